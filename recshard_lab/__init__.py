@@ -111,6 +111,7 @@ _ROOM_OF = {
     "AccessProfile": "planner",
     "EmbeddingShardingPlanner": "planner",
     "Estimate": "planner",
+    "compare_servers": "planner",
     "Workload": "planner",
     "Sweep": "planner",
     "estimate": "planner",

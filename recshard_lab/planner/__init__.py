@@ -14,6 +14,8 @@ from recshard_lab.planner.model.cost import CostModel as CostModel
 from recshard_lab.planner.model.estimate import Estimate as Estimate
 from recshard_lab.planner.model.estimate import estimate as estimate
 from recshard_lab.planner.model.memory import MEMORY_CATEGORIES as MEMORY_CATEGORIES
+from recshard_lab.planner.model.parameter_server import ServerComparison as ServerComparison
+from recshard_lab.planner.model.parameter_server import compare_servers as compare_servers
 from recshard_lab.planner.model.tier_shares import TierShares as TierShares
 from recshard_lab.planner.model.tier_shares import tier_shares as tier_shares
 from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel as TorchRecCostModel

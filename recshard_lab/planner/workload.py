@@ -158,7 +158,7 @@ class Workload:
         >>> load.batch_size, load.pooling_factor("seen"), load.profile("movies").unique_fraction
         (2, 2.0, 0.5)
         >>> load.profile("movies").coverage, load.profile("movies").hottest(rows=1)  # bags with ids; curve of accesses
-        (1.0, 0.5)
+        (1.0, 0.75)
         """
         return cls(**{**measure(batches, tables), **arguments})
 

@@ -100,7 +100,15 @@ def example_views() -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from recshard_lab import AccessProfile, EmbeddingShardingPlanner, KeyedJaggedTensor, Workload, estimate, sweep
+    from recshard_lab import (
+        AccessProfile,
+        EmbeddingShardingPlanner,
+        KeyedJaggedTensor,
+        Workload,
+        compare_servers,
+        estimate,
+        sweep,
+    )
     from recshard_lab.lab import compare_plans, views
     from recshard_lab.lab.counters import Sample
     from recshard_lab.sharding import Topology
@@ -135,6 +143,7 @@ def example_views() -> dict[str, Any]:
     ]
     drawn["counters"] = views.counters(seen)
     drawn["waterfall"] = views.waterfall({"before": 8.0, "graphs": 4.0, "copies": 5.0}, published={"before": 9.0})
+    drawn["parameter_server"] = views.parameter_server(compare_servers(tables, Workload(512, 10.0, zipf_alpha=1.05)))
     return {name: drawn[name] for name in views.view_names() if name in drawn}
 
 

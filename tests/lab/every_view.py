@@ -22,9 +22,11 @@ from recshard_lab.planner import (
     AccessProfile,
     EmbeddingShardingPlanner,
     Estimate,
+    ServerComparison,
     Sweep,
     SweepPoint,
     Workload,
+    compare_servers,
     estimate,
 )
 from recshard_lab.planner.search.trace import SearchTrace
@@ -59,6 +61,7 @@ def nothing() -> dict[str, Any]:
         "changes": {},
         "history": [],
         "comparison": PlanComparison([], {}),
+        "servers": ServerComparison((), "", 1.0, 1),
     }
 
 
@@ -106,6 +109,7 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
         "changes": {"first": 7.0, "then": value},
         "history": samples([table(LONG, 1000)], 2, 3, value),
         "comparison": compared(found["plan"], found["tables"], found["topology"], bad),
+        "servers": spoilt_servers(found["servers"], value),
     }
 
 
@@ -173,7 +177,15 @@ def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int,
         "changes": {f"{LONG}_{n}": 10.0 / (n + 1) for n in range(steps)},
         "history": samples(tables, ranks, min(steps, 3), 9.0),
         "comparison": compared(plan, tables, topology, found),
+        "servers": compare_servers(tables, Workload(64, 3.0), workers=[2**n for n in range(min(steps, 12))]),
     }
+
+
+def spoilt_servers(servers: ServerComparison, value: float) -> ServerComparison:
+    """The same with one number that is none."""
+    first, *others = servers.points
+    name = next(iter(first.ms))
+    return replace(servers, points=(replace(first, ms={**first.ms, name: value}), *others))
 
 
 def compared(plan: ShardingPlan, tables: list[Any], topology: Topology, found: Estimate) -> PlanComparison:

@@ -33,6 +33,7 @@ def curves(
     y_label: str = "loss",
     told: str = "",
     marks: Sequence[float] = (),
+    log_y: bool = False,
     note: str = "",
     width: int = 860,
 ) -> View:
@@ -45,6 +46,7 @@ def curves(
         x_label, y_label: what the axes show.
         told: a sentence over the picture, of curves that are not meant to agree; how far apart they are when left out.
         marks: x at which a dashed line is drawn, for the note to explain.
+        log_y: a logarithmic y axis, if all values are positive.
         note: a sentence under the picture: where the data come from.
         width: of the static picture, in pixels.
     """
@@ -59,12 +61,13 @@ def curves(
         return message_view("curves", "Loss curves", ". ".join(ends) + ".")
     title = f"{y_label[:1].upper()}{y_label[1:]} by {x_label}" + (f", {len(lines)} curves" if len(lines) > 1 else "")
     summary = ". ".join(ends) + "." if ends else told or _distance(lines, y_label)
+    log_y = log_y and all((y[np.isfinite(y)] > 0).all() for _, y in lines.values())
 
     def draw(uid: str) -> Svg:
-        return _draw(lines, title, summary, x_label, list(marks), as_sentence(note), width, uid)
+        return _draw(lines, title, summary, x_label, list(marks), log_y, as_sentence(note), width, uid)
 
     def plot() -> Any:
-        return _plot(lines, title, x_label, y_label, list(marks))
+        return _plot(lines, title, x_label, y_label, list(marks), log_y)
 
     return View("curves", title, summary, _numbers(lines, x_label, y_label), draw, plot)
 
@@ -105,12 +108,21 @@ def _doubling(lines: Lines) -> list[float]:
 
 
 def _draw(
-    lines: Lines, title: str, summary: str, x_label: str, marks: list[float], note: str, width: int, uid: str
+    lines: Lines,
+    title: str,
+    summary: str,
+    x_label: str,
+    marks: list[float],
+    log_y: bool,
+    note: str,
+    width: int,
+    uid: str,
 ) -> Svg:
     good = [np.isfinite(y) for _, y in lines.values()]
     ys = np.concatenate([y[ok] for (_, y), ok in zip(lines.values(), good, strict=True)])
     xs = np.concatenate([x for x, _ in lines.values()])
-    low, high = float(ys.min()), float(ys.max())
+    height_of = np.log10 if log_y else float
+    low, high = float(height_of(ys.min())), float(height_of(ys.max()))
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     low, high = low - pad, high + pad
     doubling = _doubling(lines)
@@ -122,18 +134,20 @@ def _draw(
     top = svg.head(title, summary, MARGIN) + 14
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return LEFT + (float(place(x)) - x0) / span * (right - LEFT), top + (high - y) / (high - low) * HEIGHT
+        share = (high - float(height_of(y))) / (high - low)
+        return LEFT + (float(place(x)) - x0) / span * (right - LEFT), top + share * HEIGHT
 
-    for level in ticks(low, high):
+    bottom = 10**low if log_y else low
+    for level in _log_ticks(low, high) if log_y else ticks(low, high):
         height = at(xs[0], level)[1]
         svg.line(LEFT, height, right, height, 'stroke-opacity=".15"')
         svg.text(LEFT - 8, height + 4, number(level, 3), anchor="end", size=10, soft=True)
     for tick in doubling or ticks(x0, x1):
-        across = at(tick, low)[0]
+        across = at(tick, bottom)[0]
         svg.text(across, top + HEIGHT + 16, number(tick), anchor="middle", size=10, soft=True)
     svg.line(LEFT, top + HEIGHT, right, top + HEIGHT, 'stroke-opacity=".6"')
     for mark in marks:
-        across = at(mark, low)[0]
+        across = at(mark, bottom)[0]
         svg.line(across, top, across, top + HEIGHT, 'stroke-dasharray="4 3" stroke-opacity=".6"')
     svg.text(right, top + HEIGHT + 32, x_label, anchor="end", soft=True)
     count = len(lines)
@@ -168,6 +182,20 @@ def _draw(
     return svg
 
 
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten between ``10 ** low`` and ``10 ** high``; with 2 and 5 times them where there are few.
+
+    >>> _log_ticks(0.9, 3.1), _log_ticks(0.2, 1.1)
+    ([10.0, 100.0, 1000.0], [2.0, 5.0, 10.0])
+    """
+    powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
+    tens = [10.0**power for power in powers if low <= power <= high]
+    if len(tens) >= 3:
+        return tens
+    every = (factor * 10.0**power for power in powers for factor in (1, 2, 5))
+    return [level for level in every if low <= np.log10(level) <= high]
+
+
 def _thickness(place: int, count: int) -> float:
     """Broad below, narrow on top, so that equal curves all show."""
     return 2.0 if count == 1 else 1.6 + min(1.7, 5 / count) * (count - 1 - place)
@@ -193,7 +221,7 @@ def _numbers(lines: Lines, x_label: str, y_label: str) -> TextTable:
     return TextTable(("curve", f"last {x_label}", f"first {y_label}", f"last {y_label}"), rows)
 
 
-def _plot(lines: Lines, title: str, x_label: str, y_label: str, marks: list[float]) -> Any:
+def _plot(lines: Lines, title: str, x_label: str, y_label: str, marks: list[float], log_y: bool) -> Any:
     import plotly.graph_objects as go
 
     count = len(lines)
@@ -221,4 +249,5 @@ def _plot(lines: Lines, title: str, x_label: str, y_label: str, marks: list[floa
         xaxis |= {"type": "log", "tickvals": doubling, "ticktext": [number(x) for x in doubling]}
     dashed = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": MIDDLE_INK, "dash": "dash"}}
     shapes = [{**dashed, "x0": mark, "x1": mark} for mark in marks]
-    return figure(traces, title, shapes=shapes, xaxis=xaxis, yaxis={"title": {"text": y_label}})
+    yaxis: dict[str, Any] = {"title": {"text": y_label}} | ({"type": "log"} if log_y else {})
+    return figure(traces, title, shapes=shapes, xaxis=xaxis, yaxis=yaxis)

@@ -24,7 +24,7 @@ from recshard_lab.sharding.plan.row_shares import RowShares
 from recshard_lab.sharding.plan.tiling import Rect, Span
 from recshard_lab.sharding.plan.types import DDR, HBM
 from recshard_lab.sharding.schemes.base import allows_both_tiers, usable_ranks
-from recshard_lab.sharding.schemes.row_wise import row_slices
+from recshard_lab.sharding.schemes.even_tiling import EvenTiling
 
 FILLED = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.45, 0.3)  # shares of the device memory that hot rows fill
 EVENNESS = (1.0, 0.75, 0.5, 0.25, 0.0)  # of lookups; 0 is equal rows
@@ -44,7 +44,7 @@ def tier_splits(
         schemes = None if limits is None else limits.sharding_types
         rows = schemes is None or "row_wise" in map(str, schemes)
         barred = limits is not None and ("row_wise" in (limits.forbidden_sharding_types or ()) or limits.shards)
-        if model.row_shares[index] is None or not allows_both_tiers(top, limits) or not rows or barred:
+        if table.dynamic or model.row_shares[index] is None or not allows_both_tiers(top, limits) or not rows or barred:
             continue
         if len(usable_ranks(top, limits)) == top.world_size:
             free.append(index)
@@ -76,7 +76,8 @@ def _split(
             sizes = np.array([(end - start) * row_bytes[index] for start, end in fast])
             spans += [(span, rank, HBM) for span, rank in zip(fast, _paired(sizes, held), strict=True)]
         if rows < table.num_embeddings:
-            cold = [(a + rows, b + rows) for (a, b), _ in row_slices(table.num_embeddings - rows, 1, ranks)]
+            left = table.num_embeddings - rows
+            cold = [(a + rows, b + rows) for (a, b), _ in EvenTiling(left, -(-left // ranks), [table.embedding_dim])]
             lookups = np.array([float(curve.share(*span)) * model.tables.ids[index] for span in cold])
             spans += [(span, rank, DDR) for span, rank in zip(cold, _paired(lookups, read), strict=True)]
         rects: tuple[Rect, ...] = tuple((span, (0, table.embedding_dim)) for span, _, _ in spans)

@@ -161,26 +161,42 @@ class ScoredIndex:
         self.max_buckets = max(self.buckets, buckets_for(most, self.partitions))
         self.backend = _backend(backend, self.device)
         self._numbers = {name: torch.zeros(1, dtype=torch.int64, device=device) for name in ("step", "epoch")}
+        self._known: dict[str, tuple[int, int]] = {}  # of `_numbers`: the tensor's version, and the number
         self.counters = Counters()
         self._allocate()
 
     @property
     def step(self) -> int:
         """Batches so far."""
-        return int(self._numbers["step"])
+        return self._number("step")
 
     @step.setter
     def step(self, step: int) -> None:
-        self._numbers["step"].fill_(step)
+        self._set_number("step", step)
 
     @property
     def epoch(self) -> int:
         """The epoch of scores."""
-        return int(self._numbers["epoch"])
+        return self._number("epoch")
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self._numbers["epoch"].fill_(epoch)
+        self._set_number("epoch", epoch)
+
+    def _number(self, name: str) -> int:
+        """A number that is stored on the device. It is read there only after others have written to the tensor."""
+        tensor = self._numbers[name]
+        version, number = self._known.get(name, (-1, 0))
+        if tensor.is_inference() or version != tensor._version:
+            number = int(tensor)
+            if not tensor.is_inference():
+                self._known[name] = tensor._version, number
+        return number
+
+    def _set_number(self, name: str, number: int) -> None:
+        tensor = self._numbers[name].fill_(number)
+        if not tensor.is_inference():
+            self._known[name] = tensor._version, number
 
     # ---- size ----
 
@@ -273,10 +289,11 @@ class ScoredIndex:
             return Inserted(slots, none, none, none, none, none)
         missing = (slots < 0).nonzero().squeeze(1)
         new, inverse, counts = ids[missing].unique(return_inverse=True, return_counts=True)
-        admitted = new.new_ones(len(new), dtype=torch.bool) if admit is None else admit(new, counts)
-        self.counters.refusals += int((~admitted).sum())
         new_scores = self._first_scores(counts, None if scores is None else scores[missing], inverse)
-        some = admitted.nonzero().squeeze(1)
+        some = torch.arange(len(new), device=self.device)
+        if admit is not None:
+            some = admit(new, counts).nonzero().squeeze(1)
+            self.counters.refusals += len(new) - len(some)
         grown, placed, old = self._insert_all(new[some], new_scores[some], pinned)
         moved = lost = None
         if grown is not None:
@@ -287,8 +304,8 @@ class ScoredIndex:
         of_new = new.new_full((len(new),), -1)
         of_new[some] = placed
         slots[missing] = of_new[inverse]
-        kept = placed >= 0
-        return Inserted(slots, new[some][kept], placed[kept], *old, moved, *(lost or ()))
+        kept = (placed >= 0).nonzero().squeeze(1)
+        return Inserted(slots, new[some[kept]], placed[kept], *old, moved, *(lost or ()))
 
     def access(self, ids: Tensor, scores: Tensor | None = None) -> Tensor:
         """Updates the scores of the ids that are present, as one step, and returns the slots. Inserts nothing."""
@@ -416,6 +433,11 @@ class ScoredIndex:
         now = self._now if how >= 0 else 0
         return [*addresses, self.partitions, self.shard[0], self._own, self.buckets, self.choices, how, now, self.step]
 
+    def _elsewhere(self, ids: Tensor) -> Tensor:
+        """``[N]`` bool: which ids are not of this shard."""
+        partition = index_rounds.partitions_of(ids, self.partitions)
+        return (partition < self.shard[0]) | (partition >= self.shard[1])
+
     def _find_natively(self, ids: Tensor) -> Tensor:
         return index_rounds.find(ids, self.keys, self.tags, *self._shape)
 
@@ -456,12 +478,13 @@ class ScoredIndex:
             now = self._find(held[1])
         else:
             out, *old = self._insert(new, scores, touched, pinned)
-        replaced = out < -1
-        out = torch.where(replaced, -2 - out, out)
+        replaced = (out < -1).nonzero().squeeze(1)
+        out = torch.where(out < -1, -2 - out, out)
         grown = None if held is None or now is None else (held[0], now, held[1], held[2])
-        self.counters.overflows += int((out < 0).sum())
-        self.counters.inserts += int((out >= 0).sum())
-        self.counters.evictions += int(replaced.sum())
+        overflows = int((out < 0).sum())
+        self.counters.overflows += overflows
+        self.counters.inserts += len(out) - overflows
+        self.counters.evictions += len(replaced)
         old_ids, old_scores = (each[replaced] for each in old)
         return grown, out, (old_ids, old_scores, out[replaced])
 
@@ -577,14 +600,8 @@ def _located_natively(
     indexes: Sequence[ScoredIndex], ids: Tensor, spans: Sequence[Span], touch: bool, scores: Tensor | None
 ) -> tuple[Tensor, list[int]]:
     """`_located` in torch operators. The host waits once, and once more for shards."""
-    partitions = [index_rounds.partitions_of(ids[a:b], indexes[n].partitions) for n, a, b in spans]
-    elsewhere = [
-        (own < indexes[number].shard[0]) | (own >= indexes[number].shard[1])
-        for own, (number, *_) in zip(partitions, spans, strict=True)
-        if indexes[number]._own < indexes[number].partitions
-    ]
-    if elsewhere:
-        bad = torch.cat(elsewhere)
+    if any(index._own < index.partitions for index in indexes):
+        bad = torch.cat([indexes[number]._elsewhere(ids[first:end]) for number, first, end in spans])
         if bool(bad.any()):
             _refuse_others(ids, int(bad.nonzero()[0]))
     found = [indexes[number]._find_natively(ids[first:end]) for number, first, end in spans]
@@ -593,7 +610,7 @@ def _located_natively(
     for (number, first, end), own, some in zip(spans, found, missed, strict=True):
         misses[number] += some
         if touch:
-            present = own >= 0 if some else slice(None)
+            present = (own >= 0).nonzero().squeeze(1) if some else slice(None)
             indexes[number]._touch(own[present], None if scores is None else scores[first:end][present])
     return torch.cat(found), misses
 

@@ -63,7 +63,8 @@ def touch(at: Tensor, how: int, now: int, given: Tensor | None, step: int, score
     """An access to each of the slots ``[N]``. See `index_loops` for ``how``."""
     if how == 0:
         scores[at] = now
-    elif given is not None:
+    elif how == 3:
+        assert given is not None
         scores[at] = torch.where(touched[at] != step, torch.iinfo(torch.int64).min, scores[at])
         scores.scatter_reduce_(0, at, given, "amax")
     else:
@@ -103,11 +104,11 @@ def insert(
         for choice in range(2):
             first.scatter_reduce_(0, mine[:, choice], left, "amin")
         ready = (first[mine] == left[:, None]).all(dim=1)
+        now, left = left[ready.argsort(descending=True, stable=True)].tensor_split([int(ready.sum())])
         _insert_round(
-            left[ready], new, new_scores, new_touched, both, tag, start, keys, tags, scores, touched, spare, pinned,
+            now, new, new_scores, new_touched, both, tag, start, keys, tags, scores, touched, spare, pinned,
             out, old_keys, old_scores,
         )  # fmt: skip
-        left = left[~ready]
     return out, old_keys, old_scores
 
 
@@ -148,11 +149,12 @@ def _insert_round(
             own = torch.where(kept, LAST, values[slots])
             kept = kept | (own != own.amin(dim=1, keepdim=True))
         victim = slots.gather(1, kept.byte().argmin(dim=1, keepdim=True)).squeeze(1)
-        slot[full] = torch.where(kept.all(dim=1), -1, victim)
-        gone = full[~kept.all(dim=1)]
-        old_keys[at[gone]], old_scores[at[gone]] = keys[slot[gone]], scores[slot[gone]]
+        none = kept.all(dim=1)
+        slot[full], own = torch.where(none, -1, victim), at[full]
+        old_keys[own] = torch.where(none, old_keys[own], keys[victim])
+        old_scores[own] = torch.where(none, old_scores[own], scores[victim])
     out[at] = torch.where(room | (slot < 0), slot, -2 - slot)
-    placed = slot >= 0
+    placed = (slot >= 0).nonzero().squeeze(1) if len(full) else rows
     where, which = slot[placed], at[placed]
     keys[where], scores[where], touched[where] = new[which], new_scores[which], new_touched[which]
     tags[where] = tag[which].to(torch.int16)

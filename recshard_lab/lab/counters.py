@@ -38,11 +38,12 @@ class TableCounters:
     @cached_property
     def _sums(self) -> dict[str, Any]:
         """The ranks' reports added up, once."""
-        sums: dict[str, Any] = {"tiers": set(), "lookups": {}, "counted": {}, "cache": {}, "states": {}, "steps": None}
+        sums: dict[str, Any] = {"tiers": set(), "lookups": {}, "counted": {}, "cache": {}, "a_step": {}, "states": {}}
+        sums["steps"] = None
         sums |= dict.fromkeys(("touched_rows", "rows_here", "out_of_range", "squares"), 0)
         for part in self.parts:
             sums["tiers"].update(part.get("tiers", ()))
-            for name in ("lookups", "counted", "cache"):
+            for name in ("lookups", "counted", "cache", "a_step"):
                 _add(sums[name], part.get(name, {}))
             for name, state in part.get("states", {}).items():
                 _add(sums["states"].setdefault(name, {}), state)
@@ -99,14 +100,20 @@ class TableCounters:
         """Rows that left a cache to make room: the backend's own, else the reckoned one's."""
         return self.counted.get("evictions", self.cache("evictions"))
 
+    def a_step(self, *names: str) -> float | None:
+        """What the kernels count under the first of these names that they know, for each step between the last two
+        samples of each rank, added up over ranks. None before the second sample, and where none of them is counted."""
+        rates: dict[str, float] = self._sums["a_step"]
+        return next((rates[name] for name in names if name in rates), None)
+
     @property
     def slots(self) -> float | None:
-        """Slots of a dynamic table. None for other tables."""
+        """Slots of a dynamic table or of a cache. None for other tables."""
         return self.counted.get("slots")
 
     @property
     def load_factor(self) -> float | None:
-        """Share of a dynamic table's slots that are in use. None for other tables."""
+        """Share of the slots of a dynamic table or of a cache that are in use. None for other tables."""
         return _share(self.counted["slots_in_use"], self.counted["slots"]) if self.slots else None
 
     @property
@@ -196,14 +203,20 @@ class Sample:
         return dict(sorted(found.items(), key=lambda entry: -entry[1]))
 
     def sums(self, table: str | None = None) -> dict[str, float]:
-        """Over all tables (or one) and ranks: ``state_bytes``, and of reckoned caches ``hits``, ``misses``, ``held``
-        rows and ``capacity``."""
-        found = dict.fromkeys(("state_bytes", "hits", "misses", "held", "capacity"), 0.0)
-        for part in (own for one in self.ranks for name, own in one["tables"].items() if table in (None, name)):
+        """Over all tables (or one) and ranks: ``state_bytes``. Of hypothetical caches ``hits``, ``misses``, ``held``
+        rows and ``capacity``. Of caches and dynamic tables ``own_hits``, ``own_misses`` and ``slots``."""
+        names = ("state_bytes", "hits", "misses", "held", "capacity", "own_hits", "own_misses", "slots")
+        found = dict.fromkeys(names, 0.0)
+        for part in (each for one in self.ranks for name, each in one["tables"].items() if table in (None, name)):
             found["state_bytes"] += sum(state["bytes"] for state in part["states"].values())
             for name, count in part.get("cache", {}).items():
                 if name in found:
                     found[name] += count
+            own = part.get("counted", {})
+            if "slots" in own:
+                found["own_hits"] += own["hits"]
+                found["own_misses"] += own["misses"]
+                found["slots"] += own["slots"]
         return found
 
     @property

@@ -57,6 +57,9 @@ class Watch:
         self.steps = self.samples = 0
         self.next_at = 0.0
         self.heard: dict[str, Heard] = {}
+        self.before: dict[str, dict[str, float]] = {}
+        self.rates: dict[str, dict[str, float]] = {}
+        self.before_steps = 0
         self._hook = model.register_forward_pre_hook(self._before_forward)
         for collection in model.collections.values():
             collection.listen(self._lookup)
@@ -81,7 +84,8 @@ class Watch:
         for slot, count in zip(group.kernel.feature_slots, counts, strict=True):
             by_slot.setdefault(slot, []).append(rows[where : where + count])
             where += count
-        tier = "ddr" if group.kind.host else "hbm"
+        is_cached = group.kind.cache is not None
+        tier = "ddr" if group.kind.host else "cache" if is_cached else "hbm"
         for slot, parts in by_slot.items():
             one = group.kernel.slots[slot]
             heard = self.heard.setdefault(one.table, Heard())
@@ -90,7 +94,8 @@ class Watch:
             if isinstance(group.kernel, DynamicKernel):  # its ids are not rows, and it counts hits itself
                 heard.count(kind, ids)
             else:
-                heard.listen(kind, (one.first_row, one.num_rows, group.shards[slot]), ids, self.cache_rows)
+                cache_rows = 0 if is_cached else self.cache_rows  # a real cache counts itself
+                heard.listen(kind, (one.first_row, one.num_rows, group.shards[slot]), ids, cache_rows)
 
     @torch.no_grad()
     def sample(self) -> dict[str, Any] | None:
@@ -113,10 +118,25 @@ class Watch:
                         [] if _is_dynamic(shards) else [s for s, _ in shards.shards()]
                     ),
                 }
+        self._add_rates(tables)
         took = perf_counter() - begun
         self.next_at = perf_counter() + max(self.every_s, SHARE * took)
         self.samples += 1
         return {"step": self.steps, "number": self.samples, "ms": 1000 * took, "tables": tables}
+
+    def _add_rates(self, tables: dict[str, dict[str, Any]]) -> None:
+        """Adds ``a_step``: what each table's kernels counted since the sample before, for each step."""
+        steps = self.steps - self.before_steps
+        for name, table in tables.items():
+            counted = table["counted"]
+            if steps > 0:
+                before = self.before.get(name, {})
+                if any(value < before.get(kind, 0) for kind, value in counted.items() if kind != "slots_in_use"):
+                    before = {}  # the table has moved to a new kernel
+                self.rates[name] = {kind: (value - before.get(kind, 0)) / steps for kind, value in counted.items()}
+                self.before[name] = dict(counted)
+            table["a_step"] = self.rates.get(name, {})
+        self.before_steps = self.steps
 
 
 class Heard:
@@ -171,7 +191,7 @@ def _table(shards: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rows": shards.config.num_embeddings,
         "cols": shards.config.embedding_dim,
-        "tiers": sorted({"ddr" if shard.tier == DDR else "hbm" for shard, _ in shards.shards()}),
+        "tiers": sorted({_tier(shards, shard) for shard, _ in shards.shards()}),
         "weights": _part(shards.matrices(weight), shards.primary_shards(weight)[1]),
         "states": {},
     }
@@ -185,6 +205,12 @@ def _table(shards: Any) -> dict[str, Any]:
         stepped = sum(int((matrix != 0).any(1).sum()) for matrix in primary.values())
         found["states"][part.name] = _part(matrices, primary) | {"rows": stepped}
     return found
+
+
+def _tier(shards: Any, shard: Any) -> str:
+    if shards.sharding.cache_params is not None:
+        return "cache"
+    return "ddr" if shard.tier == DDR else "hbm"
 
 
 def _part(held: Any, primary: Any) -> dict[str, float]:

@@ -40,7 +40,7 @@ def check(found: list[tuple[list[str], list[dict[str, float]]]]) -> None:
         assert different == []
         for own in counted:
             assert own["hits"] + own["misses"] == own["lookups"]
-            assert own["admissions"] - own["evictions"] == own["size"] <= own["capacity"]
+            assert own["admissions"] - own["evictions"] == own["slots_in_use"] <= own["slots"]
     total = {name: sum(own[name] for _, counted in found for own in counted) for name in found[0][1][0]}
     assert min(total[name] for name in ("hits", "evictions", "write_backs", "staged")) > 50
 

@@ -313,6 +313,38 @@ def test_a_dynamic_table_reports_its_slots_and_what_its_index_counts(ranks: Rank
     assert "evicted" in view.svg
 
 
+def test_a_cached_table_reports_what_its_cache_counts(ranks: Ranks) -> None:
+    ranks.exec(
+        "import torch\nimport recshard_lab as rs\n"
+        "movies = rs.EmbeddingBagCollection([rs.EmbeddingBagConfig(4000, 8, 'movies', feature_names=['seen'])])\n"
+        "entry = rs.ParameterSharding('row_wise', 'fused_uvm_caching', cache_params=rs.CacheParams(load_factor=0.1))\n"
+        "sharder = rs.EmbeddingBagCollectionSharder({'optimizer': 'exact_row_wise_adagrad', 'learning_rate': 0.1})\n"
+        "model = rs.DistributedModelParallel(\n"
+        "    movies, plan=rs.ShardingPlan({'': {'movies': entry}}), sharders=[sharder])\n"
+        "def step(first):\n"
+        "    ids = torch.arange(first, first + 200) * 10\n"
+        "    batch = rs.KeyedJaggedTensor(['seen'], ids, lengths=torch.ones_like(ids))\n"
+        "    model(batch).values().sum().backward()\n"
+    )
+    counters.watch(ranks, every_s=1e6, cache_rows=16)
+    ranks.exec("step(0)\nstep(200 * rank)")
+    found = newest(ranks).table("movies")
+    assert (found.slots, found.fast_share, found.cache("hits")) == (512, None, None)
+    assert found.lookups() == found.lookups("cache") == 800
+    assert found.hit_share == found.counted["hits"] / 800
+    assert found.counted["admissions"] - found.evictions == found.counted["slots_in_use"]
+    assert found.a_step("misses") == found.counted["misses"] / 2
+    before = found.counted
+    ranks.exec("step(100)")
+    found = newest(ranks).table("movies")
+    for name in ("hits", "misses", "admissions", "evictions"):
+        assert found.a_step(name) == found.counted[name] - before[name]
+    view = views.counters([newest(ranks)])
+    assert "misses/step" in view.svg
+    assert "of lookups hit one of 512 slots" in view.svg
+    assert "no row is cached" not in view.svg
+
+
 def test_ids_that_are_no_rows_are_counted_by_table(ranks: Ranks) -> None:
     model_on(ranks)
     ranks.exec(

@@ -566,10 +566,10 @@ class CachedKernel(LookupKernel):
         return sum(tensor.nbytes for tensor in held)
 
     def counters(self) -> list[dict[str, float]]:
-        """Per slot what its cache has counted, see `CacheCounters`, and ``capacity`` and ``size`` in rows."""
+        """Per slot what its cache has counted, see `CacheCounters`, and ``slots`` and ``slots_in_use``."""
         return [
             {field.name: getattr(table.counters, field.name) for field in fields(CacheCounters)}
-            | {"capacity": table.index.capacity, "size": table.index.size}
+            | {"slots": table.index.capacity, "slots_in_use": table.index.size}
             for table in self.tables
         ]
 

@@ -48,6 +48,14 @@ def _cache_words(table: Any) -> str:
     return "" if evicted is None else f"evicted {count_text(evicted)}"
 
 
+def _rate(value: float) -> str:
+    return count_text(round(value))
+
+
+def _rate_words(name: str, value: float | None) -> str:
+    return "" if value is None else f"{name} {_rate(value)}"
+
+
 def _grown(table: Any) -> float | None:
     return table.counted.get("grown_rows")
 
@@ -58,6 +66,14 @@ COLUMNS = (
     Column("slots in use", lambda t: t.load_factor, _percent, True, lambda t: f"of {count_text(t.slots or 0)}"),
     Column("in fast memory", lambda t: t.fast_share, _percent, True, lambda t: f"host {count_text(t.lookups('ddr'))}"),
     Column("cache hits", lambda t: t.hit_share, _percent, True, _cache_words),
+    Column("misses/step", lambda t: t.a_step("misses"), _rate, True, lambda t: _rate_words("hits", t.a_step("hits"))),
+    Column(
+        "evicted/step",
+        lambda t: t.a_step("evictions"),
+        _rate,
+        True,
+        lambda t: _rate_words("admitted", t.a_step("admissions", "inserts")),
+    ),
     Column("rows grown", _grown, count_text),
     Column(
         "optimizer state",
@@ -117,6 +133,9 @@ def counters(history: Sequence[Any], *, table: str | None = None, note: str = ""
 
 def _summary(sums: dict[str, float], lookups: int) -> str:
     words = f"{count_text(lookups)} lookups; optimizer state {bytes_text(sums['state_bytes'])}."
+    own = sums["own_hits"] + sums["own_misses"]
+    if own:
+        words += f" {_percent(sums['own_hits'] / own)} of lookups hit one of {count_text(sums['slots'])} slots."
     hits, asked = sums["hits"], sums["hits"] + sums["misses"]
     if asked:
         words += (

@@ -16,11 +16,14 @@ from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups, unsharded_weights
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights, planned_workload
+from recshard_lab.distributed.state.dumps import dump_tables, load_tables
 from recshard_lab.distributed.state.forms import StateForm, requested, torch_call
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
+from recshard_lab.embedding.dynamic.dumps import Dumped, Restored
+from recshard_lab.embedding.dynamic.dumps.collection import Paths
 from recshard_lab.embedding.dynamic.index import INDEX_TENSORS
 from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
@@ -351,6 +354,35 @@ class DistributedModelParallel(nn.Module):
             with torch.no_grad():
                 agreed(self.env, lambda: move(moves, self.env, self.device))
 
+    # ---- dumps ----
+
+    def dump(
+        self,
+        path: str | Path,
+        since: int | str | Path | None = None,
+        rows: Mapping[str, Tensor] | None = None,
+    ) -> Dumped:
+        """Writes the dynamic tables, or what changed in them since an earlier dump. Collective. See `dump_tables`.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> from recshard_lab import DynamicEmbeddingBagCollection, DynamicEmbeddingConfig, KeyedJaggedTensor
+        >>> users = DynamicEmbeddingConfig("user", 4, capacity=128)
+        >>> bags = DynamicEmbeddingBagCollection([users], torch.optim.SGD, {"lr": 1.0})
+        >>> dmp = DistributedModelParallel(bags)
+        >>> batch = KeyedJaggedTensor(["user"], torch.tensor([10**15, -7]), lengths=torch.tensor([2]))
+        >>> dmp(batch).values().sum().backward()
+        >>> with TemporaryDirectory() as folder:
+        ...     dmp.dump(f"{folder}/full").rows
+        ...     dmp.load(f"{folder}/full")
+        {'user': 2}
+        Restored(rows={'user': 2}, lost={'user': 0})
+        """
+        return dump_tables(path, self, since=since, rows=rows)
+
+    def load(self, path: Paths, *, optimizer_state: bool = True) -> Restored:
+        """Fills the tables from one or more dumps. Collective. See `load_tables`."""
+        return load_tables(path, self, optimizer_state=optimizer_state)
+
     # ---- using ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -543,9 +575,10 @@ class DistributedModelParallel(nn.Module):
         ranks = range(self.env.world_size) if not rank0_only else range(1 if self.replica == 0 else 0)
         moves, whole = [], {}
         for name, shards in self.table_shards().items():
-            gathering, table = shards.gather_move(ranks, device)
-            moves.append(gathering)
-            whole[name] = table
+            for part in shards.model_parts():
+                gathering, table = shards.gather_move(part, ranks, device)
+                moves.append(gathering)
+                whole[name.removesuffix("weight") + part.name] = table
         with torch.no_grad():
             move(moves, self.env, self.device)
         state: dict[str, Tensor] = {}

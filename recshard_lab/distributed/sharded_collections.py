@@ -20,7 +20,7 @@ from recshard_lab.distributed.state.moves import Move
 from recshard_lab.distributed.step.executor import Executor, Listener
 from recshard_lab.distributed.step.input_dist import PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
-from recshard_lab.distributed.step.lookup import GroupKind, choose_kinds
+from recshard_lab.distributed.step.lookup import GroupKind, choose_kinds, index_parts
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
 from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.distributed.table_shards import TableShards
@@ -172,6 +172,7 @@ class ShardedCollection(nn.Module):
                 self.kinds[table.name].state_parts(self.device),
                 self.device,
                 self.state_form,
+                index_parts(table),
                 flushes[position],
             )
             for position, table in enumerate(self.tables)

@@ -28,7 +28,8 @@ class TableShards(nn.Module):
     Loading a state dict copies it to the other replicas, so all ranks must load together.
 
     A single shard is the parameter ``weight``; several are ``weight_0``, ``weight_1``, ... In state dicts the table is
-    always ``weight``: torch's sharded tensor, or a plain tensor for a replicated table or a single process.
+    always ``weight``: torch's sharded tensor, or a plain tensor for a replicated table or a single process. State dicts
+    of a dynamic table also have its index, because rows without it belong to no id.
 
     Args:
         config: the table.
@@ -39,11 +40,10 @@ class TableShards(nn.Module):
         state_parts: the optimizer states of every shard, also if this rank stores no shard.
         device: the rank's device, for messages. Default: the device of the weights.
         form: the form of the table in state dicts that request none.
+        index_parts: the tensors of a dynamic table's index.
         flushes: position -> what brings weights and states of a cached shard up to date. `local_weights` and `states`
             call it. Parameters of this module that you have read before are not up to date.
     """
-
-    _state_names = SimpleNamespace(weight="the table's name in state dicts, on every rank")
 
     def __init__(
         self,
@@ -55,13 +55,15 @@ class TableShards(nn.Module):
         state_parts: Sequence[Part] = (),
         device: torch.device | None = None,
         form: StateForm = "sharded_tensor",
+        index_parts: Sequence[Part] = (),
         flushes: Mapping[int, Callable[[], None]] | None = None,
     ) -> None:
         super().__init__()
         self.form = form
         self.device = device or next((weight.device for weight in weights.values()), torch.device("cpu"))
         self.config, self.sharding, self.env = config, sharding, env
-        self.state_parts = tuple(state_parts)
+        self.state_parts, self.index_parts = tuple(state_parts), tuple(index_parts)
+        self._state_names = SimpleNamespace(**{part.name: "a name in state dicts" for part in self.model_parts()})
         self._weights, self._states, self._flushes = dict(weights), dict(states), dict(flushes or {})
         for number, weight in enumerate(self._weights.values()):
             name = "weight" if len(self._weights) == 1 else f"weight_{number}"
@@ -99,9 +101,13 @@ class TableShards(nn.Module):
         """``(E, D)``."""
         return self.config.num_embeddings, self.config.embedding_dim
 
+    def model_parts(self) -> list[Part]:
+        """The weights, and the index of a dynamic table: what a state dict of the model has."""
+        return [Part("weight", "element", table_dtype(self.config)), *self.index_parts]
+
     def parts(self) -> list[Part]:
-        """The weights and every optimizer state."""
-        return [Part("weight", "element", table_dtype(self.config)), *self.state_parts]
+        """The weights, the index and every optimizer state."""
+        return [*self.model_parts(), *self.state_parts]
 
     def matrices(self, part: Part) -> dict[int, Tensor]:
         """Position of a shard -> its matrix of a part, for the shards on this rank."""
@@ -153,18 +159,22 @@ class TableShards(nn.Module):
         """The whole table as one shard on a rank."""
         return Shard(rank, (0, self.size[0]), (0, self.size[1]))
 
-    def gather_move(self, ranks: Sequence[int], device: torch.device) -> tuple[Move, Tensor | None]:
-        """Gathers the whole table on ``ranks``: the move, and the tensor ``[E, D]`` that it fills on this rank.
+    def gather_move(self, part: Part, ranks: Sequence[int], device: torch.device) -> tuple[Move, Tensor | None]:
+        """Gathers a part of the whole table on ``ranks``: the move, and the tensor that it fills on this rank.
 
         Args:
-            ranks: the ranks that receive the table. All others receive None.
+            part: the part. For the weights, the tensor is ``[E, D]``.
+            ranks: the ranks that receive it. All others receive None.
             device: device of the tensor.
         """
-        dtype = table_dtype(self.config)
-        whole = torch.empty(self.size, dtype=dtype, device=device) if self.env.rank in ranks else None
+        whole = None
+        if self.env.rank in ranks:
+            whole = torch.empty(part.size(*self.size), dtype=part.dtype, device=device)
         targets = {} if whole is None else {ranks.index(self.env.rank): whole}
-        shards = self.sharding.shards
-        return Move(dtype, shards, [self.whole_on(rank) for rank in ranks], self.local_weights, targets), whole
+        sources = part.shards(self.sharding.shards)
+        everywhere = part.shards([self.whole_on(rank) for rank in ranks])
+        moved = Move(part.dtype, sources, everywhere, self.matrices(part), targets)
+        return moved, whole if whole is None or part.is_matrix else whole.view(-1)
 
     def keep(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replaces this module's parameter objects with these, which then share its weights."""
@@ -261,7 +271,7 @@ class TableShards(nn.Module):
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """torch's checkpoint functions look up each name of a state dict; a rank may store no or several shards."""
-        return {"weight": "_state_names"}
+        return {part.name: "_state_names" for part in self.model_parts()}
 
     def refuse_tiers(self, fix: str) -> None:
         """Raises ValueError if the table has rows in slower tiers, which are not among its tensors."""
@@ -270,7 +280,8 @@ class TableShards(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         self.refuse_tiers("flush_tiers() of the collection, then a last tier on disk or in Redis has all rows")
-        destination[prefix + "weight"] = self.state(self.parts()[0])
+        for part in self.model_parts():
+            destination[prefix + part.name] = self.state(part)
 
     @torch.no_grad()
     def _load_from_state_dict(
@@ -283,29 +294,37 @@ class TableShards(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        key = prefix + "weight"
-        problem = self._copy_from(state_dict[key]) if key in state_dict else None
-        copies = None if self.is_whole else self.replica_move(self.parts()[0])
-        if copies is not None and all(gathered(self.env, lambda: key in state_dict and problem is None)):
-            move([copies], self.env, self.device)
-        if key not in state_dict and strict:
-            missing_keys.append(key)
-        if problem is not None:
-            error_msgs.append(problem)
+        for part in self.model_parts():
+            key = prefix + part.name
+            problem = self._copy_from(state_dict[key], part) if key in state_dict else None
+            copies = None if self.is_whole else self.replica_move(part)
+            ready = key in state_dict and problem is None
+            if copies is not None and all(gathered(self.env, lambda ready=ready: ready)):  # type: ignore[misc]
+                move([copies], self.env, self.device)
+            if key not in state_dict and strict:
+                missing_keys.append(key)
+            if problem is not None:
+                error_msgs.append(problem)
 
-    def _copy_from(self, value: Any) -> str | None:
-        """Fills this rank's primary shards from a tensor in any form. Returns an error text or None."""
+    def _copy_from(self, value: Any, part: Part) -> str | None:
+        """Fills this rank's primary shards of a part from a tensor in any form. Returns an error text or None."""
+        axes = 2 if part.is_matrix else 1
+        expected = part.size(*self.size)[:axes]
         size = tuple(value.metadata().size if hasattr(value, "metadata") else value.shape)
-        if size != self.size:
-            return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {size}"
+        if size != expected:
+            if part.name == "weight":
+                return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {size}"
+            return f"{part.name!r} of table {self.config.name!r} is {expected}, the state has {size}"
         saved = local_shards(value)
         if saved is None:
-            for shard, weight in self.shards():
-                weight.copy_(value[slice(*shard.rows), slice(*shard.cols)])
+            every, whole = part.shards(self.sharding.shards), part.matrix(value)
+            for position, matrix in self.matrices(part).items():
+                matrix.copy_(whole[slice(*every[position].rows), slice(*every[position].cols)])
             return None
-        shards, weights = self.primary_shards(self.parts()[0])
+        shards, tensors = self.primary_shards(part)
         local: dict[tuple[int, ...], Tensor] = {
-            (shards[n].rows[0], shards[n].cols[0]): weight for n, weight in weights.items()
+            (shards[n].rows[0], shards[n].cols[0])[:axes]: tensor if part.is_matrix else tensor.view(-1)
+            for n, tensor in tensors.items()
         }
         if {offsets: tensor.shape for offsets, tensor in saved} != {at: weight.shape for at, weight in local.items()}:
             return (

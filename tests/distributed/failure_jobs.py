@@ -295,7 +295,7 @@ def save_failing(where: str, call: int, path: str, error: str) -> tuple[str, int
     before = everything(dmp, dense)
     train(dmp, dense, 2, 1)
     kinds = {"full": lambda text: OSError(28, "No space left on device"), "memory": MemoryError, "odd": RuntimeError}
-    rank = 0 if "checkpoint.files" in where or "_start" in where else 1
+    rank = 0 if "complete_folders" in where or "_start" in where else 1
     with failing(*owner_of(where), rank=rank, call=call, error=kinds[error]) as calls:
         said = attempted(lambda: save_checkpoint(path, dmp, dense, extra={"step": 3}))
     step = load_checkpoint(path, dmp, dense).extra["step"]

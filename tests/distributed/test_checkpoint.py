@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as MemFormat
 
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, FusedEmbeddingBagCollection
+from recshard_lab.complete_folders import MANIFEST, Staging, described
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.distributed.state.checkpoint.files import MANIFEST, VERSION, CheckpointError
+from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT, CheckpointError
 from recshard_lab.distributed.state.checkpoint.reader import _MetadataUnpickler, packed
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Model
@@ -223,7 +224,7 @@ def test_a_checkpoint_without_the_states_a_fused_model_needs_is_refused_unless_w
     assert torch.equal(weights(module), weights(plain))
 
 
-@pytest.mark.parametrize("version", [VERSION + 1, True, None])
+@pytest.mark.parametrize("version", [CHECKPOINT.version + 1, True, None])
 def test_a_checkpoint_of_another_format_version_is_refused_by_number(tmp_path: Path, version: Any) -> None:
     save_checkpoint(tmp_path / "run", small())
     outer = json.loads((tmp_path / "run" / MANIFEST).read_text())
@@ -231,7 +232,7 @@ def test_a_checkpoint_of_another_format_version_is_refused_by_number(tmp_path: P
     text = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": body})
     (tmp_path / "run" / MANIFEST).write_text(text)
     with pytest.raises(
-        CheckpointError, match=rf"format version {version}, but this recshard_lab reads version {VERSION}"
+        CheckpointError, match=rf"format version {version}, but this recshard_lab reads version {CHECKPOINT.version}"
     ):
         load_checkpoint(tmp_path / "run", small())
 
@@ -246,12 +247,11 @@ class _Malice:
 
 def forged(folder: Path, metadata: bytes) -> Path:
     """A checkpoint whose metadata is replaced by an attacker who writes the manifest as well."""
-    from recshard_lab.distributed.state.checkpoint import files
 
     save_checkpoint(folder / "run", small())
     (folder / "run" / ".metadata").write_bytes(metadata)
-    listed = files.described(p for p in (folder / "run").iterdir() if p.name != MANIFEST)
-    staging = files.Staging(folder / "evil")
+    listed = described(p for p in (folder / "run").iterdir() if p.name != MANIFEST)
+    staging = Staging(CHECKPOINT, folder / "evil")
     for path in (folder / "run").iterdir():
         (staging.path / path.name).write_bytes(path.read_bytes())
     staging.commit(listed)

@@ -12,9 +12,17 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import DataType, DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, EmbOptimType
-from recshard_lab.distributed.state.checkpoint import files, load_checkpoint, save_checkpoint
-from recshard_lab.distributed.state.checkpoint.files import MANIFEST, CheckpointError
+from recshard_lab import (
+    DataType,
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbOptimType,
+    complete_folders,
+)
+from recshard_lab.complete_folders import MANIFEST, Staging, described
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT, CheckpointError
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Case
@@ -124,7 +132,7 @@ def _rank(rank: int, folder: Path, victim: int, where: tuple[Any, str], last: in
 MOMENTS = {
     "in a tensor": ((torch, "save"), 3),  # on rank 0, settings and extra come first
     "before a file is safe": ((os, "fsync"), 1),
-    "before checksums": ((files, "described"), 1),
+    "before checksums": ((complete_folders, "described"), 1),
     "first rename": ((os, "rename"), 2),  # torch has renamed its metadata
     "second rename": ((os, "rename"), 3),
 }
@@ -173,7 +181,7 @@ class Malice:
 def test_a_tensor_that_is_code_is_refused_unrun(tmp_path: Path) -> None:
     """Manifest, checksums and metadata all agree with it."""
     save_checkpoint(tmp_path / "run", tables_of(1))
-    staging = files.Staging(tmp_path / "evil")
+    staging = Staging(CHECKPOINT, tmp_path / "evil")
     data = bytearray((tmp_path / "run" / "__0_0.distcp").read_bytes())
     code = io.BytesIO()
     torch.save(Malice(tmp_path / "ran"), code)
@@ -183,7 +191,7 @@ def test_a_tensor_that_is_code_is_refused_unrun(tmp_path: Path) -> None:
     data[place.offset : place.offset + len(code.getvalue())] = code.getvalue()
     (staging.path / "__0_0.distcp").write_bytes(data)
     (staging.path / ".metadata").write_bytes(pickle.dumps(metadata))
-    staging.commit(files.described(staging.path.iterdir()))
+    staging.commit(described(staging.path.iterdir()))
     assert (tmp_path / "evil" / MANIFEST).is_file()
     module = tables_of(5)
     with pytest.raises(CheckpointError, match="evil could not be read"):

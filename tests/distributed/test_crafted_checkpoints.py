@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from recshard_lab import load_checkpoint, load_pretrained, save_checkpoint
-from recshard_lab.distributed.state.checkpoint import files, read_extra
+from recshard_lab.complete_folders import MANIFEST, Staging, described
+from recshard_lab.distributed.state.checkpoint import read_extra
 from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
-from recshard_lab.distributed.state.checkpoint.files import MANIFEST, CheckpointError
+from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT, CheckpointError
 from recshard_lab.distributed.state.checkpoint.reader import tiles
 from tests.distributed.test_checkpoint import small, weights
 
@@ -33,12 +34,12 @@ def crafted(folder: Path, edit: Callable[[Any], Any]) -> Path:
     metadata = pickle.loads((folder / "run" / ".metadata").read_bytes())
     assert len(metadata.state_dict_metadata[WEIGHT].chunks) == 3
     edited = edit(metadata)
-    staging = files.Staging(folder / "evil")
+    staging = Staging(CHECKPOINT, folder / "evil")
     for path in (folder / "run").iterdir():
         if path.name != MANIFEST:
             (staging.path / path.name).write_bytes(path.read_bytes())
     (staging.path / ".metadata").write_bytes(pickle.dumps(metadata if edited is None else edited))
-    staging.commit(files.described(staging.path.iterdir()))
+    staging.commit(described(staging.path.iterdir()))
     return folder / "evil"
 
 

@@ -59,6 +59,9 @@ def collection(kind: str, optimizer: str, **more: Any) -> Any:
     return which(tables(**more), *OPTIMIZERS[optimizer])
 
 
+ADMISSIONS: dict[str, dict[str, Any]] = {"all": {}, "frequent": {"admit": 3}, "random": {"admit": 0.4}}
+
+
 def plan_of(module: Any, name: str) -> ShardingPlan:
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     buckets = {table.name: table.partitions for table in tables()}
@@ -129,10 +132,10 @@ def dmp_ranks() -> tuple[int, int]:
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
-def trained(kind: str, optimizer: str, scheme: str) -> int:
-    module = collection(kind, optimizer)
+def trained(kind: str, optimizer: str, scheme: str, admission: str = "all") -> int:
+    module = collection(kind, optimizer, **ADMISSIONS[admission])
     dmp = DistributedModelParallel(module, plan=None if scheme == "planned" else plan_of(module, scheme))
-    return compared(collection(kind, optimizer), dmp, 20, 1)
+    return compared(collection(kind, optimizer, **ADMISSIONS[admission]), dmp, 20, 1)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda n: f"W{n}")
@@ -147,28 +150,59 @@ def launched(world: int, function: Any, *arguments: Any) -> list[Any]:
         return list(ranks.run(function, *arguments))
 
 
-def saved(path: str) -> None:
-    module = collection("pooled", "adam")
-    dmp = DistributedModelParallel(module, plan=plan_of(module, "row_wise"))
-    compared(collection("pooled", "adam"), dmp, 10, 0)
-    save_checkpoint(path, dmp)
+def saved(folder: str) -> None:
+    """Writes a checkpoint for each admission."""
+    for admission, more in ADMISSIONS.items():
+        module = collection("pooled", "adam", **more)
+        dmp = DistributedModelParallel(module, plan=plan_of(module, "row_wise"))
+        compared(collection("pooled", "adam", **more), dmp, 10, 0)
+        save_checkpoint(f"{folder}/{admission}", dmp)
 
 
-def loaded(path: str, world: int) -> int:
-    """Continues from a checkpoint beside a collection that was trained on the same batches."""
-    module, reference = collection("pooled", "adam"), collection("pooled", "adam")
+def loaded(folder: str, world: int) -> tuple[list[int], float]:
+    """Continues from each checkpoint beside a collection that was trained on the same batches.
+
+    Returns:
+        Rows that were inserted after loading, and the result of `weights_alone`.
+    """
+    found = []
+    for admission, more in ADMISSIONS.items():
+        module, reference = collection("pooled", "adam", **more), collection("pooled", "adam", **more)
+        for parts in batches(10, world, 0):
+            reference(batch_of(parts, range(world))).values().pow(2).sum().backward()
+        dmp = DistributedModelParallel(module, plan=plan_of(module, "table_wise"))
+        load_checkpoint(f"{folder}/{admission}", dmp)
+        before = reference.table("user").counters.inserts
+        compared(reference, dmp, 6, 5)
+        found.append(reference.table("user").counters.inserts - before)
+    return found, weights_alone(f"{folder}/all", world)
+
+
+def weights_alone(path: str, world: int) -> float:
+    """Loads a checkpoint without optimizer states. Returns the largest difference of outputs in evaluation."""
+    module, reference = collection("pooled", "sgd"), collection("pooled", "adam")
     for parts in batches(10, world, 0):
         reference(batch_of(parts, range(world))).values().pow(2).sum().backward()
-    dmp = DistributedModelParallel(module, plan=plan_of(module, "table_wise"))
-    load_checkpoint(path, dmp)
-    return compared(reference, dmp, 6, 5)
+    dmp = DistributedModelParallel(module, plan=plan_of(module, "column_wise"))
+    load_checkpoint(path, dmp, optimizer_state=False)
+    (parts,) = batches(1, dmp_ranks()[1], 3)
+    reference.eval(), dmp.eval()
+    rank, ranks = dmp_ranks()
+    (expected,) = local(reference(batch_of(parts, range(ranks))), parts, rank, ranks)
+    trained_rows = reference.table("user").find(parts[0][0][1])[1]
+    assert trained_rows.any()
+    whole = dmp.full_state_dict()
+    tags = whole["embedding_bags.user.tags"].view(torch.int16)
+    assert (tags < 0).sum() == reference.table("user").size
+    return float((dmp(batch_of(parts, range(rank, rank + 1))).values() - expected).abs().max())
 
 
-def test_a_checkpoint_loads_at_another_number_of_ranks(tmp_path: Path) -> None:
-    path = str(tmp_path / "run")
-    launched(4, saved, path)
+def test_a_checkpoint_loads_at_another_number_of_ranks_with_what_admission_has_counted(tmp_path: Path) -> None:
+    launched(4, saved, str(tmp_path))
     for world in (1, 2):
-        assert min(launched(world, loaded, path, 4)) > 1000
+        for inserts, difference in launched(world, loaded, str(tmp_path), 4):
+            assert min(inserts) > 5
+            assert difference < 1e-9
 
 
 def refused() -> list[str]:
@@ -319,3 +353,23 @@ def walked(optimizer: str, plans: list[str]) -> list[int]:
 def test_a_table_moves_with_its_index(ranks: Any, optimizer: str) -> None:
     for evictions in ranks.run(walked, optimizer, ["row_wise", "table_wise", "column_wise", "row_wise"]):
         assert evictions[-1] > evictions[0] > 0
+
+
+@pytest.mark.parametrize("admission", ["frequent", "random"])
+def test_shards_admit_the_same_ids_as_the_whole_table(ranks: Any, admission: str) -> None:
+    ranks.run(trained, "pooled", "sgd", "row_wise", admission)
+
+
+def walked_with_admission() -> None:
+    for admission, more in ADMISSIONS.items():
+        module, reference = (collection("pooled", "sgd", **more) for _ in range(2))
+        dmp = DistributedModelParallel(module, plan=plan_of(module, "row_wise"))
+        compared(reference, dmp, 6, 0)
+        dmp.reshard(plan_of(module, "table_wise"))
+        refused = reference.table("user").counters.refusals
+        compared(reference, dmp, 6, 1)
+        assert (reference.table("user").counters.refusals > refused) == (admission != "all")
+
+
+def test_a_table_moves_with_what_admission_has_counted(ranks: Any) -> None:
+    ranks.run(walked_with_admission)

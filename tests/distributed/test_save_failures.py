@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import CheckpointError, CheckpointSaveError, load_checkpoint, save_checkpoint
-from recshard_lab.distributed.state.checkpoint import files
+from recshard_lab import CheckpointError, CheckpointSaveError, complete_folders, load_checkpoint, save_checkpoint
+from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT
 from tests.distributed import failure_jobs as jobs
 from tests.distributed.test_checkpoint import small, weights
 from tests.distributed.test_failures import all_raise, call
@@ -31,8 +31,8 @@ WRITING = [
     ("distributed.state.checkpoint.writer:BlockPlanner.create_local_plan", 0, "odd"),
     ("distributed.state.checkpoint.save:_bytes_of", 0, "odd"),
     ("distributed.state.checkpoint.save:_Save._start", 0, "memory"),
-    ("distributed.state.checkpoint.files:Staging.commit", 0, "full"),
-    ("distributed.state.checkpoint.files:described", 0, "odd"),
+    ("complete_folders:Staging.commit", 0, "full"),
+    ("complete_folders:described", 0, "odd"),
 ]
 
 
@@ -42,7 +42,7 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_checkpoint_bef
 ) -> None:
     path = tmp_path / "run"
     for said, ran, changed in call(two, jobs.save_failing, where, number, str(path), error):
-        rank = 0 if "checkpoint.files" in where or "_start" in where else 1
+        rank = 0 if "complete_folders" in where or "_start" in where else 1
         assert said.startswith(f"CheckpointSaveError: {path} could not be saved: "), said
         assert f"rank {rank}" in said
         assert ("the disk is full" in said) == (error == "full")
@@ -52,7 +52,7 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_checkpoint_bef
 
 
 LOADING = [
-    ("distributed.state.checkpoint.files:check_files", 0),
+    ("complete_folders:FolderFormat.check_files", 0),
     ("distributed.state.checkpoint.load:_compare", 0),
     ("distributed.state.checkpoint.load:_settings", 0),
     ("distributed.state.checkpoint.load:_compare_groups", 0),
@@ -126,7 +126,7 @@ def test_processes_that_save_to_one_path_all_succeed_and_one_of_their_checkpoint
 
 def test_a_living_save_is_not_removed_and_a_dead_one_is(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    living = files.Staging(path)
+    living = complete_folders.Staging(CHECKPOINT, path)
     (dead := tmp_path / ".run.saving-00000000").mkdir()
     (dead / "part").write_text("half a table")
     save_checkpoint(path, small(1))
@@ -137,9 +137,12 @@ def test_a_living_save_is_not_removed_and_a_dead_one_is(tmp_path: Path) -> None:
 
 
 def test_a_stopped_process_that_holds_the_lock_is_named(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(files, "_LOCK_S", 0.1)
+    monkeypatch.setattr(complete_folders, "_LOCK_S", 0.1)
     save_checkpoint(tmp_path / "run", small(1))
-    with files._locked(tmp_path / "run"), pytest.raises(CheckpointError, match="another process holds the lock"):
+    with (
+        complete_folders.locked(CHECKPOINT, tmp_path / "run"),
+        pytest.raises(CheckpointError, match="another process holds the lock"),
+    ):
         save_checkpoint(tmp_path / "run", small(2))
     module = small(9)
     load_checkpoint(tmp_path / "run", module)

@@ -294,7 +294,7 @@ MUTANTS = [
     ),
     Mutant(
         "checkpoints: each rank checks rank 0's files",
-        "distributed/state/checkpoint/files.py",
+        "complete_folders.py",
         "for name in sorted(files)[rank::world_size]:",
         "for name in sorted(files)[0::world_size]:",
         "distributed/test_checkpoint_files.py",

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recshard_lab.distributed.state.checkpoint import files
+from recshard_lab.complete_folders import MANIFEST
+from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT
 from recshard_lab.distributed.state.checkpoint.reader import check_tensors, read_metadata, tensors_in
 
 Pretrained: TypeAlias = Tensor | np.ndarray[Any, Any] | str | Path | tuple[str | Path, str]
@@ -100,9 +101,9 @@ class CheckpointSource(Source):
 
     def __init__(self, folder: Path, name: str | None, table: str, rank: int, world_size: int) -> None:
         self.folder = folder
-        if (folder / files.MANIFEST).is_file():
-            listed = files.manifest_of(folder)
-            files.check_files(folder, listed, rank, world_size)
+        if (folder / MANIFEST).is_file():
+            listed = CHECKPOINT.manifest_of(folder)["files"]
+            CHECKPOINT.check_files(folder, listed, rank, world_size)
         else:
             listed = {path.name: {} for path in folder.iterdir() if path.is_file()}
         self.metadata = read_metadata(folder, listed)

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.step.layout import Layout, ShardFeature, effective_route
 from recshard_lab.distributed.step.types import LocalBatch, LookupInput, host_list, join
-from recshard_lab.embedding import DataType, OptimizerSpec
+from recshard_lab.embedding import DataType, DynamicEmbeddingConfig, OptimizerSpec
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
@@ -59,8 +59,8 @@ class GroupKind:
         if self.optimizer is None:
             return ()
         kept = torch.device("cpu") if self.host else device
-        index = _OWNER_PARTS if self.managed else _INDEX_PARTS if self.dynamic else ()
-        return index + _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0), kept)
+        owners = _OWNER_PARTS if self.managed else ()
+        return owners + _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0), kept)
 
 
 _INDEX_PARTS = (
@@ -70,6 +70,14 @@ _INDEX_PARTS = (
     Part("step", "table", torch.int64),
     Part("epoch", "table", torch.int64),
 )
+_ADMISSION_PARTS = tuple(replace(part, name=f"admission_{part.name}") for part in _INDEX_PARTS)
+
+
+def index_parts(config: Any) -> tuple[Part, ...]:
+    """The tensors of a table's index, as of `DynamicTable.index_tensors`. A static table has none."""
+    if not isinstance(config, DynamicEmbeddingConfig):
+        return ()
+    return _INDEX_PARTS + (_ADMISSION_PARTS if config.counts_absent_ids else ())
 
 
 _OWNER_PARTS = (

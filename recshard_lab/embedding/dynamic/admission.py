@@ -19,24 +19,24 @@ from recshard_lab.embedding.dynamic.initial import stream_of, uniform
 class Admission(Protocol):
     """Decides which absent ids get a row."""
 
+    @property
+    def counts(self) -> ScoredIndex | None:
+        """The occurrences of ids without a row, if decisions depend on them."""
+
     def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
         """``[M]`` bool of distinct ids ``[M]`` that occur ``counts [M]`` times in a batch."""
-
-    def state(self) -> dict[str, Any]:
-        """What decisions depend on, for `load_state`."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Becomes the admission that `state` was read from."""
 
 
 class FrequentIds:
     """Admits ids that occurred ``threshold`` times.
 
-    The counts of ids without a row are an index of their own, which forgets the rarest ids when it is full.
+    The counts of ids without a row are a separate index, which forgets the rarest ids when it is full. Shards of a
+    table count the ids of their partitions, so that counts move with the rows.
 
     Args:
         threshold: occurrences, those of the current batch included.
-        capacity: ids that are counted at a time.
+        capacity: ids of the whole table that are counted at a time.
+        shard: as of `ScoredIndex`.
 
     >>> admit = FrequentIds(2, 128)
     >>> admit(torch.tensor([7, 8]), torch.tensor([1, 2])).tolist()
@@ -45,17 +45,15 @@ class FrequentIds:
     [True]
     """
 
-    def __init__(self, threshold: int, capacity: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        threshold: int,
+        capacity: int,
+        device: torch.device | str = "cpu",
+        shard: tuple[int, int] | None = None,
+    ) -> None:
         self.threshold = threshold
-        self.counts = ScoredIndex(capacity, evict="lfu", device=device)
-
-    def state(self) -> dict[str, Any]:
-        """The counts, for `load_state`."""
-        return self.counts.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Becomes the admission that `state` was read from."""
-        self.counts.load_state(state)
+        self.counts: ScoredIndex = ScoredIndex(capacity, evict="lfu", device=device, shard=shard)
 
     def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
         """``[M]`` bool of ids ``[M]`` that occur ``counts [M]`` times in a batch."""
@@ -68,42 +66,33 @@ class FrequentIds:
 
 
 class RandomIds:
-    """Admits each occurrence with a probability. The draws are a function of seed, table, id and batch.
+    """Admits each occurrence with a probability. The draws are a function of seed, table, id and step.
 
     Args:
         probability: above 0, below 1.
+        stream: see `stream_of`.
+        index: that of the table, whose steps are counted.
     """
 
-    def __init__(self, probability: float, stream: int) -> None:
-        self.probability, self.stream, self.batch = probability, stream, 0
+    counts = None
 
-    def state(self) -> dict[str, Any]:
-        """The number of batches, for `load_state`."""
-        return {"batch": self.batch}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Becomes the admission that `state` was read from."""
-        self.batch = state["batch"]
+    def __init__(self, probability: float, stream: int, index: ScoredIndex) -> None:
+        self.probability, self.stream, self.index = probability, stream, index
 
     def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
         """``[M]`` bool of ids ``[M]`` that occur ``counts [M]`` times in a batch."""
-        self.batch += 1
-        draw = uniform(ids, self.stream, (self.batch, self.batch + 1)).squeeze(1)
+        step = self.index.step
+        draw = uniform(ids, self.stream, (step, step + 1)).squeeze(1)
         return draw < 1 - (1 - self.probability) ** counts
 
 
 class ChosenIds:
     """Admits the ids for which a function of ids ``[M]`` is True."""
 
+    counts = None
+
     def __init__(self, function: Callable[[Tensor], Any], table: str) -> None:
         self.function, self.table = function, table
-
-    def state(self) -> dict[str, Any]:
-        """Nothing: the function decides alone."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Does nothing."""
 
     def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
         """``[M]`` bool.
@@ -130,12 +119,12 @@ def of_ids(function: Callable[[Tensor], Any], ids: Tensor, dtype: torch.dtype, n
     return found
 
 
-def admission_of(config: DynamicEmbeddingConfig, capacity: int, device: torch.device | str) -> Admission | None:
-    """The admission of a table. It counts up to ``capacity`` ids. None admits all."""
+def admission_of(config: DynamicEmbeddingConfig, index: ScoredIndex) -> Admission | None:
+    """The admission of a table or of a shard, whose index this is. None admits all."""
     if config.admit is None:
         return None
     if callable(config.admit):
         return ChosenIds(config.admit, config.name)
     if config.admit < 1:
-        return RandomIds(config.admit, stream_of(config.seed, f"{config.name}/admit"))
-    return FrequentIds(int(config.admit), capacity, device)
+        return RandomIds(config.admit, stream_of(config.seed, f"{config.name}/admit"), index)
+    return FrequentIds(int(config.admit), config.max_capacity, index.device, index.shard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,8 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.collections import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 from recshard_lab.embedding.configs import PoolingType
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic.dumps import Dumped, Restored
+from recshard_lab.embedding.dynamic.dumps.collection import Paths, dump_tables, load_tables
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.dynamic.sizes import slots_for
 from recshard_lab.embedding.dynamic.table import DynamicTable
@@ -113,6 +116,55 @@ class DynamicCollection(FusedCollection):
         """Begins an epoch, for tables that evict by ``"epoch_lru"`` or ``"epoch_lfu"``."""
         for table in self._kernel.tables:
             table.index.epoch = epoch
+
+    def dump(self, path: str | Path, since: int | str | Path | None = None) -> Dumped:
+        """Writes the tables to a folder: ids, rows, scores, optimizer states and what admission has counted.
+
+        The folder is complete or absent: if the process is killed, a previous dump at ``path`` stays whole. A dump may
+        be loaded by a sharded collection, on any number of ranks, and by tables of another capacity.
+
+        Args:
+            path: the folder. An existing dump is replaced once the new one is complete.
+            since: writes only rows that changed since an earlier dump, whose path this is, or since this step of
+                `ScoredIndex` (that step included). Such a *delta* also has the ids of all other rows, so that loading
+                it removes what was erased or evicted. Default: everything.
+
+        Raises:
+            DumpError: ``path`` exists and is not a dump, or ``since`` is not a dump of these tables.
+            OSError: the disk is full.
+            ValueError: the package safetensors is not installed.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> users = DynamicEmbeddingConfig("user", 4, capacity=128)
+        >>> one, other = (DynamicEmbeddingBagCollection([users], torch.optim.SGD, {"lr": 1.0}) for _ in range(2))
+        >>> rows = one.table("user").find_or_insert(torch.tensor([10**15, -7]))
+        >>> with TemporaryDirectory() as folder:
+        ...     one.dump(f"{folder}/full").rows
+        ...     more = one.table("user").find_or_insert(torch.tensor([5]))
+        ...     one.dump(f"{folder}/delta", since=f"{folder}/full").rows
+        ...     other.load([f"{folder}/full", f"{folder}/delta"])
+        {'user': 2}
+        {'user': 1}
+        Restored(rows={'user': 3}, lost={'user': 0})
+        """
+        names = [table.config.name for table in self._kernel.tables]
+        pending = {name: step for name, step in zip(names, self._kernel.pending(), strict=True) if step is not None}
+        return dump_tables(self.tables(), pending, path, since)
+
+    def load(self, path: Paths, *, optimizer_state: bool = True) -> Restored:
+        """Becomes what `dump` wrote, here or on ranks. Rows that the tables have now are removed.
+
+        A table of the same size gets the same slots and continues exactly. In a smaller table, the ids with the lowest
+        scores of their buckets lose their rows: `DynamicTable.on_evict` is passed them.
+
+        Args:
+            path: the folder of a dump, or several in order: a full dump and its deltas.
+            optimizer_state: whether to load optimizer states; False sets those of the rows that are read to 0.
+
+        Raises:
+            DumpError: no dump, a damaged one, one of other tables, or a delta whose base the tables do not have.
+        """
+        return load_tables(self.tables(), path, optimizer_state)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Every table's index, rows and optimizer states."""

@@ -159,8 +159,12 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
 
         Twice as many if admission counts ids without a row.
         """
-        counts = isinstance(self.admit, int | float) and self.admit >= 1
-        return (1 + counts) * (8 + 2 + 16)
+        return (8 + 2 + 16) * (2 if self.counts_absent_ids else 1)
+
+    @property
+    def counts_absent_ids(self) -> bool:
+        """Whether admission counts the occurrences of ids without a row."""
+        return isinstance(self.admit, int | float) and self.admit >= 1
 
     @property
     def init_range(self) -> tuple[float, float]:

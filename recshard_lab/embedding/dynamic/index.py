@@ -379,7 +379,66 @@ class ScoredIndex:
             setattr(self, name, state[name].to(self.device, copy=True))
         self.counters = Counters(**state["counters"])
 
+    def refill(
+        self, ids: Tensor, scores: Tensor, touched: Tensor, slots: Tensor | None = None, geometry: Any = None
+    ) -> Tensor:
+        """Becomes an index of these ids and no others, larger if they need it.
+
+        Args:
+            ids: ``[N]`` int64, distinct, of this shard.
+            scores, touched: ``[N]`` int64.
+            slots: ``[N]`` where each was in an index of ``geometry``, counted from the first slot of the table; -1 for
+                ids without a slot. If this index can have that geometry, ids get the same slots.
+            geometry: ``partitions``, ``buckets`` of each and ``choices``.
+
+        Returns:
+            ``[N]`` the slots; -1 for ids without room, whose scores are the lowest of their buckets.
+        """
+        self.counters.erasures += self.size
+        same = slots is not None and geometry is not None and self._can_have(geometry)
+        if same:
+            assert slots is not None
+            self.buckets = geometry["buckets"]
+            self._allocate()
+            out = torch.where(slots < 0, slots, slots - self.shard[0] * self.buckets * SLOTS)
+            self._place(ids, scores, touched, out)
+            rest = (out < 0).nonzero().squeeze(1)
+        else:
+            while len(ids) > GROW_AT * self.capacity and self.buckets < self.max_buckets:
+                self.buckets = min(2 * self.buckets, self.max_buckets)
+            self._allocate()
+            out = torch.full_like(ids, -1)
+            rest = torch.arange(len(ids), device=self.device)
+        for values in (ids, touched, scores):
+            rest = rest[values[rest].argsort(stable=True, descending=True)]
+        while len(rest):
+            placed, *_ = self._insert(ids[rest], scores[rest], touched[rest], NEVER)
+            out[rest] = placed
+            if same or self.buckets == self.max_buckets or bool((placed >= 0).all()):
+                break
+            self.buckets = min(2 * self.buckets, self.max_buckets)  # a bucket is full: try again with more
+            self._allocate()
+        lost = int((out < 0).sum())
+        self.counters.inserts += len(ids)
+        self.counters.evictions += lost
+        return out
+
     # ---- inside ----
+
+    def _can_have(self, geometry: Any) -> bool:
+        """Whether slots of an index of this geometry can be slots of this one."""
+        same = geometry["partitions"] == self.partitions and geometry["choices"] == self.choices
+        return bool(same and self.buckets <= geometry["buckets"] <= self.max_buckets)
+
+    def _place(self, ids: Tensor, scores: Tensor, touched: Tensor, slots: Tensor) -> None:
+        """Puts ids into slots of an empty index. A free slot is marked as erased if a search has to go on after it."""
+        there = slots >= 0
+        ids, slots = ids[there], slots[there]
+        self.keys[slots] = ids
+        self.accesses[slots] = torch.stack([scores[there], touched[there]], dim=1)
+        tags, passed = index_rounds.tags_and_passed(ids, slots, len(self.keys))
+        self.tags.view(-1, index_rounds.WORD)[passed] = ERASED
+        self.tags[slots] = tags.to(torch.int16)
 
     def _allocate(self) -> None:
         many, device = self.capacity, self.device

@@ -59,6 +59,18 @@ def find(ids: Tensor, keys: Tensor, tags: Tensor, partitions: int, offset: int, 
     return torch.cat(found)
 
 
+def tags_and_passed(ids: Tensor, slots: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """The tags of ids ``[N]`` in slots ``[N]``, and ``[C / WORD]`` bool which words their searches pass."""
+    _, tags, start = _places(ids, 1, 0, 1)
+    words = SLOTS // WORD
+    first, at = start // WORD, (slots % SLOTS) // WORD
+    passed = torch.zeros(capacity // WORD, dtype=torch.bool, device=ids.device)
+    for step in range(words - 1):
+        on_the_way = step < (at - first) % words
+        passed[(slots // SLOTS * words + (first + step) % words)[on_the_way]] = True
+    return tags, passed
+
+
 def touch(at: Tensor, how: int, now: int, given: Tensor | None, step: int, scores: Tensor, touched: Tensor) -> None:
     """An access to each of the slots ``[N]``. See `index_loops` for ``how``."""
     if how == 0:

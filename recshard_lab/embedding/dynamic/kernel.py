@@ -372,9 +372,13 @@ class DynamicKernel(LookupKernel):
             if table.config.tiers:
                 table.flush()
 
+    def pending(self) -> list[int | None]:
+        """Per slot the first step of its index whose backward is to come; None for none."""
+        return [self._pinned(number, False) for number in range(len(self.tables))]
+
     def index_tensors(self) -> list[dict[str, Tensor]]:
-        """Per slot the tensors of its index, see `ScoredIndex.tensors`. They move with the rows."""
-        return [table.index.tensors() for table in self.tables]
+        """Per slot the tensors of its index, see `DynamicTable.index_tensors`. They move with the rows."""
+        return [table.index_tensors() for table in self.tables]
 
     def counters(self) -> list[dict[str, float]]:
         """Per slot what the index of its fast tier has counted, see `Counters`."""

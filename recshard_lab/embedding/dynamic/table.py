@@ -95,7 +95,7 @@ class DynamicTable:
             device=device,
             backend=backend,
         )
-        self._admit = admission_of(config, self.index.max_capacity, device)
+        self._admit = admission_of(config, self.index)
         self._stream = stream_of(config.seed, config.name)
         self._stores = stores or self._configured
         self._tiers: Chain | None = None
@@ -155,6 +155,11 @@ class DynamicTable:
     def counters(self) -> Counters:
         """What the index of the fast tier has counted."""
         return self.index.counters
+
+    @property
+    def admission_counts(self) -> ScoredIndex | None:
+        """The occurrences of ids without a row; None if admission does not depend on them."""
+        return None if self._admit is None else self._admit.counts
 
     @_alone
     def tier_counters(self) -> dict[str, dict[str, int]]:
@@ -252,7 +257,7 @@ class DynamicTable:
 
     @_alone
     def accum_or_assign(self, ids: Tensor, rows: Tensor, present: Tensor) -> Tensor:
-        """Adds to rows of ids that have one, and inserts others.
+        """Adds to rows of ids that have one, and inserts others. Their scores are updated.
 
         Args:
             ids: ``[N]`` int64.
@@ -264,6 +269,8 @@ class DynamicTable:
         """
         slots = self.index.find(ids)
         add = present & (slots >= 0)
+        if bool(add.any()):
+            self.index.access(ids[add], self.scores_of(ids[add]))
         self.weight.index_add_(0, slots[add], rows[add].to(self.weight.dtype))
         absent = (present & (slots < 0)).nonzero().squeeze(1)
         distinct, inverse = ids[absent].unique(return_inverse=True)
@@ -334,8 +341,8 @@ class DynamicTable:
         Tensors are not copied. Of tiers on disk and in Redis the state has the place, not the rows: loading it gives a
         table with the rows that are there then.
         """
-        admission = {} if self._admit is None else self._admit.state()
-        state = {"index": self.index.state(), "weight": self.weight, "states": dict(self.states), "admit": admission}
+        counts = None if self.admission_counts is None else self.admission_counts.state()
+        state = {"index": self.index.state(), "weight": self.weight, "states": dict(self.states), "admission": counts}
         return state if self.tiers is None else state | {"tiers": self.tiers.state()}
 
     @_alone
@@ -357,8 +364,13 @@ class DynamicTable:
         if len(self.weight) != self.index.capacity:
             self.weight, self.states = self._memory()
         copy_memory((state["weight"], state["states"]), (self.weight, self.states))
-        if self._admit is not None:
-            self._admit.load_state(state["admit"])
+        if self.admission_counts is not None:
+            self.admission_counts.load_state(state["admission"])
+
+    def index_tensors(self) -> dict[str, Tensor]:
+        """The tensors of the index and, with the prefix ``admission_``, of the counts of ids without a row."""
+        counts = {} if self.admission_counts is None else self.admission_counts.tensors()
+        return self.index.tensors() | {f"admission_{name}": tensor for name, tensor in counts.items()}
 
     # ---- inside ----
 

@@ -12,8 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed
-from recshard_lab.distributed.state.checkpoint import files
-from recshard_lab.distributed.state.checkpoint.files import CheckpointError
+from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT, CheckpointError
 from recshard_lab.distributed.state.checkpoint.reader import (
     SafePlanner,
     SafeReader,
@@ -123,8 +122,8 @@ def read_extra(path: str | Path) -> Any:
     ...     read_extra(f"{folder}/run")
     {'epoch': 3}
     """
-    folder = files.readable(path)
-    metadata = _metadata(folder, files.manifest_of(folder))
+    folder = CHECKPOINT.readable(path)
+    metadata = _metadata(folder, CHECKPOINT.manifest_of(folder)["files"])
     size = tuple(tensors_in(metadata)["extra",].size)
     read: dict[str, Any] = {"extra": torch.empty(size, dtype=torch.uint8)}
     read_into(read, folder, metadata, ShardingEnv.from_local(1, 0))
@@ -132,9 +131,9 @@ def read_extra(path: str | Path) -> Any:
 
 
 def _checked(path: Path, env: ShardingEnv) -> tuple[Path, Any]:
-    folder = files.readable(path)
-    listed = files.manifest_of(folder)
-    files.check_files(folder, listed, env.rank, env.world_size)
+    folder = CHECKPOINT.readable(path)
+    listed = CHECKPOINT.manifest_of(folder)["files"]
+    CHECKPOINT.check_files(folder, listed, env.rank, env.world_size)
     return folder, _metadata(folder, listed)
 
 

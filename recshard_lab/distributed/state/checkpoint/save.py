@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 
+from recshard_lab import complete_folders
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, from_first_rank, gathered
 from recshard_lab.comm.backends import host_env
 from recshard_lab.comm.groups import subgroups
-from recshard_lab.distributed.state.checkpoint import files
-from recshard_lab.distributed.state.checkpoint.files import CheckpointError, CheckpointSaveError, Staging
+from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT, CheckpointError, CheckpointSaveError
 from recshard_lab.distributed.state.checkpoint.reader import packed
 from recshard_lab.distributed.state.checkpoint.writer import BlockPlanner, BlockWriter
 from recshard_lab.distributed.state.model_state import ModelState
@@ -217,7 +217,7 @@ class _Save:
             "settings": settings,
             "extra": added,
         }
-        self.staging: Staging | None = None
+        self.staging: complete_folders.Staging | None = None
         with self._reported():
             total = sum(gathered(env, lambda: _bytes_of(content)))  # counts replicas on every rank: an upper bound
             self.writer = BlockWriter(from_first_rank(env, lambda: self._start(total)))
@@ -228,7 +228,7 @@ class _Save:
 
     def _start(self, needed: int) -> Path:
         """Creates the private folder, on rank 0."""
-        self.staging = Staging(self.folder)
+        self.staging = complete_folders.Staging(CHECKPOINT, self.folder)
         free = shutil.disk_usage(self.staging.path).free
         if needed > free:
             raise OSError(errno.ENOSPC, f"the checkpoint needs {needed:,} bytes, {free:,} are free")
@@ -259,7 +259,7 @@ class _Save:
                 assert self.staging is not None
                 self.writer.finish(self.metadata, [results for results, _ in written])
                 every = {name: entry for _, rank_files in written for name, entry in rank_files.items()}
-                self.staging.commit(every | files.described([self.staging.path / ".metadata"]))
+                self.staging.commit(every | complete_folders.described([self.staging.path / ".metadata"]))
 
             from_first_rank(env, finish)
             self.staging = None

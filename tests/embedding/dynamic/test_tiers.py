@@ -282,6 +282,25 @@ def test_what_the_last_tier_loses_is_passed_on() -> None:
         assert len(model.rows) > 200
 
 
+def test_an_id_of_a_tier_needs_no_second_admission() -> None:
+    table = with_states(DynamicEmbeddingConfig("t", DIM, 128, tiers=[Tier("host", capacity=1024)], admit=2))
+    for first in (0, 1000):
+        trained(table, torch.arange(first, first + 128).repeat(2), 1.0)
+    assert (table.slots_for(torch.tensor([5, 5000])) >= 0).tolist() == [True, False]
+    assert table.counters.refusals == 1
+
+
+def test_inserted_rows_that_find_no_slot_are_stored_in_the_tier_that_has_the_id() -> None:
+    table = with_states(DynamicEmbeddingConfig("t", DIM, 128, tiers=[Tier("host", capacity=1024)]))
+    for first in (0, 100):
+        trained(table, torch.arange(first, first + 100), 1.0)
+    ids = torch.arange(200)
+    table.insert_and_evict(ids, torch.full((200, DIM), 5.0, dtype=torch.float64))
+    assert table.counters.overflows > 50
+    assert table.find(ids)[0].unique().tolist() == [5.0]
+    assert table.total_size == 200
+
+
 def test_a_large_table_grows_and_passes_on_what_it_evicts_in_the_same_step() -> None:
     lost: list[Rows] = []
     table = with_states(DynamicEmbeddingConfig("t", DIM, 128, 256))
@@ -343,29 +362,50 @@ def batches(count: int) -> list[KeyedJaggedTensor]:
     return made
 
 
-def test_prefetched_batches_train_as_others_and_look_up_once() -> None:
-    def made() -> DynamicEmbeddingBagCollection:
-        tiers = [Tier("host", capacity=1024)]
-        config = DynamicEmbeddingConfig("t", 8, 256, feature_names=["u", "v"], tiers=tiers)
-        return DynamicEmbeddingBagCollection([config], torch.optim.Adagrad, {"lr": 0.1})
+def with_host() -> DynamicEmbeddingBagCollection:
+    """Evicts new ids first, so that a batch would evict those of the batch before."""
+    tiers = [Tier("host", capacity=1024)]
+    config = DynamicEmbeddingConfig("t", 8, 256, feature_names=["u", "v"], tiers=tiers, evict="lfu")
+    return DynamicEmbeddingBagCollection([config], torch.optim.Adagrad, {"lr": 0.1})
 
-    plain, ahead = made(), made()
-    kernel, data = ahead._kernel, batches(30)
+
+def prefetching(data: list[KeyedJaggedTensor], early: bool) -> DynamicTable:
+    """The table after training. Each batch is prefetched before the backward of the one before, or after it."""
+    collection = with_host()
+    kernel = collection._kernel
+    arguments = [(batch.values(), batch.offsets(), batch.length_per_key()) for batch in data]
+    prefetched = kernel.prefetch(*arguments[0])
+    for (ids, offsets, counts), following in zip(arguments, [*arguments[1:], None], strict=True):
+        rows, saved = kernel.forward(ids, offsets, None, counts, prefetched=prefetched)
+        if early and following is not None:
+            prefetched = kernel.prefetch(*following)
+        kernel.backward(saved, 2 * rows)
+        if not early and following is not None:
+            prefetched = kernel.prefetch(*following)
+    return collection.table("t")
+
+
+def test_prefetched_batches_train_as_others_and_look_up_once() -> None:
+    plain, data = with_host(), batches(30)
     for batch in data:
         plain(batch).values().pow(2).sum().backward()
-    arguments = [(batch.values(), batch.offsets(), batch.length_per_key()) for batch in data]
-    prefetched: Any = kernel.prefetch(*arguments[0])
-    for number, (ids, offsets, counts) in enumerate(arguments):
-        rows, saved = kernel.forward(ids, offsets, None, counts, prefetched=prefetched)
-        if number + 1 < len(data):
-            prefetched = kernel.prefetch(*arguments[number + 1])  # before the backward
-        kernel.backward(saved, 2 * rows)
-    expected, found = plain.table("t"), ahead.table("t")
-    every = torch.arange(400)
+    expected, early, late = plain.table("t"), prefetching(data, True), prefetching(data, False)
     assert expected.counters.evictions > 100
-    assert expected.counters.overflows == found.counters.overflows == 0
-    assert torch.equal(expected.find(every)[0], found.find(every)[0])
-    assert found.counters.lookups == expected.counters.lookups
+    lookups = expected.counters.lookups  # before those of find
+    for found in (early, late):
+        assert expected.counters.overflows == found.counters.overflows == 0
+        assert torch.equal(expected.find(torch.arange(400))[0], found.find(torch.arange(400))[0])
+        assert found.counters.lookups == lookups + 400
+
+
+def test_whether_a_backward_has_ended_does_not_affect_which_ids_are_evicted() -> None:
+    often, new = torch.arange(140), [torch.arange(1000 * at, 1000 * at + 90) for at in range(1, 9)]
+    data = [
+        KeyedJaggedTensor(["u", "v"], ids, lengths=torch.tensor([len(ids), 0])) for ids in (often, often, often, *new)
+    ]
+    early, late = prefetching(data, True), prefetching(data, False)
+    assert early.counters.evictions > 400
+    assert torch.equal(early.index.keys, late.index.keys)
 
 
 # ---- failures, cost, arguments ----

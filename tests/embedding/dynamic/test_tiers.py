@@ -374,9 +374,10 @@ def prefetching(data: list[KeyedJaggedTensor], early: bool) -> DynamicTable:
     collection = with_host()
     kernel = collection._kernel
     arguments = [(batch.values(), batch.offsets(), batch.length_per_key()) for batch in data]
-    prefetched = kernel.prefetch(*arguments[0])
+    prefetched: Any = kernel.prefetch(*arguments[0])
     for (ids, offsets, counts), following in zip(arguments, [*arguments[1:], None], strict=True):
         rows, saved = kernel.forward(ids, offsets, None, counts, prefetched=prefetched)
+        prefetched = None  # it keeps the ids in their slots
         if early and following is not None:
             prefetched = kernel.prefetch(*following)
         kernel.backward(saved, 2 * rows)

@@ -12,7 +12,7 @@ tables. In between, a step's exchanges involve S ranks instead of W, but there a
 Shape letters: W ranks, S ranks per sharding group, R = W / S replicas.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum, unique
 from pathlib import Path
@@ -185,6 +185,25 @@ class DMPCollection(DistributedModelParallel):
                     broadcast(weight, self.grid.replicas, "replicas/first weights")
 
     # ---- building ----
+
+    def _shard(self, unsharded: Sequence[Any]) -> dict[str, ShardedCollection]:
+        """As of `DistributedModelParallel`.
+
+        Raises:
+            ValueError: several replicas, and a table whose rows belong to ids. They have different ids in each.
+        """
+        collections = super()._shard(unsharded)
+        self._refuse_owned_rows(collections, self.grid.num_replicas)
+        return collections
+
+    @staticmethod
+    def _refuse_owned_rows(collections: Mapping[str, ShardedCollection], replicas: int) -> None:
+        owned = [table.name for own in collections.values() for table in own.tables if table.dynamic]
+        if owned and replicas > 1:
+            raise ValueError(
+                f"the rows of table {owned[0]!r} belong to ids, which differ between {replicas} replicas: they cannot "
+                f"be averaged. Fix: use DistributedModelParallel"
+            )
 
     @property
     def dense_env(self) -> ShardingEnv:
@@ -377,6 +396,7 @@ class DMPCollection(DistributedModelParallel):
 
     def _agree_on_size(self, size: int) -> None:
         world = self.grid.world
+        self._refuse_owned_rows(self.collections, world.world_size // max(1, size))
         refuse_differences(world, {"arguments of reshard": {"sharding_group_size": size}}, after="Nothing was moved. ")
         trained = [rank for rank, flag in enumerate(gathered(world, lambda: self.replicas_apart)) if flag]
         if trained and size != self.grid.group_size:

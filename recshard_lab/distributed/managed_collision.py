@@ -76,8 +76,8 @@ class ShardedManagedCollisionEmbeddingCollection(ShardedEmbeddingCollection):
 class ManagedCollisionSharder(CollectionSharder):
     """Shards one type of managed collision collection, by row_wise, table_wise or column_wise.
 
-    A table whose module has one bucket gets as many buckets as it has row shards. Otherwise row shards have whole
-    buckets: ``row_wise(num_buckets=...)``.
+    If a table's module has one bucket, each row shard becomes a bucket. Otherwise row shards have whole buckets:
+    ``row_wise(num_buckets=...)``.
 
     Args:
         ebc_sharder: sharder of the collection inside, whose settings are used. Default: those of the other arguments.
@@ -198,7 +198,7 @@ def _managed(table: Any, module: Any, sharding: ParameterSharding) -> ManagedEmb
     buckets = ranges if module.buckets() == 1 else module.buckets()
     if table.num_embeddings % buckets:
         raise PlanError(
-            f"{of_table}{table.num_embeddings:,} rows are not {buckets} equal buckets, one of each row shard. "
+            f"{of_table}{table.num_embeddings:,} rows do not divide into {buckets} equal buckets. "
             f"Fix: make num_embeddings a multiple of {buckets}"
         )
     return ManagedEmbeddingConfig.of(table, module, buckets)

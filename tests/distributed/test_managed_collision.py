@@ -13,6 +13,7 @@ import recshard_lab
 from recshard_lab import (
     DataType,
     DistributedModelParallel,
+    DMPCollection,
     EmbeddingBagCollection,
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
@@ -196,6 +197,10 @@ def refused() -> list[str]:
     returning._return_remapped_features = True
     attempt(returning, table_wise(0))
     attempt(collection(True, "zch", "sgd"), table_wise(0), sharders=[])
+    try:
+        DMPCollection(collection(True, "zch", "sgd"), "cpu", None, 2, 1, None)
+    except ValueError as error:
+        found.append(str(error))
     return found
 
 
@@ -208,6 +213,7 @@ def test_what_a_managed_table_cannot_do_is_refused() -> None:
                 "1 rows have owners, which would be lost",
                 "return_remapped_features=True",
                 "the plan names module ''",
+                "the rows of table 'user' belong to ids, which differ between 2 replicas",
             ]
             assert len(found) == len(says)
             for one, error in zip(says, found, strict=True):

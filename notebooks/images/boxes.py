@@ -37,6 +37,7 @@ MAP = {  # column, row, what you can do after it
     "06_the_planner": (3, 1, "plan for 128 GPUs you have not got, and know how sure that is"),
     "07_the_training_pipeline": (2, 2, "hide what can be hidden; tell measured from simulated"),
     "08_out_of_the_notebook": (3, 2, "train on a cluster, survive a kill, bring TorchRec code"),
+    "09_dynamic_tables": (3, 0, "train on ids without a vocabulary, choose which rows stay in fast memory"),
 }
 FILLS = ["#9ad6ae", "#9cc4ee", "#f6bd83"]
 
@@ -62,7 +63,7 @@ def draw_map() -> str:
         assert found, f"TEACHING.md has no times for {name}"
         times = f"{found[1]} s to run, {found[2]} min in class"
         svg.text(x + 10, y + high - 9, times, size=10, ink=LABEL_INK, extra='opacity=".85"')
-    sides = [("02", "03"), ("01", "04"), ("04", "05"), ("05", "06"), ("07", "08")]
+    sides = [("02", "03"), ("03", "09"), ("01", "04"), ("04", "05"), ("05", "06"), ("07", "08")]
     place = {name[:2]: at(name) for name in MAP}
     for one, other in sides:
         (x, y), (to_x, _) = place[one], place[other]
@@ -83,6 +84,7 @@ TITLES = {
     "06_the_planner": "The planner",
     "07_the_training_pipeline": "The training pipeline",
     "08_out_of_the_notebook": "Out of the notebook",
+    "09_dynamic_tables": "Dynamic tables",
 }
 
 
@@ -119,5 +121,30 @@ def draw_one_script() -> str:
     return standalone(str(svg)) + "\n"
 
 
+def draw_dynamic() -> str:
+    """What happens to an id of a batch in a dynamic table."""
+    words = "An id of any value finds its slot, or gets one. A full table evicts the id with the lowest score."
+    svg = Svg(880, 262, "One id in a dynamic table", words)
+    svg.head("One id in a dynamic table", words, 14)
+    card(svg, 14, 122, 150, 52, "an id of a batch", ["-7, or 10^15"], FILLS[1])
+    card(svg, 206, 122, 172, 52, "the index", ["two buckets of 128 slots"], FILLS[0])
+    ways = [
+        ("it has a slot", "its row is read, its score changes"),
+        ("a slot is free", "the id gets its initial row"),
+        ("both buckets are full", "the lowest score loses its slot"),
+    ]
+    for number, (head, line) in enumerate(ways):
+        y = 56 + 66 * number
+        card(svg, 424, y, 218, 52, head, [line], FILLS[1])
+        arrow(svg, (378, 148), (401, 148), (401, y + 26), (424, y + 26))
+    arrow(svg, (164, 148), (206, 148))
+    card(svg, 688, 188, 178, 52, "a slower tier, or lost", ["the row of the evicted id"], FILLS[2])
+    arrow(svg, (642, 214), (688, 214))
+    arrow(svg, (777, 188), (777, 148), (642, 148))
+    svg.text(700, 140, "it comes back", size=10.5)
+    return standalone(str(svg)) + "\n"
+
+
+Path(__file__).with_name("09_dynamic_tables.svg").write_text(draw_dynamic())
 Path(__file__).with_name("08_one_script.svg").write_text(draw_one_script())
 Path(__file__).with_name("00_map.svg").write_text(draw_map())

@@ -195,7 +195,7 @@ def test_curves_say_how_far_apart_they_are() -> None:
 
 
 def test_curves_that_are_not_meant_to_agree_are_told_in_words() -> None:
-    view = views.curves({"a": ([8, 16], [2.0, 1.0]), "b": ([8, 16], [1.0, 1.0])}, told="They were simulated.")
+    view = views.curves({"a": ([8, 16], [2.0, 1.0]), "b": ([8, 16], [1.0, 1.0])}, summary="They were simulated.")
     assert view.summary == "They were simulated."
     assert view.svg.count(" 0z") == 4  # few points are marked
 

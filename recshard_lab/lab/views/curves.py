@@ -31,7 +31,7 @@ def curves(
     *,
     x_label: str = "step",
     y_label: str = "loss",
-    told: str = "",
+    summary: str = "",
     marks: Sequence[float] = (),
     log_y: bool = False,
     note: str = "",
@@ -44,7 +44,7 @@ def curves(
     Args:
         losses: name (a scheme's) -> values, or ``(x, values)``.
         x_label, y_label: what the axes show.
-        told: a sentence over the picture, of curves that are not meant to agree; how far apart they are when left out.
+        summary: a sentence over the picture. Default: how far apart the curves are.
         marks: x at which a dashed line is drawn, for the note to explain.
         log_y: a logarithmic y axis, if all values are positive.
         note: a sentence under the picture: where the data come from.
@@ -60,7 +60,7 @@ def curves(
     if all(not np.isfinite(y).any() for _, y in lines.values()):
         return message_view("curves", "Loss curves", ". ".join(ends) + ".")
     title = f"{y_label[:1].upper()}{y_label[1:]} by {x_label}" + (f", {len(lines)} curves" if len(lines) > 1 else "")
-    summary = ". ".join(ends) + "." if ends else told or _distance(lines, y_label)
+    summary = ". ".join(ends) + "." if ends else summary or _distance(lines, y_label)
     log_y = log_y and all((y[np.isfinite(y)] > 0).all() for _, y in lines.values())
 
     def draw(uid: str) -> Svg:

@@ -37,7 +37,7 @@ def parameter_server(servers: ServerComparison, *, note: str = "", width: int = 
         servers.lines,
         x_label="workers",
         y_label="ms on the network",
-        told=told,
+        summary=told,
         log_y=True,
         note=note or condition,
         width=width,

@@ -42,7 +42,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (
         r".*\.(\w*Eviction\w*|FeatureScore\w*|VirtualTable\w*|KeyValue\w*|\w*SSD\w*|CacheParams|CacheStatistics|\w*CACHING\w*)$",
         "tables in SSD or cached memory",
-        "tables in memory: row_wise spreads a large one",
+        "compute_kernel='fused_uvm_caching' with recshard_lab.CacheParams, or DynamicEmbeddingConfig(tiers=)",
     ),
     (
         r".*\.(\w*Proposer|proposers_to\w*|MAX_PROPOSALS)$|torchrec\.distributed\.planner\.proposers$",

@@ -602,6 +602,9 @@ class DistributedModelParallel(nn.Module):
         totals = dict.fromkeys(("weights", "optimizer_state", "dense", "input_buffers", "output_buffers"), 0)
         totals |= self._table_bytes(in_host=False)
         for collection in self.collections.values():
+            for weights, states in collection.executor.lookup.cache_bytes():
+                totals["weights"] += weights
+                totals["optimizer_state"] += states
             for name, count in collection.executor.buffer_bytes.items():
                 totals[name] += count
         sharded = self.sharded_parameter_names()

@@ -134,6 +134,15 @@ def moved(before: str, after: str) -> tuple[list[str], list[dict[str, float]]]:
     return apart(found, truth), counted
 
 
+def memory() -> tuple[dict[str, int], int]:
+    """By how many bytes a model with caches exceeds one without, and the bytes of its caches' weights."""
+    dmp, fused = model_of(cached_plan("row_wise"), "adam"), model_of(plan_of("row_wise", FUSED), "adam")
+    held, plain = dmp.memory_bytes(), fused.memory_bytes()
+    slots = [int(own["slots"]) for own in counters(dmp)]
+    weights = sum(many * 4 * table.embedding_dim for many, table in zip(slots, tables(), strict=True))
+    return {name: held[name] - plain[name] for name in ("weights", "optimizer_state")}, weights
+
+
 class Scored(nn.Module):
     """A collection with a loss."""
 

@@ -70,6 +70,12 @@ def test_a_pipeline_prefetches_rows_and_gives_the_plain_loops_bits(ranks: Any) -
     check([(different, counted) for different, _, counted, _ in found])
 
 
+def test_caches_count_as_memory_of_the_rank(ranks: Any) -> None:
+    for more, weights in ranks.run(cached_jobs.memory):
+        assert more["weights"] == weights > 0
+        assert more["optimizer_state"] == 2 * weights + 2 * 8  # both moments, and the steps of both tables
+
+
 def test_the_cache_is_part_of_a_plan_and_of_its_json() -> None:
     shards = [Shard(0, (0, 37), (0, 8))]
     made = ParameterSharding(

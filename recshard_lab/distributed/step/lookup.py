@@ -1,6 +1,6 @@
 """The shards of one rank, in as few kernels as their kinds allow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, groupby
@@ -324,6 +324,10 @@ class RankLookup:
                 states = [index | state for index, state in pairs]
             found |= dict(zip(group.shards, states, strict=True))
         return found
+
+    def cache_bytes(self) -> Iterator[tuple[int, int]]:
+        """Of each cached kernel the bytes of cached rows, and of their optimizer states."""
+        return (group.kernel.fast_bytes() for group in self.groups if isinstance(group.kernel, CachedKernel))
 
     def flushes(self) -> dict[tuple[int, int], Callable[[], None]]:
         """(table, shard) -> what brings its tensors up to date before they are read or written, if it is cached."""

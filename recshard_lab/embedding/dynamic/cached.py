@@ -560,10 +560,10 @@ class CachedKernel(LookupKernel):
         self.optimizer = replace(self.optimizer, learning_rate=lr)
         self._inner.set_learning_rate(lr)
 
-    def fast_bytes(self) -> int:
-        """Bytes of the fast tier: cached rows, staging rows and their optimizer states."""
-        held = [tensor for table in self.tables for tensor in (table.fast_weight, *table.fast_states.values())]
-        return sum(tensor.nbytes for tensor in held)
+    def fast_bytes(self) -> tuple[int, int]:
+        """Bytes of cached and staging rows, and of their optimizer states."""
+        states = (state for table in self.tables for state in table.fast_states.values())
+        return sum(table.fast_weight.nbytes for table in self.tables), sum(state.nbytes for state in states)
 
     def counters(self) -> list[dict[str, float]]:
         """Per slot what its cache has counted, see `CacheCounters`, and ``slots`` and ``slots_in_use``."""

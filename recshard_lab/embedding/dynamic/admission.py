@@ -37,6 +37,7 @@ class FrequentIds:
         threshold: occurrences, those of the current batch included.
         capacity: ids of the whole table that are counted at a time.
         shard: as of `ScoredIndex`.
+        clock: the index whose steps the counts have, so that shards agree on them. Default: every call is a step.
 
     >>> admit = FrequentIds(2, 128)
     >>> admit(torch.tensor([7, 8]), torch.tensor([1, 2])).tolist()
@@ -51,12 +52,15 @@ class FrequentIds:
         capacity: int,
         device: torch.device | str = "cpu",
         shard: tuple[int, int] | None = None,
+        clock: ScoredIndex | None = None,
     ) -> None:
-        self.threshold = threshold
+        self.threshold, self.clock = threshold, clock
         self.counts: ScoredIndex = ScoredIndex(capacity, evict="lfu", device=device, shard=shard)
 
     def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
         """``[M]`` bool of ids ``[M]`` that occur ``counts [M]`` times in a batch."""
+        if self.clock is not None:
+            self.counts.step = self.clock.step - 1
         found = self.counts.find_or_insert(ids.repeat_interleave(counts)).slots
         slots = found[counts.cumsum(0) - 1]
         scores = torch.where(slots < 0, counts, self.counts.scores[slots])
@@ -127,4 +131,4 @@ def admission_of(config: DynamicEmbeddingConfig, index: ScoredIndex) -> Admissio
         return ChosenIds(config.admit, config.name)
     if config.admit < 1:
         return RandomIds(config.admit, stream_of(config.seed, f"{config.name}/admit"), index)
-    return FrequentIds(int(config.admit), config.max_capacity, index.device, index.shard)
+    return FrequentIds(int(config.admit), config.max_capacity, index.device, index.shard, index)

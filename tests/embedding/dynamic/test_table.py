@@ -131,6 +131,15 @@ def test_a_table_admits_by_occurrences_by_probability_and_by_a_function() -> Non
     assert half.size == pytest.approx(5100, rel=0.05)
 
 
+def test_counts_of_absent_ids_have_the_steps_of_the_table() -> None:
+    """Shards without absent ids in a batch would fall behind, and steps of moved counts could not be compared."""
+    one = table(2048, admit=2)
+    for batch in (ids(1, 1), ids(1), ids(1, 5)):
+        one.slots_for(batch)
+    assert one.admission_counts is not None
+    assert one.admission_counts.step == one.index.step == 3
+
+
 @pytest.mark.parametrize("admit", [3, 0.3])
 def test_admission_continues_from_a_state(admit: float) -> None:
     first, second = table(2048, admit=admit), table(2048, admit=admit)

@@ -232,29 +232,6 @@ def test_what_a_dynamic_table_cannot_do_is_refused() -> None:
         assert "dynamic table 'user' has rows, which would be lost" in trained
 
 
-@pytest.mark.parametrize("kind", ["pooled", "sequence"])
-@pytest.mark.parametrize(
-    ("scheme", "optimizer"),
-    [
-        ("row_wise", "sgd"),
-        ("row_wise", "adam"),
-        ("buckets", "adagrad"),
-        ("planned", "adagrad"),
-        ("table_wise", "adagrad"),
-        ("column_wise", "adagrad"),
-        ("column_wise", "row-wise adagrad"),
-    ],
-)
-def test_shards_train_as_the_whole_table_and_evict_the_same_ids(
-    ranks: Any, kind: str, scheme: str, optimizer: str
-) -> None:
-    for evictions in ranks.run(trained, kind, optimizer, scheme):
-        assert evictions > 500
-
-
-SCHEMES = ["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard"]
-
-
 def trained_everywhere() -> list[int]:
     """Trains under every scheme that the planner offers, and every output path of row shards, on two nodes."""
     world, found = 4, []
@@ -303,6 +280,29 @@ def test_every_scheme_and_output_path_of_the_planner_trains_as_the_whole_table()
             assert ((counted - expected >= 0) & (counted - expected <= 16 * 4)).all(), scheme
 
 
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+@pytest.mark.parametrize(
+    ("scheme", "optimizer"),
+    [
+        ("row_wise", "sgd"),
+        ("row_wise", "adam"),
+        ("buckets", "adagrad"),
+        ("planned", "adagrad"),
+        ("table_wise", "adagrad"),
+        ("column_wise", "adagrad"),
+        ("column_wise", "row-wise adagrad"),
+    ],
+)
+def test_shards_train_as_the_whole_table_and_evict_the_same_ids(
+    ranks: Any, kind: str, scheme: str, optimizer: str
+) -> None:
+    for evictions in ranks.run(trained, kind, optimizer, scheme):
+        assert evictions > 500
+
+
+SCHEMES = ["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard"]
+
+
 def evaluated() -> tuple[bool, list[float]]:
     """Whether evaluation changes nothing, and the rows of an absent id."""
     module = collection("pooled", "sgd", weight_init_min=1.0, weight_init_max=1.0)
@@ -349,12 +349,6 @@ def walked(optimizer: str, plans: list[str]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("optimizer", ["row-wise adagrad", "adam"])
-def test_a_table_moves_with_its_index(ranks: Any, optimizer: str) -> None:
-    for evictions in ranks.run(walked, optimizer, ["row_wise", "table_wise", "column_wise", "row_wise"]):
-        assert evictions[-1] > evictions[0] > 0
-
-
 @pytest.mark.parametrize("admission", ["frequent", "random"])
 def test_shards_admit_the_same_ids_as_the_whole_table(ranks: Any, admission: str) -> None:
     ranks.run(trained, "pooled", "sgd", "row_wise", admission)
@@ -373,3 +367,9 @@ def walked_with_admission() -> None:
 
 def test_a_table_moves_with_what_admission_has_counted(ranks: Any) -> None:
     ranks.run(walked_with_admission)
+
+
+@pytest.mark.parametrize("optimizer", ["row-wise adagrad", "adam"])
+def test_a_table_moves_with_its_index(ranks: Any, optimizer: str) -> None:
+    for evictions in ranks.run(walked, optimizer, ["row_wise", "table_wise", "column_wise", "row_wise"]):
+        assert evictions[-1] > evictions[0] > 0

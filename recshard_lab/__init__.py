@@ -138,12 +138,9 @@ _ROOM_OF = {
     "ShardingEnv": "distributed",
     "CheckpointError": "distributed.state.checkpoint",
     "CheckpointSaveError": "distributed.state.checkpoint",
-    "DumpError": "embedding.dynamic.dumps",
     "async_save_checkpoint": "distributed.state.checkpoint",
-    "dump_tables": "distributed.state.dumps",
     "load_checkpoint": "distributed.state.checkpoint",
     "load_pretrained": "distributed.state.pretrained",
-    "load_tables": "distributed.state.dumps",
     "save_checkpoint": "distributed.state.checkpoint",
     # train.job
     "TrainConfig": "train.job",

@@ -942,6 +942,27 @@ def calls() -> dict[str, Call]:
             lambda objective: rl.sweep([bags()], world_size=2).pareto(objective),
             {"objective": "step_ms"},
         ),
+        "tier_shares": (
+            rl.tier_shares,
+            {
+                "plan": plan(),
+                "tables": [bags()],
+                "topology": rl.Topology(2),
+                "workload": rl.Workload(8),
+                "constraints": table,
+            },
+        ),
+        "compare_servers": (
+            rl.compare_servers,
+            {
+                "tables": [bags()],
+                "workload": rl.Workload(8),
+                "workers": [2, 4],
+                "workers_per_server": 4.0,
+                "bandwidth": 1e6,
+                "id_bytes": 8,
+            },
+        ),
         "mlperf_example": (rl.mlperf_example, {"world_sizes": [8]}),
         "mlperf_dlrm_dcnv2_tables": (rl.mlperf_dlrm_dcnv2_tables, {}),
         "mlperf_dlrm_dcnv2_workload": (rl.mlperf_dlrm_dcnv2_workload, {"batch_size": 8, "zipf_alpha": 1.0}),

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.workload import Workload, table_loads
 from recshard_lab.text_table import Printable, TextTable
@@ -172,7 +172,7 @@ class ServerComparison(Printable):
         ]
 
 
-@names_wrong_arguments
+@checks_arguments
 def compare_servers(
     tables: Sequence[BaseEmbeddingConfig],
     workload: Workload,

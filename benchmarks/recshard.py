@@ -3,7 +3,8 @@
 Device memory of two ranks has room for a share of the rows. Statistics come from the training batches: pooling factor,
 coverage and the curve of accesses of each table (`Workload.measured`), and the order of ids by use (`FrequencyOrder`).
 The planner then places hot rows in device memory and the others in host memory. Two ranks look up held-out batches,
-and each rank counts the ids of its lookups by memory. All layouts hold equal bytes of rows in device memory:
+and each rank counts the ids of its lookups by memory. The two layouts of even parts hold as many bytes in device memory
+as the plan by use. The plan of whole tables has the same limit, and may hold fewer:
 
 - row-wise with UVM: each rank has an even part of each table's rows, and the first of them in device memory;
 - random rows: the same with renumbered ids, so that random rows are in device memory;

@@ -35,6 +35,11 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
         "ManagedCollisionEmbeddingBagCollection, which resets evicted rows itself",
     ),
     (
+        r"torchrec\.distributed\.model_tracker.*",
+        "what a delta tracker stores",
+        "recshard_lab.distributed.ModelDeltaTracker, and dmp.dump(path, rows=tracker.get_unique_ids())",
+    ),
+    (
         r".*\.(Managed\w*|Mc[A-Z]\w*|MC[A-Z]\w*|\w*MCH\w*|\w*[zZ]ch\w*)$|torchrec\.modules\.(mc|hash_mc)\w*.*|torchrec\.distributed\.mc_\w*.*",
         "managed collisions of ids",
         "recshard_lab.ManagedCollisionEmbeddingBagCollection",

@@ -106,6 +106,11 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "torchrec.distributed.fused_embeddingbag": {"distributed": "FusedEmbeddingBagCollectionSharder"},
     "torchrec.distributed.comm": {"comm": "get_local_rank get_local_size"},
+    "torchrec.distributed.model_tracker": {"distributed": "ModelDeltaTracker TrackingMode"},
+    "torchrec.distributed.model_tracker.model_delta_tracker": {
+        "distributed": "ModelDeltaTracker ModelDeltaTrackerTrec=ModelDeltaTracker TrackingMode",
+    },
+    "torchrec.distributed.model_tracker.types": {"distributed": "TrackingMode"},
     "torchrec.distributed.shard": {"distributed": "shard shard_modules"},
     "torchrec.distributed.train_pipeline": {
         "train": f"{_PIPELINES} GradientAccumulationConfig GradientAccumulationWrapper",

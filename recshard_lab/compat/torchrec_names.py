@@ -175,6 +175,10 @@ PUBLIC = {
     "torchrec.distributed.fbgemm_qcomm_codec": (
         "CommType QCommsConfig comm_type_to_sparse_type get_qcomm_codecs get_qcomm_codecs_registry"
     ),
+    "torchrec.distributed.model_tracker": (
+        "DeltaStore IndexedLookup ModelDeltaTracker ModelTrackerConfigs SUPPORTED_MODULES Trackers TrackingMode "
+        "UniqueRows UpdateMode"
+    ),
     "torchrec.distributed.shards_wrapper": "LocalShardsWrapper",
     "torchrec.distributed.shard": "shard shard_modules",
     "torchrec.distributed.utils": (

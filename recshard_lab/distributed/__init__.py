@@ -8,6 +8,8 @@ from recshard_lab.distributed.awaitable import NoWait as NoWait
 from recshard_lab.distributed.data_parallel import DataParallelWrapper as DataParallelWrapper
 from recshard_lab.distributed.data_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from recshard_lab.distributed.data_parallel import FullyShardWrapper as FullyShardWrapper
+from recshard_lab.distributed.delta_tracker import ModelDeltaTracker as ModelDeltaTracker
+from recshard_lab.distributed.delta_tracker import TrackingMode as TrackingMode
 from recshard_lab.distributed.dmp_collection import DMPCollection as DMPCollection
 from recshard_lab.distributed.dmp_collection import ShardingStrategy as ShardingStrategy
 from recshard_lab.distributed.managed_collision import (

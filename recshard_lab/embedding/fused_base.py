@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,6 +19,8 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.out_of_range import OutOfRange
+
+OnStep = Callable[[Tensor, Sequence[int]], None]
 
 
 class FusedCollection(nn.Module):
@@ -47,6 +50,8 @@ class FusedCollection(nn.Module):
         self._kernel = self._make_kernel(weighted, device_named(device or "cpu"), backend)
         self.add_module(self.tables_name, nn.ModuleDict({table.name: _Holder() for table in tables}))
         self._hold_weights()
+        #: called before each step with its ids ``[N]`` by feature, and their number in each
+        self.on_step: OnStep | None = None
         # autograd calls our backward only if an input requires a gradient
         self._anchor = torch.zeros(0, device=self.device, requires_grad=True)
         self._draw_first()
@@ -60,6 +65,7 @@ class FusedCollection(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Makes the copied kernel's weights the parameters: copies and unpickled parameters have separate memory."""
         super().__setstate__(state)
+        self.on_step = None  # it belongs to the original
         self._hold_weights()
 
     def _make_kernel(self, weighted: bool, device: torch.device, backend: str | None) -> LookupKernel:
@@ -83,7 +89,7 @@ class FusedCollection(nn.Module):
 
     def _look_up(self, weights: Tensor | None, ids: Tensor, offsets: Tensor, counts: list[int]) -> Tensor:
         """The rows of `LookupKernel.forward`. Backward through them steps the tables."""
-        looked: Tensor = _Lookup.apply(self._anchor, weights, ids, offsets, counts, self._kernel)
+        looked: Tensor = _Lookup.apply(self._anchor, weights, ids, offsets, counts, self._kernel, self.on_step)
         return looked
 
     def _draw_first(self) -> None:
@@ -172,9 +178,11 @@ class _Lookup(torch.autograd.Function):
         offsets: Tensor,
         counts: list[int],
         kernel: LookupKernel,
+        on_step: OnStep | None,
     ) -> Tensor:
         out, ctx.saved = kernel.forward(ids, offsets, weights, counts)
         ctx.kernel = kernel
+        ctx.on_step = None if on_step is None else partial(on_step, ids, counts)
         return out
 
     @staticmethod
@@ -185,7 +193,10 @@ class _Lookup(torch.autograd.Function):
                 "backward ran twice through one fused lookup, and the first run stepped the tables. Fix: look up again"
             )
         saved, ctx.saved = ctx.saved, None
-        return None, ctx.kernel.backward(saved, grad), None, None, None, None
+        if ctx.on_step is not None:
+            ctx.on_step()
+            ctx.on_step = None
+        return None, ctx.kernel.backward(saved, grad), None, None, None, None, None
 
 
 def _spec_of(optimizer: type[torch.optim.Optimizer] | EmbOptimType, kwargs: Mapping[str, Any] | None) -> OptimizerSpec:

@@ -436,7 +436,8 @@ class Executor:
             own = grads.take(self._width(group, lookup_input))
             own = own if group.kernel.pooled else own.reshape(-1)
             if kept is not None and self.deferred is None:
-                yield KernelGradients(group, [], [own], kept)
+                bags = [] if group.on_step is None else [group.bags(lookup_input)]
+                yield KernelGradients(group, bags, [own], kept)
             elif group.kernel.pooled and own.shape[0] == 0:
                 yield KernelGradients(group, [group.no_ids(lookup_input)], [own.new_zeros(1, group.width)])
             else:
@@ -469,6 +470,9 @@ class Executor:
     @staticmethod
     def _backward_of_kernel(gradients: KernelGradients, exchange: RowNormExchange | None = None) -> Tensor | None:
         group, kept = gradients.group, gradients.kept
+        if group.on_step is not None:
+            for ids, _, _, counts in gradients.bags:
+                group.on_step(ids, counts)
         if kept is not None:
             return group.backward(kept, gradients.grads[0], exchange)
         bags, grad = gradients.merged()

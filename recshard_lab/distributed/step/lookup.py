@@ -134,6 +134,8 @@ class KernelGroup:
         self.end = first + len(self.features)
         #: of dynamic and cached tables: whether lookups with gradients insert absent ids
         self.inserts = True
+        #: called before each step with its ids ``[N]`` by shard feature, and their number in each
+        self.on_step: Callable[[Tensor, Sequence[int]], None] | None = None
         #: in a replicated group, the number of the rank's first replicated shard feature
         self.first_copy: int | None = None
 

@@ -1,0 +1,346 @@
+"""ModelDeltaTracker: its ids are those of the batches, and their rows replayed on an older copy give equal tables."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import recshard_lab
+from recshard_lab import (
+    CacheParams,
+    DistributedModelParallel,
+    DynamicEmbeddingBagCollection,
+    DynamicEmbeddingConfig,
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingCollectionSharder,
+    EmbeddingConfig,
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+    HashZchManagedCollisionModule,
+    KeyedJaggedTensor,
+    ManagedCollisionCollection,
+    ManagedCollisionEmbeddingBagCollection,
+    ParameterSharding,
+    ShardingPlan,
+    Topology,
+    flex_shard,
+)
+from recshard_lab.distributed import DMPCollection, ModelDeltaTracker, TrackingMode
+from recshard_lab.sharding.schemes import scheme_named, scheme_names
+from tests.distributed.cached_jobs import world
+
+ROWS, FEATURES = {"a": 400, "b": 120}, {"a": ["fa", "fb"], "b": ["fc"]}
+VARIANTS: dict[str, tuple[str, str]] = {
+    **{f"{scheme}, pooled": (scheme, "pooled") for scheme in scheme_names()},
+    **{f"{scheme}, sequences": (scheme, "sequence") for scheme in ("row_wise", "column_wise", "data_parallel")},
+    "distinct ids": ("row_wise", "dedup"),
+    "distinct rows": ("row_wise", "distinct_rows"),
+    "hot rows": ("flex_shard", "hot"),
+    "host memory": ("grid_shard", "fused_uvm"),
+    "cached": ("row_wise", "cached"),
+    "cached columns": ("column_wise", "cached"),
+    "deferred": ("row_wise", "deferred"),
+}
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=lambda n: f"W{n}")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with recshard_lab.launch(request.param) as launched:
+        yield launched
+
+
+def plan_of(scheme: str, variant: str) -> ShardingPlan:
+    size = world()[1]
+    topology = Topology(size)
+    cache = CacheParams("lru", 0.5) if variant == "cached" else None
+    kernel = "fused_uvm_caching" if cache else "fused_uvm" if variant == "fused_uvm" else "fused"
+    entries = {}
+    for name, rows in ROWS.items():
+        table = EmbeddingBagConfig(rows, 16, name, feature_names=FEATURES[name])
+        if variant == "hot":
+            entries[name] = flex_shard(hot_rows=9)(table, topology)
+            continue
+        shards = scheme_named(scheme).default(table, topology).shards
+        entries[name] = ParameterSharding(scheme, kernel, None, None, cache, shards=shards)
+    plan = ShardingPlan({"bags": entries})  # type: ignore[dict-item]
+    return plan.with_route("distinct_rows") if variant == "distinct_rows" else plan
+
+
+def model_of(plan: ShardingPlan, variant: str) -> DistributedModelParallel:
+    """With the same weights each time."""
+    fused = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.05}
+    torch.manual_seed(5)
+    module: Any
+    sharder: Any
+    if variant in ("sequence", "dedup"):
+        module = EmbeddingCollection(
+            [EmbeddingConfig(rows, 16, name, feature_names=FEATURES[name]) for name, rows in ROWS.items()]
+        )
+        sharder = EmbeddingCollectionSharder(fused, use_index_dedup=variant == "dedup")
+    else:
+        module = EmbeddingBagCollection(
+            [EmbeddingBagConfig(rows, 16, name, feature_names=FEATURES[name]) for name, rows in ROWS.items()]
+        )
+        sharder = EmbeddingBagCollectionSharder(fused)
+    return DistributedModelParallel(torch.nn.ModuleDict({"bags": module}), plan=plan, sharders=[sharder])
+
+
+def batch(number: int, rank: int) -> KeyedJaggedTensor:
+    """One of few bags, some empty, with ids that repeat."""
+    rng = torch.Generator().manual_seed(100 * number + rank)
+    lengths = torch.randint(0, 4, (3, 5), generator=rng)
+    ids = [
+        (torch.rand(int(own.sum()), generator=rng) ** 2 * rows).long()
+        for own, rows in zip(lengths, (ROWS["a"], ROWS["a"], ROWS["b"]), strict=True)
+    ]
+    return KeyedJaggedTensor(["fa", "fb", "fc"], torch.cat(ids), lengths=lengths.flatten())
+
+
+def rows_of(numbers: list[int], ranks: range) -> dict[str, set[int]]:
+    """Table -> the ids of these batches of these ranks."""
+    found: dict[str, set[int]] = {name: set() for name in ROWS}
+    for number in numbers:
+        for rank in ranks:
+            own = batch(number, rank)
+            for name, features in FEATURES.items():
+                for feature in features:
+                    found[name] |= set(own[feature].values().tolist())
+    return found
+
+
+def train(model: Any, number: int) -> None:
+    out = (model.module["bags"] if isinstance(model, DistributedModelParallel) else model)(batch(number, world()[0]))
+    parts = [out[key].values() for key in out] if isinstance(out, dict) else [out.values()]
+    torch.cat([part.flatten() for part in parts]).pow(2).sum().backward()
+
+
+def on_rank(plan: ShardingPlan, rows: dict[str, set[int]]) -> dict[str, list[int]]:
+    """Those that this rank stores, ascending."""
+    rank = world()[0]
+    found = {}
+    for name, ids in rows.items():
+        spans = [shard.rows for shard in plan.plan["bags"][name].shards if shard.rank == rank]  # type: ignore[index]
+        found[name] = sorted(row for row in ids if any(start <= row < end for start, end in spans))
+    return found
+
+
+def named(found: dict[str, Tensor]) -> dict[str, list[int]]:
+    """By the names of tables."""
+    assert all(ids.dtype == torch.int64 for ids in found.values())
+    return {key.split(".")[-2]: ids.tolist() for key, ids in found.items()}
+
+
+def tracked(variant: str) -> list[str]:
+    """Trains and reads at two paces. Returns what differs from the batches."""
+    every, wrong = range(world()[1]), []
+    scheme, kind = VARIANTS[variant]
+    plan = plan_of(scheme, kind)
+    dmp = model_of(plan, kind)
+    if kind == "deferred":
+        dmp.fused_optimizer.defer_steps()
+    tracker = ModelDeltaTracker(dmp, consumers=["fast", "slow"])
+
+    def check(what: str, consumer: str, numbers: list[int]) -> None:
+        found, expected = named(tracker.get_unique_ids(consumer)), on_rank(plan, rows_of(numbers, every))
+        if found != expected:
+            wrong.append(f"{what}: {found}, expected {expected}")
+
+    for number in range(4):
+        train(dmp, number)
+        if kind == "deferred":
+            check(f"before step {number}", "fast", [])
+            dmp.fused_optimizer.step()
+        check(f"fast {number}", "fast", [number])
+        if number == 2:
+            check("slow at 2", "slow", [0, 1, 2])
+            check("slow again", "slow", [])
+            with torch.no_grad():
+                dmp.module["bags"](batch(9, world()[0]))  # type: ignore[index]
+            list(dmp.eval().state_dict())
+            dmp.train()
+            check("evaluation", "fast", [])
+    check("slow at the end", "slow", [3])
+    train(dmp, 4)
+    if kind == "deferred":
+        train(dmp, 5)
+        dmp.fused_optimizer.step()
+        check("two batches", "fast", [4, 5])
+        return wrong
+    tracker.clear("fast")
+    check("cleared", "fast", [])
+    check("not cleared", "slow", [4])
+    tracker.close()
+    train(dmp, 5)
+    check("closed", "fast", [])
+    return wrong
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_rank_has_the_rows_of_its_shards_that_were_trained_since_a_read(ranks: Any, variant: str) -> None:
+    assert ranks.run(tracked, variant) == [[]] * len(ranks.run(world))
+
+
+def replayed(folder: str, scheme: str, kind: str) -> tuple[int, list[str]]:
+    """A full dump of nothing but the rows that a consumer has not seen, on a copy that has the ones before."""
+    dmp, older = (model_of(plan_of(scheme, kind), kind) for _ in range(2))
+    tracker, written, wrong = ModelDeltaTracker(dmp), 0, []
+    for number in range(3):
+        train(dmp, 2 * number)
+        train(dmp, 2 * number + 1)
+        before = older.full_state_dict()
+        done = dmp.dump(f"{folder}/{number}", rows=tracker.get_unique_ids())
+        written += sum(done.rows.values())
+        older.load(f"{folder}/{number}")
+        found, expected = older.full_state_dict(), dmp.full_state_dict()
+        wrong += [f"{key} at {number}" for key in expected if not torch.equal(found[key], expected[key])]
+        wrong += [f"{key} was equal" for key in expected if torch.equal(before[key], expected[key])]
+    train(dmp, 8)  # equal after another step: optimizer states were equal too
+    train(older, 8)
+    found, expected = older.full_state_dict(), dmp.full_state_dict()
+    wrong += [f"{key} later" for key in expected if not torch.equal(found[key], expected[key])]
+    return written, wrong
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kind"),
+    [("row_wise", "pooled"), ("column_wise", "pooled"), ("data_parallel", "sequence"), ("row_wise", "cached")],
+)
+def test_rows_since_the_last_read_bring_an_older_copy_up_to_date(
+    ranks: Any, scheme: str, kind: str, tmp_path: Path
+) -> None:
+    count = len(ranks.run(world))
+    trained_rows = [rows_of([2 * n, 2 * n + 1], range(count)) for n in range(3)]
+    expected = sum(len(ids) for own in trained_rows for ids in own.values())
+    assert ranks.run(replayed, str(tmp_path), scheme, kind) == [(expected, [])] * count
+
+
+def moved() -> tuple[str, dict[str, list[int]]]:
+    """A read after the tables have moved, and by a new tracker."""
+    dmp = model_of(plan_of("row_wise", "pooled"), "pooled")
+    tracker = ModelDeltaTracker(dmp)
+    train(dmp, 0)
+    dmp.reshard(plan_of("column_wise", "pooled"))
+    with pytest.raises(ValueError, match=r"read before dmp\.reshard") as caught:
+        tracker.get_unique_ids()
+    tracker.close()
+    later = ModelDeltaTracker(dmp)
+    train(dmp, 1)
+    return str(caught.value), named(later.get_unique_ids())
+
+
+def test_tables_that_have_moved_are_not_read() -> None:
+    error, found = moved()
+    assert "the tables have moved" in error
+    assert found == {name: sorted(ids) for name, ids in rows_of([1], range(1)).items()}
+
+
+def fused(sequence: bool = False) -> Any:
+    if sequence:
+        sequences = [EmbeddingConfig(rows, 16, name, feature_names=FEATURES[name]) for name, rows in ROWS.items()]
+        return FusedEmbeddingCollection(sequences, torch.optim.SGD, {"lr": 0.1})
+    pooled = [EmbeddingBagConfig(rows, 16, name, feature_names=FEATURES[name]) for name, rows in ROWS.items()]
+    return FusedEmbeddingBagCollection(pooled, torch.optim.SGD, {"lr": 0.1})
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["pooled", "sequences"])
+def test_unsharded_tables_are_tracked_when_they_are_stepped(sequence: bool) -> None:
+    module = fused(sequence)
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    tracker = ModelDeltaTracker(module, consumers=["fast", "slow"])
+    module(batch(7, 0))  # without a backward
+    other = copy.deepcopy(module)
+    train(other, 3)
+    ModelDeltaTracker(other)  # the copy had none
+    for number in range(3):
+        train(module, number)
+        expected = {name: sorted(ids) for name, ids in rows_of([number], range(1)).items()}
+        assert named(tracker.get_unique_ids("fast")) == expected
+    found = tracker.get_unique_ids("slow")
+    assert named(found) == {name: sorted(ids) for name, ids in rows_of([0, 1, 2], range(1)).items()}
+    for name, weight in module.state_dict().items():
+        changed = (weight != before[name]).any(1).nonzero().squeeze(1)
+        assert torch.equal(found[name], changed)
+
+
+def test_names_are_those_of_weights_in_state_dicts() -> None:
+    model = torch.nn.ModuleDict({"x": fused(), "y": DynamicEmbeddingBagCollection([DYNAMIC], torch.optim.SGD)})
+    tracker = ModelDeltaTracker(model)
+    assert list(tracker.get_unique_ids()) == list(model["x"].state_dict(prefix="x."))
+    assert tracker.fqn_to_feature_names() == {
+        f"x.embedding_bags.{name}.weight": features for name, features in FEATURES.items()
+    }
+    assert tracker.get_tracked_modules() == {"x": model["x"]}
+
+
+def test_a_skipped_table_is_not_tracked() -> None:
+    module = fused()
+    tracker = ModelDeltaTracker(module, fqns_to_skip=["a"])
+    train(module, 0)
+    assert named(tracker.get_unique_ids()) == {"b": sorted(rows_of([0], range(1))["b"])}
+    dmp = model_of(plan_of("row_wise", "pooled"), "pooled")
+    sharded = ModelDeltaTracker(dmp, fqns_to_skip=["b"])
+    train(dmp, 0)
+    assert named(sharded.get_unique_ids()) == {"a": sorted(rows_of([0], range(1))["a"])}
+
+
+DYNAMIC = DynamicEmbeddingConfig("d", 4, capacity=128, feature_names=["f"])
+BAGS = EmbeddingBagConfig(10, 4, "t", feature_names=["f"])
+
+
+def managed() -> ManagedCollisionEmbeddingBagCollection:
+    module = HashZchManagedCollisionModule(10, "cpu", 1)
+    inner = FusedEmbeddingBagCollection([BAGS], torch.optim.SGD, {"lr": 0.1})
+    return ManagedCollisionEmbeddingBagCollection(inner, ManagedCollisionCollection({"t": module}, [BAGS]))
+
+
+def dense() -> DistributedModelParallel:
+    entry = {"t": ParameterSharding("data_parallel", "dense", [0])}
+    return DistributedModelParallel(EmbeddingBagCollection([BAGS]), plan=ShardingPlan({"": entry}))  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "says"),
+    [
+        (fused, {"mode": TrackingMode.EMBEDDING}, "EMBEDDING is not supported: a step would copy its rows"),
+        (fused, {"mode": "id_only"}, "mode must be TrackingMode"),
+        (fused, {"consumers": ["x", "x"]}, "two consumers have one name"),
+        (fused, {"consumers": "x"}, "consumers must be"),
+        (lambda: EmbeddingBagCollection([BAGS]), {}, r"'embedding_bags.t.weight' is stepped by a torch optimizer"),
+        (dense, {}, r"'embedding_bags.t.weight' is stepped by a torch optimizer"),
+        (managed, {}, "has managed collision, which also resets rows"),
+        (lambda: DistributedModelParallel(managed()), {}, "has managed collision, which also resets rows"),
+    ],
+)
+def test_what_would_give_wrong_rows_is_refused(model: Any, more: dict[str, Any], says: str) -> None:
+    module = model()
+    with pytest.raises(ValueError, match=says):
+        ModelDeltaTracker(module, **more)
+    if not more:
+        assert ModelDeltaTracker(module, fqns_to_skip=["t"]).get_unique_ids() == {}
+
+
+def replicas() -> str:
+    module = FusedEmbeddingBagCollection([BAGS], torch.optim.SGD, {"lr": 0.1})
+    with pytest.raises(ValueError, match="sync also changes rows") as caught:
+        ModelDeltaTracker(DMPCollection(module, "cpu", None, 2, 1, None))
+    return str(caught.value)
+
+
+def test_several_replicas_and_a_second_tracker_are_refused() -> None:
+    with recshard_lab.launch(2) as two:
+        assert all("a DMPCollection of 2 replicas" in own for own in two.run(replicas))
+    module = fused()
+    first = ModelDeltaTracker(module)
+    with pytest.raises(ValueError, match=r"has a tracker\. Fix: call its close"):
+        ModelDeltaTracker(module)
+    first.close()
+    second = ModelDeltaTracker(module, consumers=["publisher"])
+    with pytest.raises(ValueError, match=r"consumer 'default' is unknown\. Fix: use one of 'publisher'"):
+        second.get_unique_ids()

@@ -46,8 +46,11 @@ _ROOM_OF = {
     "QuantizedEmbeddingBagCollection": "embedding",
     "RowWiseAdagrad": "embedding",
     "Tier": "embedding",
+    "VocabularyEmbeddingBagCollection": "embedding",
+    "VocabularyEmbeddingCollection": "embedding",
     "WeightDecayMode": "embedding",
     "apply_optimizer_in_backward": "embedding",
+    "export_static": "embedding",
     "fuse_embedding_optimizer": "embedding",
     "quantize_embeddings": "embedding",
     # optim

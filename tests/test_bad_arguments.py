@@ -429,6 +429,21 @@ def calls() -> dict[str, Call]:
                 "backend": "native",
             },
         ),
+        "VocabularyEmbeddingBagCollection": (
+            lambda **own: rl.VocabularyEmbeddingBagCollection(**own)(batch()),
+            {"tables": [dynamic()], "is_weighted": False, "device": "cpu"},
+        ),
+        "VocabularyEmbeddingCollection": (
+            lambda **own: rl.VocabularyEmbeddingCollection(**own)(batch()),
+            {"tables": [dynamic()], "device": "cpu", "need_indices": True},
+        ),
+        "export_static": (
+            rl.export_static,
+            {
+                "collection": rl.DynamicEmbeddingBagCollection([dynamic()], torch.optim.SGD, {"lr": 0.1}),
+                "path": None,
+            },
+        ),
         "MCHManagedCollisionModule": (
             rl.MCHManagedCollisionModule,
             {

@@ -22,6 +22,9 @@ from recshard_lab.embedding.dynamic import DynamicEmbeddingCollection as Dynamic
 from recshard_lab.embedding.dynamic import DynamicEmbeddingConfig as DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic import EmulatedCost as EmulatedCost
 from recshard_lab.embedding.dynamic import Tier as Tier
+from recshard_lab.embedding.dynamic import VocabularyEmbeddingBagCollection as VocabularyEmbeddingBagCollection
+from recshard_lab.embedding.dynamic import VocabularyEmbeddingCollection as VocabularyEmbeddingCollection
+from recshard_lab.embedding.dynamic import export_static as export_static
 from recshard_lab.embedding.fuse import fuse_embedding_optimizer as fuse_embedding_optimizer
 from recshard_lab.embedding.fused_base import FusedCollection as FusedCollection
 from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection as FusedEmbeddingBagCollection
@@ -96,6 +99,8 @@ __all__ = [
     "QuantizedEmbeddingBagCollection",
     "RowWiseAdagrad",
     "Tier",
+    "VocabularyEmbeddingBagCollection",
+    "VocabularyEmbeddingCollection",
     "WeightDecayMode",
     "apply_optimizer_in_backward",
     "average_threshold_filter",
@@ -103,6 +108,7 @@ __all__ = [
     "dtype_to_data_type",
     "dynamic_threshold_filter",
     "embedding_names_by_table",
+    "export_static",
     "fuse_embedding_optimizer",
     "pooling_type_to_str",
     "probabilistic_threshold_filter",

@@ -6,7 +6,13 @@ from typing import Any
 import torch
 
 import recshard_lab
-from recshard_lab import DistributedModelParallel, FusedEmbeddingBagCollection, KeyedJaggedTensor, RowWiseAdagrad
+from recshard_lab import (
+    DistributedModelParallel,
+    FusedEmbeddingBagCollection,
+    KeyedJaggedTensor,
+    RowWiseAdagrad,
+    export_static,
+)
 from recshard_lab.embedding import EmbeddingBagConfig
 from tests.distributed import test_dynamic as base
 from tests.embedding.dynamic.test_dumps import content
@@ -76,6 +82,32 @@ def test_a_dump_and_its_delta_load_at_another_number_of_ranks_and_another_split(
     assert all(0 < of_table["user"] < 500 for of_table in rows)
     for world in (1, 2):
         base.launched(world, restored, str(tmp_path), 3)
+
+
+def exported(folder: str) -> list[int]:
+    """Exports each split's dump on every rank. Returns the ids of a table."""
+    rank, world = base.dmp_ranks()
+    (parts,) = base.batches(1, world, 9)
+    found = []
+    for scheme, kind in (("row_wise", "pooled"), ("column_wise", "sequence"), ("table_wise", "pooled")):
+        module, reference = (base.collection(kind, "adam") for _ in range(2))
+        dmp = DistributedModelParallel(module, plan=base.plan_of(module, scheme))
+        base.compared(reference, dmp, 2, 0)
+        dmp.dump(f"{folder}/{scheme}")
+        serving = export_static(dmp.module, f"{folder}/{scheme}")
+        for key, tensor in export_static(reference).state_dict().items():
+            torch.testing.assert_close(serving.state_dict()[key], tensor, rtol=1e-9, atol=1e-9)
+        mine = base.batch_of(parts, range(rank, rank + 1))
+        for one, other in zip(base.rows_of(serving(mine)), base.rows_of(dmp.eval()(mine)), strict=True):
+            torch.testing.assert_close(one, other.detach(), rtol=1e-9, atol=1e-9)
+        found.append(len(serving.vocabulary("user")))
+    return found
+
+
+def test_tables_of_ranks_are_exported_for_serving(tmp_path: Path) -> None:
+    one, other = base.launched(2, exported, str(tmp_path))
+    assert one == other
+    assert min(one) > 100
 
 
 def interrupted(folder: str) -> list[str]:

@@ -275,7 +275,7 @@ def _opened(path: str | Path, tables: _Tables, optimizer_state: bool) -> tuple[P
             check_dynamic(folder, name, entry, shard.table, optimizer_state)
         for own in tables.static.get(name, ()):
             states = own.states if optimizer_state else {}
-            check_shape(folder, name, entry, own.size[1], own.weight, states)
+            check_shape(folder, name, entry, own.size[1], own.weight.dtype, states)
             if entry["kind"] != "static" or entry["rows"] != own.size[0]:
                 raise DumpError(
                     f"{folder} has a {entry['kind']} table {name!r}, and the model a static one of {own.size[0]:,} rows"

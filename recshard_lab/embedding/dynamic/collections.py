@@ -26,7 +26,7 @@ from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 
 
-class _AnyId(OutOfRange):
+class AnyId(OutOfRange):
     """The out-of-range policy of dynamic tables: no id is out of range."""
 
     def fit_all(
@@ -71,7 +71,7 @@ class DynamicCollection(FusedCollection):
             device=device,
             backend=backend,
         )
-        self._policy = _AnyId()
+        self._policy = AnyId()
         return DynamicKernel(kernel, configs, slots, feature_slots, self._spec, pooled=self.pooled, device=device)
 
     def _hold_weights(self) -> None:

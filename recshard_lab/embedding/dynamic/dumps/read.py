@@ -5,7 +5,7 @@ Shape letters: M rows, K ids, C slots, d columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +27,38 @@ def check_dynamic(folder: Path, name: str, entry: Entry, table: DynamicTable, op
     Raises:
         DumpError: other columns, number format, optimizer states or admission, or a delta whose base is missing.
     """
-    check_shape(folder, name, entry, table.config.embedding_dim, table.weight, table.states if optimizer_state else {})
+    dtype, states = table.weight.dtype, table.states if optimizer_state else {}
+    check_rows(folder, name, entry, table.config.embedding_dim, dtype, states, table.index.step)
+    if table.admission_counts is not None and not entry["counts"]:
+        raise DumpError(f"{folder} has no counts of absent ids of table {name!r}, which admit= needs")
+
+
+def check_rows(
+    folder: Path, name: str, entry: Entry, dim: int, dtype: torch.dtype, states: Iterable[str], step: int
+) -> None:
+    """Checks that rows of a dynamic table of a dump fit a table at a step.
+
+    Raises:
+        DumpError: as of `check_dynamic`.
+    """
+    check_shape(folder, name, entry, dim, dtype, states)
     if entry["kind"] != "dynamic":
         raise DumpError(f"{folder} has a static table {name!r}, and this one is dynamic")
-    since, step = entry["since"], table.index.step
+    since = entry["since"]
     if since is not None and not since - 1 <= step <= entry["step"]:
         raise DumpError(
             f"{folder} has the rows of table {name!r} that changed from step {since} to {entry['step']}, and the table "
             f"is at step {step}. Fix: load the dump before it first"
         )
-    if table.admission_counts is not None and not entry["counts"]:
-        raise DumpError(f"{folder} has no counts of absent ids of table {name!r}, which admit= needs")
 
 
-def check_shape(folder: Path, name: str, entry: Entry, dim: int, weight: Tensor, states: Mapping[str, Tensor]) -> None:
+def check_shape(folder: Path, name: str, entry: Entry, dim: int, dtype: torch.dtype, states: Iterable[str]) -> None:
     """Checks columns, number format and optimizer states.
 
     Raises:
         DumpError: they differ.
     """
-    here = (dim, dtype_name(weight.dtype))
+    here = (dim, dtype_name(dtype))
     if here != (entry["dim"], entry["dtype"]):
         raise DumpError(
             f"table {name!r} has {here[0]} columns of {here[1]}, and in {folder} {entry['dim']} of {entry['dtype']}. "
@@ -190,13 +202,13 @@ def _lost_rows(table: DynamicTable, ids: Tensor, scores: Tensor, touched: Tensor
 
 def _fill_kept(lost: Rows, kept: Rows) -> None:
     """Copies rows that the table had before the load."""
-    at, found = _positions(lost.ids, kept.ids)
+    at, found = positions(lost.ids, kept.ids)
     lost.weight[at] = kept.weight[found]
     for name, state in lost.states.items():
         state[at] = kept.states[name][found]
 
 
-def _positions(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+def positions(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Where ids are in ``ordered``, and a mask of those that are there."""
     at = torch.searchsorted(ordered, ids).clamp(max=max(0, len(ordered) - 1))
     found = ordered[at] == ids if len(ordered) else torch.zeros_like(ids, dtype=torch.bool)
@@ -219,7 +231,7 @@ def _read_values(
             present = slots >= 0
             copy_values(file, keys, columns, table.columns, own[present], slots[present], *targets[0])
             if lost is not None:
-                at, found = _positions(lost.ids, ids[own])
+                at, found = positions(lost.ids, ids[own])
                 copy_values(file, keys, columns, table.columns, own[found], at, lost.weight, lost.states)
 
 

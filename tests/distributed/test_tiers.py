@@ -44,23 +44,6 @@ def half_and_half(tables: list[dict[str, Any]], world: int) -> str:
     return ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)}).to_json()
 
 
-@pytest.mark.parametrize("scheme", scheme_names())
-def test_every_scheme_in_the_hosts_memory_equals_the_unsharded_model(ranks: Any, scheme: str) -> None:
-    world = ranks.world_size
-    plan = cases.plan_of(cases.TABLES, [scheme], world, "fused_uvm")
-    assert all(s.tier == "ddr" for entry in plan.tables().values() for s in entry.shards)
-    steps = cases.random_steps(1, cases.TABLES, world, steps=4, samples=6)
-    check(Case(cases.TABLES, plan.to_json(), steps, "exact_row_wise_adagrad"), ranks)
-
-
-@pytest.mark.parametrize("sequence", [False, True], ids=["pooled", "sequence"])
-def test_a_table_in_both_memories_equals_the_unsharded_model(ranks: Any, sequence: bool) -> None:
-    tables = [{k: v for k, v in own.items() if not sequence or k != "pooling"} for own in TABLES]
-    steps = zipf_steps(tables, ranks.world_size, 6, 6)
-    plan = half_and_half(tables, ranks.world_size)
-    check(Case(tables, plan, steps, "exact_row_wise_adagrad", sequence=sequence), ranks)
-
-
 def test_a_plan_by_measured_use_equals_the_unsharded_model() -> None:
     """Ids renumbered by use, hot rows in device memory, the others in the host's: as the planner places them."""
     world = 2
@@ -79,6 +62,23 @@ def test_a_plan_by_measured_use_equals_the_unsharded_model() -> None:
     moved = ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(plan.tables())}).to_json()
     with recshard_lab.launch(world) as launched:
         check(Case(TABLES, moved, renumbered, "exact_row_wise_adagrad"), launched)
+
+
+@pytest.mark.parametrize("scheme", scheme_names())
+def test_every_scheme_in_the_hosts_memory_equals_the_unsharded_model(ranks: Any, scheme: str) -> None:
+    world = ranks.world_size
+    plan = cases.plan_of(cases.TABLES, [scheme], world, "fused_uvm")
+    assert all(s.tier == "ddr" for entry in plan.tables().values() for s in entry.shards)
+    steps = cases.random_steps(1, cases.TABLES, world, steps=4, samples=6)
+    check(Case(cases.TABLES, plan.to_json(), steps, "exact_row_wise_adagrad"), ranks)
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["pooled", "sequence"])
+def test_a_table_in_both_memories_equals_the_unsharded_model(ranks: Any, sequence: bool) -> None:
+    tables = [{k: v for k, v in own.items() if not sequence or k != "pooling"} for own in TABLES]
+    steps = zipf_steps(tables, ranks.world_size, 6, 6)
+    plan = half_and_half(tables, ranks.world_size)
+    check(Case(tables, plan, steps, "exact_row_wise_adagrad", sequence=sequence), ranks)
 
 
 def as_batch(bags: dict[str, list[list[int]]]) -> KeyedJaggedTensor:

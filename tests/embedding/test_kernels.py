@@ -27,6 +27,9 @@ each_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.optimiz
 each_pair = pytest.mark.parametrize(
     ("kernel", "spec"), [pytest.param(k, s, id=f"{k.name}-{s.optimizer.name}") for k, s in PAIRS]
 )
+ANY_BATCH = 1e-4
+"""Allowed difference of weights for any batch. Where gradients of a row nearly cancel, Adagrad divides their sum by
+`eps`, and rounding of 3e-7 grows by learning rate / eps = 300."""
 ROWWISE = OptimizerSpec(EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.3, eps=1e-3)
 
 
@@ -36,7 +39,9 @@ def assert_same(given: list[Tensor], truth: list[Tensor | None], atol: float = 1
         torch.testing.assert_close(own.float(), expected.detach().float(), atol=atol, rtol=1e-5)
 
 
-def run_steps(kernel: LookupKernel, truth: Truth, pooled: bool, weighted: bool, steps: int = 3) -> None:
+def run_steps(
+    kernel: LookupKernel, truth: Truth, pooled: bool, weighted: bool, steps: int = 3, atol: float = 1e-5
+) -> None:
     truth.fill(kernel)
     shape = truth.shape
     for number in range(steps):
@@ -57,7 +62,7 @@ def run_steps(kernel: LookupKernel, truth: Truth, pooled: bool, weighted: bool, 
             if ids.numel():
                 assert_same([weight_grad], [expected_weights.grad], atol=1e-4)
         truth.step()
-        assert_same(kernel.weights(), [table.detach() for table in truth.tables])
+        assert_same(kernel.weights(), [table.detach() for table in truth.tables], atol)
 
 
 @each_pair
@@ -74,7 +79,8 @@ def test_several_steps_equal_autograd_and_a_dense_optimizer(
 @given(shape=shapes())
 @settings(max_examples=40, deadline=None)
 def test_any_jagged_batch_is_pooled_and_stepped_as_by_autograd(kernel: type[LookupKernel], shape: Shape) -> None:
-    run_steps(make(kernel, shape, ROWWISE, True), Truth(shape, ROWWISE, True), True, shape.seed % 2 == 0, steps=2)
+    truth = Truth(shape, ROWWISE, True)
+    run_steps(make(kernel, shape, ROWWISE, True), truth, True, shape.seed % 2 == 0, steps=2, atol=ANY_BATCH)
 
 
 @each_kernel
@@ -83,7 +89,7 @@ def test_any_jagged_batch_is_pooled_and_stepped_as_by_autograd(kernel: type[Look
 def test_any_jagged_batch_is_looked_up_as_a_sequence_as_by_autograd(kernel: type[LookupKernel], shape: Shape) -> None:
     specs = [spec for spec in SPECS if can(kernel, spec)]
     spec = specs[shape.seed % len(specs)]
-    run_steps(make(kernel, shape, spec, False), Truth(shape, spec, False), False, False, steps=2)
+    run_steps(make(kernel, shape, spec, False), Truth(shape, spec, False), False, False, steps=2, atol=ANY_BATCH)
 
 
 @each_kernel

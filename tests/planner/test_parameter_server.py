@@ -121,7 +121,7 @@ def test_unpooled_rows_cost_a_parameter_server_long_bags() -> None:
     )
     server = f"parameter server, {EVERY_ID}"
     assert short[TABLE_WISE] < short[server] < short[ROW_WISE] / 50
-    assert long[server] > 40 * long[TABLE_WISE]
+    assert long[server] > 30 * long[TABLE_WISE]  # 50 x (2 x 8 + 8 D) bytes beside 50 x 4 + 8 D, for D = 64: 37
 
 
 def test_a_comparison_prints_its_condition_and_refuses_what_is_no_number() -> None:

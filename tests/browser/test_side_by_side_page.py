@@ -73,7 +73,7 @@ def wait_for_card(page: Any, widget: str, side: str, step_ms: float) -> None:
         """([selector, step]) => { const card = document.querySelector(selector);
         return card && Math.abs(Number(card.dataset.stepMs) - step) <= 1e-9 * step; }""",
         arg=[f'{widget} .rs-card[data-side="{side}"]', step_ms],
-        timeout=20_000,
+        timeout=60_000,
     )
 
 

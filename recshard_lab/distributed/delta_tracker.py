@@ -123,7 +123,7 @@ class ModelDeltaTracker:
         self._skipped = set(fqns_to_skip)
         self._shards: dict[str, list[_Shard]] = {}
         self._features: dict[str, list[str]] = {}
-        self._modules: dict[str, nn.Module] = {}
+        self._watched: dict[str, nn.Module] = {}
         self._executors: list[tuple[ShardedCollection, Any]] = []
         self._tracked: list[Any] = []
         found: list[tuple[Any, Callable[[Tensor, Sequence[int]], None]]] = []
@@ -166,7 +166,7 @@ class ModelDeltaTracker:
 
     def get_tracked_modules(self) -> dict[str, nn.Module]:
         """Path -> collection with tracked tables."""
-        return dict(self._modules)
+        return dict(self._watched)
 
     def fqn_to_feature_names(self) -> dict[str, list[str]]:
         """Table, named as in `get_unique_ids` -> the features that look it up."""
@@ -231,7 +231,7 @@ class ModelDeltaTracker:
         shard = _Shard(first_row, torch.zeros(rows, dtype=torch.int32, device=device))
         self._shards.setdefault(name, []).append(shard)
         self._features[name] = list(table.feature_names)
-        self._modules[path] = module
+        self._watched[path] = module
         return shard.stamps
 
     def _recorded(

@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PANEL = ".recshard-ranks"
 CELLS = [
     "%load_ext recshard_lab\n%recshard_launch -n 2 --nodes 2\n"
-    "from recshard_lab.lab import RanksPanel\npanel = RanksPanel()\npanel",
+    "from recshard_lab.lab import RanksPanel\nfrom recshard_lab.launcher import current\npanel = RanksPanel()\npanel",
     "%%recshard --quiet\nimport os, time\nprint('rank', rank, 'counts') if 'again' in globals() else None\n"
     "time.sleep(600 if 'again' in globals() else 0)\nagain = True",
+    "import threading, time\nthreading.Timer(3, lambda: current().run(lambda: __import__('time').sleep(2))).start()",
 ]
 
 
@@ -41,6 +42,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def pids(page: Any) -> list[str]:
     return [row.locator("td").nth(2).inner_text() for row in page.locator(f"{PANEL} tr[data-rank]").all()]
+
+
+def test_new_figures_leave_the_focus_where_it_is(page: Any) -> None:
+    region = f"{PANEL} .rs-wide"
+    page.locator(".jp-CodeCell").nth(2).locator(".cm-content").click()
+    command(page, "notebook:run-cell")
+    page.locator(region).focus()
+    page.wait_for_selector(f"{region} tr[data-state='running']")
+    assert page.evaluate("region => document.activeElement === document.querySelector(region)", region)
+    page.wait_for_selector(f"{region} tr[data-state='idle'] >> nth=1")
 
 
 def test_it_follows_a_running_cell_and_its_buttons_restart_and_stop(page: Any) -> None:

@@ -90,6 +90,9 @@ class RanksPanel(Exports, LabWidget):
         self._asked: ipw.Button | None = None  # the button whose second click loses variables
         self._asked_until = 0.0
         self.table, self.printed, self.told = controls.wide_html(), controls.wide_html(), ipw.HTML()
+        # The widget is the stop of Tab, not a part of its value: new figures would take the focus away.
+        self.table.tabbable, self.table.tooltip = True, "state and memory of the ranks"
+        self.table.add_class("rs-wide")
         self.interrupt_button = self._button(
             "Interrupt", "stop", "what runs on the ranks ends; variables stay", _interrupt
         )
@@ -268,8 +271,7 @@ def _table(ranks: Any, states: list[Any], memory: list[RankMemory]) -> str:
     notes = "".join(f"<div>{escape(line)}</div>" for line in [*_notes(memory), ranks.times_note] if line)
     caption = escape(repr(ranks)[1:-1])
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    region = 'class="rs-wide" role="region" aria-label="state and memory of the ranks" tabindex="0"'
-    return f"<div>{caption}</div><div {region}>{table}</div>{notes}"
+    return f"<div>{caption}</div>{table}{notes}"
 
 
 def _columns(ranks: Any, states: list[Any], memory: list[RankMemory]) -> tuple[list[str], list[list[str]]]:

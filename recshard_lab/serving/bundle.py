@@ -1,0 +1,165 @@
+"""Bundles: folders with a model that answers without this library.
+
+::
+
+    model.json              inputs, outputs and stages
+    program.pt2             torch.export program; its weights are arguments
+    weights.safetensors     the weights, once
+    example.safetensors     one batch, as a client sends it
+    answer.py               loads the bundle and answers the example; imports only torch
+    manifest.json           size and SHA-256 of each file
+
+A bundle is written to a temporary folder, which is then renamed. After a crash it is complete or absent.
+
+Shape letters: B samples, F sparse features, N ids of all features.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from recshard_lab.arguments import checks_arguments
+from recshard_lab.complete_folders import FolderFormat, Staging, described
+from recshard_lab.serving.batch import Batch as Batch
+from recshard_lab.serving.batch import Inputs as Inputs
+from recshard_lab.serving.batch import SparseInput as SparseInput
+from recshard_lab.serving.batch import split_answers as split_answers
+from recshard_lab.serving.export.program import Outputs, trace, weights_of
+
+
+class BundleError(ValueError):
+    """A bundle that is missing, incomplete, damaged, or of another format; or a model that cannot be exported."""
+
+
+FORMAT = FolderFormat("bundle", "recshard_lab bundle", 1, BundleError, "save_bundle(model, path)", "model.json")
+
+
+@runtime_checkable
+class Servable(Protocol):
+    """What a server needs of a model.
+
+    Attributes:
+        inputs: what `predict` takes.
+        outputs: keys of what it returns, in order.
+    """
+
+    @property
+    def inputs(self) -> Inputs: ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Each output ``[B]`` or ``[B, ...]``. Threads may call it at the same time."""
+        ...
+
+
+class ProgramServable:
+    """A program with its weights, as a `Servable`.
+
+    Attributes:
+        inputs, outputs: as of `Servable`.
+    """
+
+    def __init__(self, folder: Path, content: Mapping[str, Any]) -> None:
+        self.inputs = Inputs.from_json(content["inputs"])
+        self.outputs: tuple[str, ...] = tuple(content["outputs"])
+        self._weights = load_file(folder / "weights.safetensors")
+        self._run = torch.export.load(folder / "program.pt2").module()
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Computes the outputs.
+
+        Raises:
+            ValueError: shapes or dtypes that the model does not take.
+            RuntimeError: an id that is not a row of its table. `Batch.check` names its sample.
+        """
+        batch.check_shapes(self.inputs)
+        weights = batch.weights if self.inputs.weighted else None
+        with torch.inference_mode():
+            answer = self._run(self._weights, batch.dense, batch.values, batch.lengths.long(), weights)
+        return dict(zip(self.outputs, answer, strict=True))
+
+
+@checks_arguments
+def save_bundle(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    inputs: Inputs,
+    outputs: Any = ("score",),
+    example: Batch | None = None,
+) -> None:
+    """Exports a model and saves it as a bundle. Replaces a bundle at ``path``.
+
+    Args:
+        model: in evaluation mode, not sharded. It takes ``(dense, KeyedJaggedTensor)``, or only the one of both that
+            ``inputs`` has, and returns a tensor, a tuple, or a dict of tensors ``[B, ...]``.
+        path: the folder. Its name is the version of the bundle.
+        inputs: what the model takes. ``Inputs.of(model, dense=[...])`` reads it from the collections.
+        outputs: names of the outputs, or a dict of name -> function applied to that output or None, such as
+            ``{"probability": torch.sigmoid}``.
+        example: a batch to try the bundle with. Default: a random one.
+
+    Raises:
+        BundleError: ``path`` is something else, or the model cannot be exported.
+    """
+    named: Outputs = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs)
+    batch = _random_batch(inputs) if example is None else example
+    batch.check(inputs)
+    program = trace(model, inputs, named, batch)
+    staging = Staging(FORMAT, Path(path))
+    try:
+        torch.export.save(program, staging.path / "program.pt2")
+        save_file(
+            {name: each.contiguous() for name, each in weights_of(model).items()}, staging.path / "weights.safetensors"
+        )
+        content = {
+            "format": 1,
+            "inputs": inputs.to_json(),
+            "outputs": list(named),
+            "stages": [{"name": "model", "kind": "program"}],
+        }
+        (staging.path / "model.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+        staging.commit(described(sorted(staging.path.iterdir())))
+    finally:
+        staging.discard()
+
+
+@checks_arguments
+def load_bundle(path: str | Path, *, check_hashes: bool = False) -> Servable:
+    """Loads a bundle.
+
+    Args:
+        path: the folder.
+        check_hashes: also read every file and compare its SHA-256. Sizes are always compared.
+
+    Raises:
+        BundleError: no bundle, a damaged one, or another format.
+    """
+    folder = FORMAT.readable(path)
+    files = FORMAT.manifest_of(folder)["files"]
+    FORMAT.check_files(folder, files, 0 if check_hashes else len(files), 1)
+    content = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    return ProgramServable(folder, content)
+
+
+def _random_batch(inputs: Inputs, size: int = 3) -> Batch:
+    """A batch with bags of 0 to 2 ids."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(0, 3, (len(inputs.sparse) * size,), generator=draw)
+    counts = lengths.reshape(len(inputs.sparse), size).sum(1).tolist()
+    ids = [
+        torch.randint(0, each.rows or 2**31, (count,), generator=draw)
+        for each, count in zip(inputs.sparse, counts, strict=True)
+    ]
+    values = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64)
+    weights = torch.rand(len(values), generator=draw) if inputs.weighted else None
+    return Batch(torch.rand(size, len(inputs.dense), generator=draw), values, lengths, weights)

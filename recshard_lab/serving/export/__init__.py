@@ -1,0 +1,1 @@
+"""A model as a torch.export program, which runs without this library."""

@@ -30,7 +30,7 @@ from recshard_lab.embedding import (
     FusedCollection,
 )
 from recshard_lab.embedding.dynamic.collections import DynamicCollection
-from recshard_lab.embedding.managed_collision.kernel import ManagedEmbeddingConfig
+from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
 
 _FUSE = "FusedEmbeddingBagCollection, or compute_kernel='fused'"
 

@@ -5,6 +5,7 @@ whole buckets. All ranks together decide as the unsharded module with the same b
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +25,9 @@ from recshard_lab.distributed.sharders import (
     FusedEmbeddingBagCollectionSharder,
     FusedEmbeddingCollectionSharder,
 )
+from recshard_lab.distributed.step.types import LookupInput
+from recshard_lab.distributed.step.weight_gradients import exchange_rows
+from recshard_lab.distributed.table_shards import StateEntries, TableShards
 from recshard_lab.embedding import (
     BaseManagedCollisionEmbeddingCollection,
     FusedCollection,
@@ -32,52 +36,133 @@ from recshard_lab.embedding import (
     ManagedCollisionEmbeddingCollection,
     OptimizerSpec,
 )
-from recshard_lab.embedding.managed_collision.kernel import ManagedEmbeddingConfig
-from recshard_lab.embedding.managed_collision.modules import RowOwners
+from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
+from recshard_lab.embedding.managed_collision.finder import Owners
+from recshard_lab.embedding.managed_collision.modules import RowOwners, bucket_fault
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
     ParameterSharding,
-    PlanError,
     ShardingPlan,
     scheme_names,
 )
 from recshard_lab.sparse import KeyedJaggedTensor
 
 
-class ShardedManagedCollisionEmbeddingBagCollection(ShardedEmbeddingBagCollection):
-    """A sharded `ManagedCollisionEmbeddingBagCollection`, with the same state dict names of the tables.
+class OwnerEntries(StateEntries):
+    """The entries of a state dict that say which id owns each row of a table, named as in an unsharded model."""
 
-    The owners of rows move and are saved with the optimizer states: they are in `dmp.fused_optimizer.state_dict` and
-    in checkpoints.
+    def __init__(self, shards: TableShards) -> None:
+        super().__init__({_STATE_NAMES[part.name]: part for part in shards.index_parts}, shards)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        table = self.of.config
+        assert isinstance(table, ManagedEmbeddingConfig)
+        for position, state in self.of.states.items():
+            owners, first = Owners(state["raw_ids"], state["owned"]), self.of.sharding.shards[position].rows[0]
+            problem = bucket_fault(owners, first, table.partitions, table.row_unit)
+            if problem is not None:
+                args[-1].append(f"table {table.name!r}: {problem}")
+
+
+_STATE_NAMES = {
+    "raw_ids": "_raw_ids",
+    "owned": "_owned",
+    "row_numbers": "_row_numbers",
+    "current_iter": "_current_iter_tensor",
+}
+
+
+class _HasOwners(ShardedCollection):
+    """A collection whose state dict also has the owners of rows. The sharder sets `return_remapped_features`."""
+
+    _returns_rows = False
+
+    @property
+    def return_remapped_features(self) -> bool:
+        """Whether a forward also returns the rows of ids."""
+        return self._returns_rows
+
+    @return_remapped_features.setter
+    def return_remapped_features(self, value: bool) -> None:
+        self._returns_rows = value
+        self.executor.input_dist.keeps_places = value or not self.pooled
+
+    def place(self, shardings: Mapping[str, ParameterSharding]) -> None:
+        """Replaces kernels and layout with those of these shardings. Weights and states are zero."""
+        super().place(shardings)
+        self.return_remapped_features = self._returns_rows
+
+    def hold_tables(self, tables: nn.Module) -> None:
+        """Replaces the modules of the tables, and those of their owners."""
+        super().hold_tables(tables)
+        owners = {
+            name: OwnerEntries(child) for name, child in tables.named_children() if isinstance(child, TableShards)
+        }
+        self._managed_collision_collection = nn.Module()
+        self._managed_collision_collection._managed_collision_modules = nn.ModuleDict(owners)
+
+    def _remapped(self, features: KeyedJaggedTensor, lookup_input: LookupInput) -> KeyedJaggedTensor | None:
+        """The features of the tables with rows in place of ids, after their lookup was issued. Collective."""
+        if not self._returns_rows:
+            return None
+        rows, total = lookup_input.rows, features.values().numel()
+        if rows is None:  # the lookup failed, or this rank stores no shard
+            rows = torch.zeros(lookup_input.ids.shape, dtype=torch.int64, device=self.device)
+        found = exchange_rows(rows, total, lookup_input, self.layout, self.env)
+        variable = features.variable_stride_per_key()
+        remapped = KeyedJaggedTensor(
+            features.keys(),
+            found,
+            features.weights_or_none(),
+            features.lengths(),
+            stride=None if variable else features.stride(),
+            stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
+            inverse_indices=features.inverse_indices_or_none(),
+        )
+        keys = [feature for table in self.tables for feature in table.feature_names]
+        return remapped.permute([features.keys().index(key) for key in keys])
+
+
+class ShardedManagedCollisionEmbeddingBagCollection(_HasOwners, ShardedEmbeddingBagCollection):
+    """A sharded `ManagedCollisionEmbeddingBagCollection`, with the same state dict names.
+
+    The state dict has the owners of rows, as of the unsharded collection. They move with their rows.
     """
 
     tables_name = "_embedding_module.embedding_bags"
 
     @eager
     @names_wrong_arguments
-    def forward(self, features: KeyedJaggedTensor) -> tuple[LazyKeyedTensor, None]:  # type: ignore[override]
-        """Local batch -> ``[B, sum of D]``, and None."""
-        return self.compute_and_output_dist(self._routed(features)), None
+    def forward(  # type: ignore[override]
+        self, features: KeyedJaggedTensor
+    ) -> tuple[LazyKeyedTensor, KeyedJaggedTensor | None]:
+        """Local batch -> ``[B, sum of D]``, and with ``return_remapped_features`` its rows, as of the unsharded one."""
+        lookup_input = self._routed(features)
+        return self.compute_and_output_dist(lookup_input), self._remapped(features, lookup_input)
 
 
-class ShardedManagedCollisionEmbeddingCollection(ShardedEmbeddingCollection):
+class ShardedManagedCollisionEmbeddingCollection(_HasOwners, ShardedEmbeddingCollection):
     """A sharded `ManagedCollisionEmbeddingCollection`. See `ShardedManagedCollisionEmbeddingBagCollection`."""
 
     tables_name = "_embedding_module.embeddings"
 
     @eager
     @names_wrong_arguments
-    def forward(self, features: KeyedJaggedTensor) -> tuple[LazyDict, None]:  # type: ignore[override]
-        """Local batch -> a jagged ``[N, D]`` for each key, and None."""
-        return self.compute_and_output_dist(self._routed(features)), None
+    def forward(  # type: ignore[override]
+        self, features: KeyedJaggedTensor
+    ) -> tuple[LazyDict, KeyedJaggedTensor | None]:
+        """Local batch -> a jagged ``[N, D]`` for each key, and its rows as of pooled collections."""
+        lookup_input = self._routed(features)
+        return self.compute_and_output_dist(lookup_input), self._remapped(features, lookup_input)
 
 
 class ManagedCollisionSharder(CollectionSharder):
     """Shards one type of managed collision collection, by row_wise, table_wise or column_wise.
 
-    If a table's module has one bucket, each row shard becomes a bucket. Otherwise row shards have whole buckets:
-    ``row_wise(num_buckets=...)``.
+    If a table's module has one bucket, each row shard becomes a bucket, and row shards have equal sizes. Otherwise row
+    shards have whole buckets. `row_wise`, and a planner, make such shards.
 
     Args:
         ebc_sharder: sharder of the collection inside, whose settings are used. Default: those of the other arguments.
@@ -146,16 +231,9 @@ class ManagedCollisionSharder(CollectionSharder):
             ValueError: a setting that a sharded module cannot have, or a module with owners, which would be lost.
         """
         assert isinstance(module, BaseManagedCollisionEmbeddingCollection)
-        if module.return_remapped_features:
-            raise ValueError(
-                "return_remapped_features=True, and rows of a sharded table are known on the ranks that store them "
-                "alone. Fix: return_remapped_features=False"
-            )
-        modules = module.managed_collision_collection.modules_by_table()
-        tables = [_managed(table, modules[table.name], params[table.name]) for table in self.tables(module)]
-        ShardingPlan({"": EmbeddingModuleShardingPlan(params)}).validate(tables, env.world_size)
+        tables = stored_tables(module, params, env.world_size)
         inner = module.embedding_module
-        return self.sharded_type(
+        sharded = self.sharded_type(
             tables,
             params,
             self.optimizers(module, params),
@@ -169,9 +247,26 @@ class ManagedCollisionSharder(CollectionSharder):
             batch_tables=self.batch_tables,
             need_indices=bool(getattr(inner, "need_indices", lambda: False)()),
         )
+        assert isinstance(sharded, _HasOwners)
+        sharded.return_remapped_features = module.return_remapped_features
+        return sharded
 
 
-def _managed(table: Any, module: Any, sharding: ParameterSharding) -> ManagedEmbeddingConfig:
+def stored_tables(
+    module: BaseManagedCollisionEmbeddingCollection, params: Mapping[str, ParameterSharding], world_size: int
+) -> list[ManagedEmbeddingConfig]:
+    """The tables as ranks store them under a plan.
+
+    Raises:
+        PlanError, ValueError: as `ManagedCollisionSharder.build`.
+    """
+    modules = module.managed_collision_collection.modules_by_table()
+    planned = module.planned_configs()
+    ShardingPlan({"": EmbeddingModuleShardingPlan(params)}).validate(planned, world_size)
+    return [_managed(table, modules[table.name], params[table.name]) for table in planned]
+
+
+def _managed(table: ManagedEmbeddingConfig, module: Any, sharding: ParameterSharding) -> ManagedEmbeddingConfig:
     """A table as its ranks store it."""
     of_table = f"table {table.name!r}: "
     if not isinstance(module, RowOwners):
@@ -194,14 +289,9 @@ def _managed(table: Any, module: Any, sharding: ParameterSharding) -> ManagedEmb
             f"{of_table}the eviction policy keeps {module.numbers_per_row} numbers of a row, and shards have 2. "
             f"Fix: keep at most 2"
         )
-    ranges = len({shard.rows for shard in sharding.shards})
-    buckets = ranges if module.buckets() == 1 else module.buckets()
-    if table.num_embeddings % buckets:
-        raise PlanError(
-            f"{of_table}{table.num_embeddings:,} rows do not divide into {buckets} equal buckets. "
-            f"Fix: make num_embeddings a multiple of {buckets}"
-        )
-    return ManagedEmbeddingConfig.of(table, module, buckets)
+    if not table.least_equal_rows:
+        return replace(table, module=module)
+    return replace(table, module=module, partitions=len({shard.rows for shard in sharding.shards}), least_equal_rows=0)
 
 
 class ManagedCollisionEmbeddingBagCollectionSharder(ManagedCollisionSharder):

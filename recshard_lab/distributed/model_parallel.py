@@ -24,7 +24,6 @@ from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
 from recshard_lab.embedding.dynamic.dumps import Dumped, Restored
 from recshard_lab.embedding.dynamic.dumps.collection import Paths
-from recshard_lab.embedding.dynamic.index import INDEX_TENSORS
 from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
@@ -574,11 +573,11 @@ class DistributedModelParallel(nn.Module):
         device = torch.device("cpu") if cpu_offload else self.device
         ranks = range(self.env.world_size) if not rank0_only else range(1 if self.replica == 0 else 0)
         moves, whole = [], {}
-        for name, shards in self.table_shards().items():
-            for part in shards.model_parts():
+        for path, collection in self.collections.items():
+            for name, (shards, part) in collection.state_entries().items():
                 gathering, table = shards.gather_move(part, ranks, device)
                 moves.append(gathering)
-                whole[name.removesuffix("weight") + part.name] = table
+                whole[f"{path}.{name}" if path else name] = table
         with torch.no_grad():
             move(moves, self.env, self.device)
         state: dict[str, Tensor] = {}
@@ -627,7 +626,7 @@ class DistributedModelParallel(nn.Module):
                     continue
                 totals["weights"] += _bytes(weight)
                 for name, state in shards.states.get(position, {}).items():
-                    index = shards.config.dynamic and name.removeprefix("admission_") in INDEX_TENSORS
+                    index = name in {part.name for part in shards.index_parts}
                     kind = "index" if index and not in_host else "optimizer_state"
                     totals[kind] = totals.get(kind, 0) + _bytes(state)
         return totals

@@ -17,13 +17,14 @@ from recshard_lab.distributed.awaitable import LazyDict, LazyJaggedTensor, LazyK
 from recshard_lab.distributed.eager import eager
 from recshard_lab.distributed.state.forms import StateForm
 from recshard_lab.distributed.state.moves import Move
+from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.step.executor import Executor, Listener
 from recshard_lab.distributed.step.input_dist import PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, choose_kinds, index_parts
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
 from recshard_lab.distributed.step.types import LookupInput
-from recshard_lab.distributed.table_shards import TableShards
+from recshard_lab.distributed.table_shards import StateEntries, TableShards
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollectionInterface,
@@ -269,6 +270,15 @@ class ShardedCollection(nn.Module):
     def shards_by_weight(self) -> dict[str, TableShards]:
         """Name of each table's weight in the state dict -> this rank's shards of the table."""
         return {f"{self.tables_name}.{name}.weight": shards for name, shards in self.table_shards().items()}
+
+    def state_entries(self) -> dict[str, tuple[TableShards, Part]]:
+        """Name in the state dict -> the table and its part, for all parts of tables that are in the state dict."""
+        return {
+            f"{path}.{name}": (module.of, part)
+            for path, module in self.named_modules()
+            if isinstance(module, StateEntries)
+            for name, part in module.entries.items()
+        }
 
     def scatter_moves(self, whole: Mapping[str, Tensor], source: int) -> list[Move]:
         """Moves that fill the shards from rank ``source``'s unsharded weights ``[E, D]``."""

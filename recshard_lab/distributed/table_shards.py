@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part, primary_rows
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.kernels import TORCH_DTYPES
+from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
 from recshard_lab.optim import EmptyFusedOptimizer
 from recshard_lab.optim.state import local_shards
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
@@ -21,7 +22,60 @@ from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
 _INIT_ROWS = 8192
 
 
-class TableShards(nn.Module):
+class StateEntries(nn.Module):
+    """The entries of a state dict that are parts of a table.
+
+    Args:
+        entries: name in the state dict -> part.
+        shards: the table. Default: this module.
+    """
+
+    def __init__(self, entries: Mapping[str, Part], shards: "TableShards | None" = None) -> None:
+        super().__init__()
+        self.entries = dict(entries)
+        self._others = () if shards is None else (shards,)  # in a tuple it is no submodule
+        self._state_names = SimpleNamespace(**dict.fromkeys(entries, "a name in state dicts"))
+
+    @property
+    def of(self) -> "TableShards":
+        """The table."""
+        return self._others[0] if self._others else cast("TableShards", self)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """torch's checkpoint functions look up each name of a state dict; a rank may store no or several shards."""
+        return dict.fromkeys(self.entries, "_state_names")
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self.of.refuse_tiers("flush_tiers() of the collection, then a last tier on disk or in Redis has all rows")
+        for name, part in self.entries.items():
+            destination[prefix + name] = self.of.state(part)
+
+    @torch.no_grad()
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        table = self.of
+        for name, part in self.entries.items():
+            key = prefix + name
+            problem = table._copy_from(state_dict[key], part) if key in state_dict else None
+            copies = None if table.is_whole else table.replica_move(part)
+            ready = key in state_dict and problem is None
+            if copies is not None and all(gathered(table.env, lambda ready=ready: ready)):  # type: ignore[misc]
+                move([copies], table.env, table.device)
+            if key not in state_dict and strict:
+                missing_keys.append(key)
+            if problem is not None:
+                error_msgs.append(problem)
+
+
+class TableShards(StateEntries):
     """This rank's shards of one table.
 
     If only some rows are replicated, a state dict contains each replica once, from the first rank that stores it.
@@ -29,7 +83,7 @@ class TableShards(nn.Module):
 
     A single shard is the parameter ``weight``; several are ``weight_0``, ``weight_1``, ... In state dicts the table is
     always ``weight``: torch's sharded tensor, or a plain tensor for a replicated table or a single process. State dicts
-    of a dynamic table also have its index, because rows without it belong to no id.
+    also have the index of a dynamic table, because rows without it belong to no id.
 
     Args:
         config: the table.
@@ -58,12 +112,12 @@ class TableShards(nn.Module):
         index_parts: Sequence[Part] = (),
         flushes: Mapping[int, Callable[[], None]] | None = None,
     ) -> None:
-        super().__init__()
+        own = () if isinstance(config, ManagedEmbeddingConfig) else index_parts  # `OwnerEntries` has them
+        super().__init__({part.name: part for part in (_weight_part(config), *own)})
         self.form = form
         self.device = device or next((weight.device for weight in weights.values()), torch.device("cpu"))
         self.config, self.sharding, self.env = config, sharding, env
         self.state_parts, self.index_parts = tuple(state_parts), tuple(index_parts)
-        self._state_names = SimpleNamespace(**{part.name: "a name in state dicts" for part in self.model_parts()})
         self._weights, self._states, self._flushes = dict(weights), dict(states), dict(flushes or {})
         for number, weight in enumerate(self._weights.values()):
             name = "weight" if len(self._weights) == 1 else f"weight_{number}"
@@ -103,7 +157,7 @@ class TableShards(nn.Module):
 
     def model_parts(self) -> list[Part]:
         """The weights, and the index of a dynamic table: what a state dict of the model has."""
-        return [Part("weight", "element", table_dtype(self.config)), *self.index_parts]
+        return [_weight_part(self.config), *self.index_parts]
 
     def parts(self) -> list[Part]:
         """The weights, the index and every optimizer state."""
@@ -269,42 +323,10 @@ class TableShards(nn.Module):
         check_placements(self.config.name, self.sharding.sharding_type, primary, self.device)
         return dtensor(shards, tensors, size, self.env, self.device, is_matrix)
 
-    def _fqn_modifiers(self) -> dict[str, str]:
-        """torch's checkpoint functions look up each name of a state dict; a rank may store no or several shards."""
-        return {part.name: "_state_names" for part in self.model_parts()}
-
     def refuse_tiers(self, fix: str) -> None:
         """Raises ValueError if the table has rows in slower tiers, which are not among its tensors."""
         if getattr(self.config, "tiers", ()):
             raise ValueError(f"table {self.config.name!r} has tiers, whose rows are not in its shards. Fix: {fix}")
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        self.refuse_tiers("flush_tiers() of the collection, then a last tier on disk or in Redis has all rows")
-        for part in self.model_parts():
-            destination[prefix + part.name] = self.state(part)
-
-    @torch.no_grad()
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        for part in self.model_parts():
-            key = prefix + part.name
-            problem = self._copy_from(state_dict[key], part) if key in state_dict else None
-            copies = None if self.is_whole else self.replica_move(part)
-            ready = key in state_dict and problem is None
-            if copies is not None and all(gathered(self.env, lambda ready=ready: ready)):  # type: ignore[misc]
-                move([copies], self.env, self.device)
-            if key not in state_dict and strict:
-                missing_keys.append(key)
-            if problem is not None:
-                error_msgs.append(problem)
 
     def _copy_from(self, value: Any, part: Part) -> str | None:
         """Fills this rank's primary shards of a part from a tensor in any form. Returns an error text or None."""
@@ -343,6 +365,10 @@ class TableShards(nn.Module):
         for position, matrix in matrices.items():
             whole[slice(*shards[position].rows), slice(*shards[position].cols)] = matrix
         return whole
+
+
+def _weight_part(table: BaseEmbeddingConfig) -> Part:
+    return Part("weight", "element", table_dtype(table))
 
 
 def table_dtype(table: BaseEmbeddingConfig) -> torch.dtype:

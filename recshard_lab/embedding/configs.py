@@ -103,6 +103,11 @@ class BaseEmbeddingConfig:
         return 1
 
     @property
+    def least_equal_rows(self) -> int:
+        """If above 0, row shards have equal sizes, of at least this many rows."""
+        return 0
+
+    @property
     def index_bytes_per_row(self) -> int:
         """Bytes of the index that a dynamic table stores with each row of each shard; 0 for static tables."""
         return 0

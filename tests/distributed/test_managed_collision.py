@@ -18,6 +18,7 @@ from recshard_lab import (
     EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingConfig,
+    EmbeddingShardingPlanner,
     EmbOptimType,
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
@@ -27,14 +28,19 @@ from recshard_lab import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
     MCHManagedCollisionModule,
+    ParameterConstraints,
     PoolingType,
     RowWiseAdagrad,
     ShardingPlan,
+    Topology,
     construct_module_sharding_plan,
 )
 from recshard_lab.distributed import ManagedCollisionEmbeddingBagCollectionSharder
+from recshard_lab.distributed.managed_collision import stored_tables
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.embedding import DistanceLFU_EvictionPolicy, HashZchEvictionPolicyName
+from recshard_lab.planner.planner import within_sharder
+from recshard_lab.planner.search.options import options_of
 from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wise
 
 SAMPLES, BUCKETS = 6, 4
@@ -55,19 +61,27 @@ MODULES: dict[str, Callable[[str, int], Any]] = {
 }
 
 
-def collection(pooled: bool, module: str, optimizer: str, buckets: int = BUCKETS) -> Any:
+def collection(
+    pooled: bool,
+    module: str,
+    optimizer: str,
+    buckets: int = BUCKETS,
+    data_type: DataType = DataType.FP64,
+    weighted: bool = False,
+) -> Any:
     """In FP64, steps that differ in rounding stay together."""
     kind: Any = EmbeddingBagConfig if pooled else EmbeddingConfig
-    mean = {"pooling": PoolingType.MEAN} if pooled else {}
+    mean = {"pooling": PoolingType.MEAN} if pooled and not weighted else {}
     tables = [
-        kind(ROWS["user"], 8, "user", DataType.FP64, ["u", "v"]),
-        kind(ROWS["item"], 16, "item", DataType.FP64, ["w"], **mean),
+        kind(ROWS["user"], 8, "user", data_type, ["u", "v"]),
+        kind(ROWS["item"], 16, "item", data_type, ["w"], **mean),
     ]
     modules = {table.name: MODULES[module](table.name, buckets) for table in tables}
     torch.manual_seed(0)
     inner: Any = FusedEmbeddingBagCollection if pooled else FusedEmbeddingCollection
     outer: Any = ManagedCollisionEmbeddingBagCollection if pooled else ManagedCollisionEmbeddingCollection
-    return outer(inner(tables, *OPTIMIZERS[optimizer]), ManagedCollisionCollection(modules, tables))
+    more = {"is_weighted": True} if weighted else {}
+    return outer(inner(tables, *OPTIMIZERS[optimizer], **more), ManagedCollisionCollection(modules, tables), True)
 
 
 def world() -> tuple[int, int]:
@@ -75,7 +89,7 @@ def world() -> tuple[int, int]:
     return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if running else (0, 1)
 
 
-def sharded(module: Any, scheme: str) -> DistributedModelParallel:
+def sharded(module: Any, scheme: str, backend: str | None = None) -> DistributedModelParallel:
     _, many = world()
     made: dict[str, Callable[[], Any]] = {
         "row_wise": lambda: row_wise(num_buckets=BUCKETS),
@@ -83,7 +97,8 @@ def sharded(module: Any, scheme: str) -> DistributedModelParallel:
         "column_wise": lambda: column_wise(list(range(min(2, many)))),
     }
     plan = construct_module_sharding_plan(module, {name: made[scheme]() for name in ROWS}, world_size=many)
-    return DistributedModelParallel(module, plan=ShardingPlan({"": plan}))
+    sharders = [ManagedCollisionEmbeddingBagCollectionSharder(backend=backend)] if backend else None
+    return DistributedModelParallel(module, plan=ShardingPlan({"": plan}), sharders=sharders)
 
 
 def batches(count: int, seed: int = 0) -> Iterator[list[list[tuple[Tensor, Tensor]]]]:
@@ -97,10 +112,11 @@ def batches(count: int, seed: int = 0) -> Iterator[list[list[tuple[Tensor, Tenso
         ]
 
 
-def batch_of(parts: list[list[tuple[Tensor, Tensor]]], ranks: range) -> KeyedJaggedTensor:
+def batch_of(parts: list[list[tuple[Tensor, Tensor]]], ranks: range, weighted: bool = False) -> KeyedJaggedTensor:
     chosen = [parts[feature][rank] for feature in range(3) for rank in ranks]
-    lengths = torch.cat([lengths for lengths, _ in chosen])
-    return KeyedJaggedTensor(["u", "v", "w"], torch.cat([ids for _, ids in chosen]), lengths=lengths)
+    lengths, ids = torch.cat([lengths for lengths, _ in chosen]), torch.cat([ids for _, ids in chosen])
+    weights = 1 + (ids % 5).to(ids.device, torch.float32) / 4 if weighted else None
+    return KeyedJaggedTensor(["u", "v", "w"], ids, weights, lengths=lengths)
 
 
 def rows_of(output: Any) -> list[Tensor]:
@@ -116,14 +132,27 @@ def local(whole: Any, parts: Any) -> list[Tensor]:
     return [whole[key].values()[sum(own[:rank]) : sum(own[: rank + 1])] for key, own in zip("uvw", sizes, strict=True)]
 
 
-def compared(reference: Any, dmp: Any, count: int, seed: int) -> int:
+def compared(
+    reference: Any, dmp: Any, count: int, seed: int, weighted: bool = False, limit: float = 1e-9, trains: bool = True
+) -> int:
     """Trains both on the same batches. Returns the evictions of the reference."""
     rank, many = world()
     for parts in batches(count, seed):
-        whole, _ = reference(batch_of(parts, range(many)))
-        mine, _ = dmp(batch_of(parts, range(rank, rank + 1)))
+        whole, rows = reference(batch_of(parts, range(many), weighted))
+        batch = batch_of(parts, range(rank, rank + 1), weighted)
+        mine, own_rows = dmp(batch.permute([2, 0, 1]))
         for one, other in zip(local(whole, parts), rows_of(mine), strict=True):
-            torch.testing.assert_close(other.detach(), one.detach(), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(other.detach(), one.detach(), rtol=limit, atol=limit)
+        assert own_rows.keys() == rows.keys() == batch.keys()
+        assert torch.equal(own_rows.lengths(), batch.lengths())
+        assert (own_rows.weights_or_none() is not None) == weighted
+        for at, key in enumerate("uvw"):
+            sizes = [len(ids) for _, ids in parts[at]]
+            own = rows[key].values().split(sizes)[rank]
+            assert torch.equal(own_rows[key].values(), own)
+            assert own.numel() == 0 or 0 <= int(own.min()) <= int(own.max()) < ROWS["item" if key == "w" else "user"]
+        if not trains:
+            continue
         sum(rows.pow(2).sum() for rows in rows_of(whole)).backward()
         (many * sum(rows.pow(2).sum() for rows in rows_of(mine))).backward()  # gradients are the mean over ranks
     owners = reference.managed_collision_collection.modules_by_table().values()
@@ -133,6 +162,13 @@ def compared(reference: Any, dmp: Any, count: int, seed: int) -> int:
 def trained(pooled: bool, module: str, optimizer: str, scheme: str) -> int:
     reference = collection(pooled, module, optimizer)
     return compared(reference, sharded(copy.deepcopy(reference), scheme), 12, 1)
+
+
+def trained_on(backend: str, weighted: bool, scheme: str) -> int:
+    reference = collection(True, "zch", "adagrad", data_type=DataType.FP32, weighted=weighted)
+    dmp = sharded(copy.deepcopy(reference), scheme, backend)
+    assert set(dmp.backends().values()) == {backend}
+    return compared(reference, dmp, 8, 1, weighted, 1e-4)
 
 
 def saved(path: str, module: str) -> None:
@@ -156,6 +192,65 @@ def loaded(path: str, module: str, many: int) -> int:
         ]
         reference(batch_of(parts, range(many)))[0].values().pow(2).sum().backward()
     return compared(reference, dmp, 6, 5)
+
+
+def weights_saved(path: str, module: str) -> None:
+    reference = collection(True, module, "adagrad")
+    dmp = sharded(copy.deepcopy(reference), "row_wise")
+    compared(reference, dmp, 8, 0)
+    save_checkpoint(path, dmp)
+    whole, expected = dmp.full_state_dict(), reference.state_dict()
+    assert list(whole) == list(expected)
+    assert all(torch.equal(own, whole[name]) for name, own in expected.items() if "weight" not in name)
+    torch.save(whole, f"{path}.pt")
+
+
+def weights_loaded(path: str, module: str, scheme: str) -> bool:
+    """Whether weights alone give the same rows to the same ids, from both forms."""
+    whole = torch.load(f"{path}.pt")
+    reference = collection(True, module, "adagrad")
+    reference.load_state_dict(whole)
+    load_checkpoint(path, again := collection(True, module, "adagrad"), optimizer_state=False)
+    equal = [torch.equal(own, whole[name]) for name, own in again.state_dict().items()]
+    from_file, from_state = (sharded(collection(True, module, "adagrad"), scheme) for _ in range(2))
+    load_checkpoint(path, from_file, optimizer_state=False)
+    from_state.load_state_dict(whole)
+    for dmp in (from_file, from_state):
+        state = dmp.full_state_dict()
+        equal += [list(state) == list(whole), *(torch.equal(own, whole[name]) for name, own in state.items())]
+        from_state.load_state_dict(from_file.state_dict())
+        reference.eval(), dmp.eval()
+        with torch.no_grad():
+            compared(reference, dmp, 2, 0, trains=False)
+    return all(equal)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_weights_alone_have_the_owners_of_rows(tmp_path: Path, module: str) -> None:
+    path = str(tmp_path / "run")
+    with recshard_lab.launch(2) as ranks:
+        ranks.run(weights_saved, path, module)
+    for many, scheme in ((1, "table_wise"), (3, "row_wise")):
+        with recshard_lab.launch(many) as ranks:
+            assert all(ranks.run(weights_loaded, path, module, scheme))
+
+
+def other_buckets() -> str:
+    """The error where weights of one bucket are loaded into shards that are two."""
+    whole = collection(True, "zch", "sgd", 1)
+    whole(KeyedJaggedTensor(["u", "v", "w"], torch.arange(30), lengths=torch.tensor([10, 10, 10])))
+    module = collection(True, "zch", "sgd", 1)
+    plan = construct_module_sharding_plan(module, dict.fromkeys(ROWS, row_wise()), world_size=world()[1])
+    dmp = DistributedModelParallel(module, plan=ShardingPlan({"": plan}))
+    with pytest.raises(RuntimeError) as error:
+        dmp.load_state_dict(whole.state_dict())
+    return str(error.value)
+
+
+def test_weights_of_other_buckets_are_refused() -> None:
+    with recshard_lab.launch(2) as ranks:
+        for error in ranks.run(other_buckets):
+            assert "ids outside of their buckets" in error
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -193,10 +288,8 @@ def refused() -> list[str]:
     used = collection(True, "zch", "sgd")
     used(KeyedJaggedTensor(["u", "v", "w"], torch.tensor([3]), lengths=torch.tensor([1, 0, 0])))
     attempt(used, table_wise(0))
-    returning = collection(True, "zch", "sgd")
-    returning._return_remapped_features = True
-    attempt(returning, table_wise(0))
     attempt(collection(True, "zch", "sgd"), table_wise(0), sharders=[])
+    attempt(collection(True, "zch", "sgd", 1), row_wise(sizes=[20, 44]))
     try:
         DMPCollection(collection(True, "zch", "sgd"), "cpu", None, 2, 1, None)
     except ValueError as error:
@@ -211,8 +304,8 @@ def test_what_a_managed_table_cannot_do_is_refused() -> None:
                 "table 'user': rows (0, 20) of a shard are not whole partitions of 16 rows",
                 "its rows cannot be replicated",
                 "1 rows have owners, which would be lost",
-                "return_remapped_features=True",
                 "the plan names module ''",
+                "table 'user' has row shards of 20, 44 rows",
                 "the rows of table 'user' belong to ids, which differ between 2 replicas",
             ]
             assert len(found) == len(says)
@@ -221,10 +314,69 @@ def test_what_a_managed_table_cannot_do_is_refused() -> None:
         assert ranks.run(buckets_of_shards) == [(2, 2), (2, 2)]
 
 
+ODD = {"prime": (61, 1), "odd": (63, 1), "least": (5, 1), "buckets": (65, 5), "of 7": (49, 7)}
+
+
+def odd_tables(kind: str) -> ManagedCollisionEmbeddingBagCollection:
+    tables = [EmbeddingBagConfig(rows, 8, name, feature_names=[name]) for name, (rows, _) in ODD.items()]
+    modules: dict[str, Any] = {}
+    for name, (rows, buckets) in ODD.items():
+        if kind == "mch":
+            modules[name] = MCHManagedCollisionModule(rows, "cpu", DistanceLFU_EvictionPolicy(), 1, buckets=buckets)
+        else:
+            more = {"opt_in_prob": 50, "percent_reserved_slots": 20}
+            modules[name] = HashZchManagedCollisionModule(rows, "cpu", buckets, **more)
+    inner = FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 0.1})
+    return ManagedCollisionEmbeddingBagCollection(inner, ManagedCollisionCollection(modules, tables))
+
+
+@pytest.mark.parametrize("many", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["mch", "zch"])
+def test_a_planner_compares_only_cuts_that_a_sharder_accepts(kind: str, many: int) -> None:
+    whole = odd_tables(kind)
+    sharder, tables = ManagedCollisionEmbeddingBagCollectionSharder(), whole.planned_configs()
+    row_cuts: dict[str, set[int]] = {name: set() for name in ODD}
+    for local in {many, 2} if many % 2 == 0 else {many}:
+        topology = Topology(many, local_world_size=local)
+        limits = within_sharder(sharder, tables, {}, "cpu")
+        model = EmbeddingShardingPlanner(topology, constraints=limits).model(tables)
+        for table, options in zip(tables, options_of(model, tables, limits), strict=True):
+            params = {name: table_wise(0) for name in ODD}
+            for option in options:
+                tiles = option.proposal.rects
+                ranks = option.proposal.assignments[0] if option.proposal.assignments else range(len(tiles))
+                cut = option.proposal.placed([rank % many for rank in ranks])
+                plan = construct_module_sharding_plan(
+                    whole, params | {table.name: lambda *_, own=cut: own}, world_size=many
+                )
+                for stored in stored_tables(whole, plan, many):
+                    for shard in plan[stored.name].shards:
+                        stored.module.rebuild_with_output_id_range(shard.rows, stored.edges)
+                row_cuts[table.name].add(len({rows for rows, _ in tiles}))
+    equal = next((n for n in range(many, 1, -1) if 63 % n == 0), 1)
+    assert max(row_cuts["odd"]) == equal
+    assert max(row_cuts["prime"]) == max(row_cuts["least"]) == 1
+    assert max(row_cuts["buckets"]) == {2: 2, 3: 3, 4: 3}[many]
+    assert max(row_cuts["of 7"]) == many
+
+
+def trains_a_planned_model() -> int:
+    whole = odd_tables("zch")
+    limits = {name: ParameterConstraints(sharding_types=["row_wise"]) for name in ("odd", "buckets", "of 7")}
+    planner = EmbeddingShardingPlanner(Topology(world()[1]), constraints=limits)
+    plan = planner.plan(whole, [ManagedCollisionEmbeddingBagCollectionSharder()])
+    dmp = DistributedModelParallel(whole, plan=plan)
+    ids = torch.arange(20) * 10**9 + world()[0]
+    for _ in range(2):
+        batch = KeyedJaggedTensor(list(ODD), ids, lengths=torch.full((10,), 2))
+        dmp(batch)[0].values().sum().backward()
+    return len(plan.tables()["odd"].shards)
+
+
 def test_a_planner_finds_a_plan_for_managed_tables() -> None:
-    module = collection(True, "zch", "sgd")
-    dmp = DistributedModelParallel(module)
-    assert set(dmp.plan.plan) == {""}
+    assert set(DistributedModelParallel(collection(True, "zch", "sgd")).plan.plan) == {""}
+    with recshard_lab.launch(3) as ranks:
+        assert ranks.run(trains_a_planned_model) == [3, 3, 3]
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"W{n}")
@@ -248,6 +400,14 @@ def test_shards_have_the_owners_and_rows_of_the_whole_table(
     ranks: Any, pooled: bool, module: str, optimizer: str, scheme: str
 ) -> None:
     assert min(ranks.run(trained, pooled, module, optimizer, scheme)) > 100
+
+
+@pytest.mark.parametrize(
+    ("backend", "weighted", "scheme"),
+    [("native", True, "row_wise"), ("native", False, "column_wise"), ("numba", True, "row_wise")],
+)
+def test_shards_of_other_kernels_and_weighted_batches(ranks: Any, backend: str, weighted: bool, scheme: str) -> None:
+    assert min(ranks.run(trained_on, backend, weighted, scheme)) > 50
 
 
 def stale() -> tuple[list[str], int]:
@@ -316,6 +476,25 @@ def moved() -> int:
     other = construct_module_sharding_plan(reference, dict.fromkeys(ROWS, table_wise(0)), world_size=world()[1])
     dmp.reshard(ShardingPlan({"": other}))
     return compared(reference, dmp, 5, 3)
+
+
+def lookup_fails() -> list[str]:
+    """Errors where a rank's lookup fails, which has remapped features to return."""
+    dmp, errors = sharded(collection(True, "zch", "sgd"), "row_wise"), []
+    rank, many = world()
+    kernel = dmp.collections[""].executor.lookup.groups[0].kernel
+    if rank == many - 1:
+        kernel.forward = None  # type: ignore[method-assign,assignment]
+    for parts in batches(1):
+        try:
+            dmp(batch_of(parts, range(rank, rank + 1)))[0].values().sum().backward()
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+def test_a_failed_lookup_leaves_no_rank_waiting(ranks: Any) -> None:
+    assert all("TypeError" in error for (error,) in ranks.run(lookup_fails))
 
 
 def test_owners_move_with_their_rows(ranks: Any) -> None:

@@ -48,6 +48,7 @@ from recshard_lab.distributed.step.output_dist.local import LocalOutput, is_enou
 from recshard_lab.distributed.step.row_norms import RowNormExchange
 from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.distributed.step.weight_gradients import exchange_weight_gradients, of_replicas
+from recshard_lab.embedding.managed_collision.kernel import ManagedKernel
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 
@@ -253,7 +254,7 @@ class Executor:
     def _read(self, lookup_input: LookupInput, training: bool) -> Rows:
         if lookup_input.error is not None:
             raise lookup_input.error
-        kept, exchanged, replicated = [], [], []
+        kept, exchanged, replicated, found = [], [], [], list[Tensor]()
         prefetched, lookup_input.prefetched = lookup_input.prefetched or repeat(None), None
         for group, own in zip(self.lookup.exchanged, prefetched, strict=False):
             bags = group.bags(lookup_input)
@@ -262,6 +263,9 @@ class Executor:
             rows, saved = self._run(group, bags, training, own)
             exchanged.append(rows)
             kept.append(saved)
+            if isinstance(group.kernel, ManagedKernel):
+                found.append(group.kernel.rows if bags[0].numel() else bags[0])
+        lookup_input.rows = torch.cat(found) if found else None
         for group in self.lookup.replicated:
             bags = group.own_bags(lookup_input.local_batch)
             if self.listener is not None:

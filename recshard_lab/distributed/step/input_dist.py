@@ -129,6 +129,8 @@ class InputDist:
         whole = all(feature.shard.num_rows == layout.tables[feature.table].num_embeddings for feature in own)
         self._in_order = whole and not routed and [feature.block for feature in own] == list(range(len(layout.blocks)))
         self._known_keys: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
+        #: whether batches keep the places of their ids, for `exchange_rows`
+        self.keeps_places = not pooled
         #: an error of the last step that other ranks do not know; sent with the next sizes message
         self.error: Exception | None = None
 
@@ -219,7 +221,7 @@ class InputDist:
             replicas=[],
             touched=[],
             layout=self.layout,
-            places=None if self.pooled else torch.arange(values.numel(), device=values.device),
+            places=torch.arange(values.numel(), device=values.device) if self.keeps_places else None,
             num_places=None if self.pooled else np.asarray(counts),
             spans=spans,
             ids=[] if self.pooled else [values[start:end] for start, end in spans],
@@ -282,7 +284,8 @@ class InputDist:
             values, flag = clamp_to_rows(values, on_device, limits, any(self.layout.dynamic))
             outside = read.add(flag)
         required = self._weights_that_require_gradients(features)
-        want_places = not self.pooled or required is not None or len(self._distinct) > 0
+        every = self.keeps_places or required is not None
+        want_places = every or len(self._distinct) > 0
         ids = values if not self.layout.global_rows_fit_int32 else values.to(self.wire)
         wiring = self.router.wiring(position, len(bags), known is not None)
         sources = self.router.sources(wiring, lengths, ids, weights, bags, known, want_places)
@@ -302,7 +305,6 @@ class InputDist:
         where = Segments(sources, segment_counts, wiring, sum(self._exchanged))
         local = self._local_batch(checked, features, where, sources, original, inverse, required)
         if want_places:
-            every = not self.pooled or required is not None
             shard_features = np.arange(len(wiring.source)) if every else self._distinct
             local.places, local.num_places, local.uses = where.places(sources, shard_features)
         if replicas is not None:

@@ -17,7 +17,8 @@ from recshard_lab.embedding import DataType, DynamicEmbeddingConfig, OptimizerSp
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
-from recshard_lab.embedding.managed_collision.kernel import ManagedEmbeddingConfig, ManagedKernel
+from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
+from recshard_lab.embedding.managed_collision.kernel import ManagedKernel
 from recshard_lab.embedding.optimizers.steps import accumulate_dtype, partial_squares
 from recshard_lab.sharding import CacheParams, PlanError, Shard
 from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
@@ -59,8 +60,7 @@ class GroupKind:
         if self.optimizer is None:
             return ()
         kept = torch.device("cpu") if self.host else device
-        owners = _OWNER_PARTS if self.managed else ()
-        return owners + _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0), kept)
+        return _state_parts(self.backend, self.data_type, replace(self.optimizer, learning_rate=0.0), kept)
 
 
 _INDEX_PARTS = (
@@ -73,19 +73,24 @@ _INDEX_PARTS = (
 _ADMISSION_PARTS = tuple(replace(part, name=f"admission_{part.name}") for part in _INDEX_PARTS)
 
 
-def index_parts(config: Any) -> tuple[Part, ...]:
-    """The tensors of a table's index, as of `DynamicTable.index_tensors`. A static table has none."""
-    if not isinstance(config, DynamicEmbeddingConfig):
-        return ()
-    return _INDEX_PARTS + (_ADMISSION_PARTS if config.counts_absent_ids else ())
-
-
 _OWNER_PARTS = (
     Part("raw_ids", "row", torch.int64),
     Part("owned", "row", torch.uint8),
     Part("row_numbers", "row", torch.int64, 2),
     Part("current_iter", "table", torch.int64),
 )
+
+
+def index_parts(config: Any) -> tuple[Part, ...]:
+    """What says which id each row belongs to: tensors of `DynamicTable.index_tensors`, or of `RowOwners.tensors`.
+
+    A static table has none.
+    """
+    if isinstance(config, ManagedEmbeddingConfig):
+        return _OWNER_PARTS
+    if not isinstance(config, DynamicEmbeddingConfig):
+        return ()
+    return _INDEX_PARTS + (_ADMISSION_PARTS if config.counts_absent_ids else ())
 
 
 @lru_cache(maxsize=64)

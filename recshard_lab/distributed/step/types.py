@@ -133,6 +133,8 @@ class LookupInput:
         looked_up: the returned rows, where they were looked up before the forward.
         weight_gradients: for each rank, whether its weights require a gradient; None if no rank's do.
         prefetched: for each exchanged kernel what `LookupKernel.prefetch` has returned, where it was called.
+        rows: ``[n]`` the row of each id that this rank looks up, by shard feature, if the tables are managed. Zeros
+            after an error.
         error: of this rank while the ids were exchanged. The lookup raises it, on all ranks.
     """
 
@@ -148,6 +150,7 @@ class LookupInput:
     looked_up: Tensor | None = None
     weight_gradients: list[bool] | None = None
     prefetched: list[Any] | None = None
+    rows: Tensor | None = None
     error: Exception | None = None
 
 

@@ -6,7 +6,8 @@ when they step. One more message a step returns it, only if the weights of some 
     owner    of each shard feature, by source rank [n]
     source   added over column shards, at the places of the ids
 
-The weights of replicated shard features get their gradients on the source rank.
+The weights of replicated shard features get their gradients on the source rank. The rows of ids of managed tables
+return in the same way (`exchange_rows`).
 
 Shape letters: N ids of the local batch, n ids of a shard feature, S bags of a block, D columns of a shard.
 """
@@ -79,17 +80,10 @@ def exchange_weight_gradients(
     required = lookup_input.weight_gradients
     if required is None:
         return None
-    local_batch, features = lookup_input.local_batch, layout.exchanged_features
-    counts = lookup_input.counts[: len(features[env.rank])]
+    local_batch = lookup_input.local_batch
     assert lookup_input.weights is not None
     flat = torch.cat(list(of_kernels)) if of_kernels else lookup_input.weights[:0]
-    sizes = counts.T * np.array(required)[:, None]  # by source rank and shard feature
-    starts = (np.cumsum(counts).reshape(counts.shape) - counts).T
-    sends = sizes.sum(1).tolist()
-    order = segment_index(host_list(starts.ravel(), flat.device), host_list(sizes.ravel(), flat.device), sum(sends))
-    ends = np.cumsum([0, *local_batch.sent])[np.cumsum([0, *map(len, features)])]
-    receives = (np.diff(ends) * required[env.rank]).tolist()
-    arrived = all_to_all(flat.index_select(0, order), sends, receives, env, "input_dist_backward/weights")
+    arrived = _at_sources(flat, required, lookup_input, layout, env, "input_dist_backward/weights")
     # kernels were given gradients of the mean over ranks; these are of this rank's loss
     arrived = arrived * env.world_size
     if local_batch.weights is None:
@@ -99,3 +93,38 @@ def exchange_weight_gradients(
     total = arrived.new_zeros(local_batch.weights.numel())
     total.index_add_(0, local_batch.places, torch.cat([arrived, *copies]))
     return total.to(local_batch.weights.dtype).view(local_batch.weights.shape)
+
+
+def exchange_rows(rows: Tensor, total: int, lookup_input: LookupInput, layout: Layout, env: ShardingEnv) -> Tensor:
+    """``[total]`` the row of each id of this rank's batch, 0 for ids of other collections. All ranks must call it.
+
+    Args:
+        rows: ``[n]`` of the ids that this rank looks up, by shard feature.
+        total: ids of this rank's batch.
+    """
+    every = [True] * env.world_size
+    arrived = _at_sources(rows, every, lookup_input, layout, env, "output_dist/rows")
+    places = lookup_input.local_batch.places
+    assert places is not None
+    return rows.new_zeros(total).index_copy_(0, places, arrived)  # column shards of a table have the same rows
+
+
+def _at_sources(
+    flat: Tensor, required: Sequence[bool], lookup_input: LookupInput, layout: Layout, env: ShardingEnv, tag: str
+) -> Tensor:
+    """A number for each id, at its source rank: by shard feature, rank after rank.
+
+    Args:
+        flat: the numbers of the ids that this rank looks up, by shard feature.
+        required: for each rank, whether it receives any.
+        tag: of the message.
+    """
+    local_batch, features = lookup_input.local_batch, layout.exchanged_features
+    counts = lookup_input.counts[: len(features[env.rank])]
+    sizes = counts.T * np.array(required)[:, None]  # by source rank and shard feature
+    starts = (np.cumsum(counts).reshape(counts.shape) - counts).T
+    sends = sizes.sum(1).tolist()
+    order = segment_index(host_list(starts.ravel(), flat.device), host_list(sizes.ravel(), flat.device), sum(sends))
+    ends = np.cumsum([0, *local_batch.sent])[np.cumsum([0, *map(len, features)])]
+    receives = (np.diff(ends) * required[env.rank]).tolist()
+    return all_to_all(flat.index_select(0, order), sends, receives, env, tag)

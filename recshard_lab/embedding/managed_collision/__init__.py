@@ -2,7 +2,7 @@
 
 In walking order: `policies` ranks ids, `modules` keeps which id owns each row (`finder` finds it), `zero_collision`
 gives rows as long as there are any, `reset` makes a row new when its owner changes, `collections` does both before a
-lookup, `kernel` does both on the ranks of a sharded collection.
+lookup. `config` is a table as plans cut it, `kernel` does both on the ranks of a sharded collection.
 """
 
 from recshard_lab.embedding.managed_collision.collections import (

@@ -17,6 +17,7 @@ from recshard_lab.embedding.collections import EmbeddingBagCollection, Embedding
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.fused_base import FusedCollection
 from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection, FusedEmbeddingCollection
+from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
 from recshard_lab.embedding.managed_collision.modules import (
     ManagedCollisionCollection,
     ManagedCollisionModule,
@@ -84,6 +85,11 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
 
     def _configs(self) -> list[BaseEmbeddingConfig]:
         raise NotImplementedError
+
+    def planned_configs(self) -> list[ManagedEmbeddingConfig]:
+        """The tables, with the cuts that plans may make."""
+        modules = self._managed_collision_collection.modules_by_table()
+        return [ManagedEmbeddingConfig.of(table, modules[table.name]) for table in self._configs()]
 
     @property
     def embedding_module(self) -> nn.Module:

@@ -7,52 +7,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms
+from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
 from recshard_lab.embedding.managed_collision.modules import RowOwners
 from recshard_lab.embedding.managed_collision.reset import first_rows, reset_rows
-
-
-@dataclass
-class ManagedEmbeddingConfig(EmbeddingBagConfig):
-    """A table of fixed size whose ids have any value, as ranks store it.
-
-    Args:
-        module: the module of the unsharded table, whose settings those of shards have.
-        partitions: buckets of rows. Shards have whole ones.
-    """
-
-    dynamic: ClassVar[bool] = True
-
-    module: Any = None
-    partitions: int = 1
-
-    @staticmethod
-    def of(table: BaseEmbeddingConfig, module: RowOwners, partitions: int) -> ManagedEmbeddingConfig:
-        """A table with its module."""
-        given = {field.name: getattr(table, field.name) for field in fields(table)}
-        return ManagedEmbeddingConfig(**given, module=module, partitions=partitions)
-
-    @property
-    def row_unit(self) -> int:
-        """Rows of a bucket: row shards have whole buckets."""
-        return self.num_embeddings // self.partitions
-
-    @property
-    def index_bytes_per_row(self) -> int:
-        """Bytes of the owner of a row: its id, whether there is one, and two numbers."""
-        return 8 + 1 + 16
-
-    @property
-    def edges(self) -> list[int]:
-        """The first row of each bucket, and the number of rows."""
-        return [self.row_unit * bucket for bucket in range(self.partitions + 1)]
 
 
 class _Step:
@@ -74,6 +38,7 @@ class ManagedKernel(LookupKernel):
     Attributes:
         modules: the module of each slot.
         inserts: whether a forward gives rows to ids. The caller sets it.
+        rows: ``[N]`` the rows of the ids of the last forward, as the tables number them.
     """
 
     def __init__(
@@ -87,6 +52,7 @@ class ManagedKernel(LookupKernel):
         self.device, self.pooled, self.slots = inner.device, inner.pooled, inner.slots
         self.feature_slots, self.optimizer = inner.feature_slots, inner.optimizer
         self.inserts = True
+        self.rows = torch.empty(0, dtype=torch.int64, device=self.device)
         self._configs, self._columns = list(configs), list(columns)
         self._pending: weakref.WeakSet[_Step] = weakref.WeakSet()
         self.modules: list[RowOwners] = [
@@ -129,6 +95,8 @@ class ManagedKernel(LookupKernel):
             for at, part in zip(own, found.split([counts[at] for at in own]), strict=True):
                 parts[at] = part
         rows = torch.cat(parts)
+        offsets = [self.modules[slot].offset for slot in self.feature_slots]
+        self.rows = torch.cat([part + first for part, first in zip(parts, offsets, strict=True)])
         if not self.inserts:
             return rows, None
         step = _Step([module.step for module in self.modules])

@@ -76,6 +76,11 @@ class ManagedCollisionModule(ABC, nn.Module):
     def buckets(self) -> int:
         """Buckets of rows. Row shards have whole buckets."""
 
+    @property
+    def least_bucket_rows(self) -> int:
+        """The least rows that a bucket can have."""
+        return 1
+
     @abstractmethod
     def validate_state(self) -> None:
         """Checks the state after it was loaded.
@@ -201,13 +206,9 @@ class RowOwners(ManagedCollisionModule):
         Raises:
             ValueError: the state is of a module with other buckets.
         """
-        rows = (self._owned == 1).nonzero().squeeze(1)
-        wrong = self.bucket_of(self._raw_ids[rows]) != rows // self._bucket_rows
-        if bool(wrong.any()):
-            raise ValueError(
-                f"{self._of_table}the state has {int(wrong.sum()):,} ids outside of their buckets: it was saved with "
-                f"another number of buckets than {self._buckets}. Fix: build the module with the number it had"
-            )
+        problem = bucket_fault(self.owners, self.offset, self._buckets, self._bucket_rows)
+        if problem is not None:
+            raise ValueError(f"{self._of_table}{problem}")
 
     @property
     def _of_table(self) -> str:
@@ -320,6 +321,24 @@ def _validate(module: Any, incompatible: Any) -> None:
     module.validate_state()
 
 
+def bucket_fault(owners: Owners, first_row: int, buckets: int, bucket_rows: int) -> str | None:
+    """What is wrong if ids are outside of their buckets.
+
+    Args:
+        owners: of rows ``[M]``, whole buckets.
+        first_row: the table's number of the first of them.
+        buckets, bucket_rows: of the table.
+    """
+    rows = (owners.owned == 1).nonzero().squeeze(1)
+    wrong = int((partitions_of(owners.ids[rows], buckets) != (rows + first_row) // bucket_rows).sum())
+    if not wrong:
+        return None
+    return (
+        f"the state has {wrong:,} ids outside of their buckets: it was saved with another number of buckets than "
+        f"{buckets}. Fix: build the module with the number it had"
+    )
+
+
 def checked_buckets(rows: int, buckets: int, name: str | None) -> int:
     """Rows of each bucket.
 
@@ -394,7 +413,7 @@ class MCHManagedCollisionModule(RowOwners):
         whole = [zch_size, *(output_segments or ())][-1]
         buckets = buckets if output_segments is None else len(output_segments) - 1
         bucket_rows = checked_buckets(whole, buckets, name)
-        if bucket_rows < 2:
+        if bucket_rows < self.least_bucket_rows:
             raise ValueError(f"zch_size={whole} in {buckets} buckets: a bucket needs 2 rows. Fix: use fewer buckets")
         if eviction_interval < 1:
             raise ValueError(f"eviction_interval={eviction_interval} is below 1. Fix: eviction_interval=1")
@@ -404,6 +423,11 @@ class MCHManagedCollisionModule(RowOwners):
         self._input_hash_size, self._input_hash_func = input_hash_size, input_hash_func
         self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._batches_since = 0
+
+    @property
+    def least_bucket_rows(self) -> int:
+        """2: a bucket has a last row for its ids without a row."""
+        return 2
 
     def input_size(self) -> int:
         """The ``input_hash_size`` argument."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -143,6 +144,11 @@ class HashZchManagedCollisionModule(RowOwners):
                 f"{self._of_table}{policy.value} needs eviction_config with per_feature_ttl of each feature. "
                 f"Fix: pass it"
             )
+
+    @property
+    def least_bucket_rows(self) -> int:
+        """Rows of which the reserved percentage is a row; 1 without reserved rows."""
+        return ceil(100 / self._percent_reserved) if self._opt_in_prob >= 0 else 1
 
     @property
     def disable_fallback(self) -> bool:

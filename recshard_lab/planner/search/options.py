@@ -201,7 +201,7 @@ def options_of(
             for proposal in filter(model.takes, scheme.propose(table, model.topology, limits)):
                 if model.proposers is not None and not _allows(limits, proposal.scheme):
                     continue
-                if table.row_unit > 1 and (replicated or not _has_whole_units(proposal, table)):
+                if table.dynamic and (replicated or not _has_whole_units(proposal, table)):
                     continue
                 if proposal.assignments is not None and len(usable) < model.topology.world_size:
                     kept = tuple(ranks for ranks in proposal.assignments if usable.issuperset(ranks))
@@ -461,9 +461,13 @@ def _cuts_rows(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
 
 
 def _has_whole_units(proposal: Proposal, table: BaseEmbeddingConfig) -> bool:
-    """Whether all row shards have whole units of the table (`row_unit`), and none is a replica."""
-    edges = {edge for rows, _ in proposal.rects for edge in rows}
-    return not any(edge % table.row_unit for edge in edges) and not any(replica_flags(list(proposal.rects)))
+    """Whether all row shards have whole units of the table (`row_unit`, `least_equal_rows`), and none is a replica."""
+    if any(replica_flags(list(proposal.rects))):
+        return False
+    if table.least_equal_rows:
+        sizes = {end - first for (first, end), _ in proposal.rects}
+        return len(sizes) == 1 and min(sizes) >= table.least_equal_rows
+    return not any(edge % table.row_unit for rows, _ in proposal.rects for edge in rows)
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
@@ -527,7 +531,7 @@ def _may_dedup(model: CostModel, index: int, table: BaseEmbeddingConfig, limits:
         and model.workload.knows_repeats(table.name)
         and not model.tables.weighted[index]
         and not varies
-        and table.row_unit == 1
+        and not table.dynamic
     )
 
 

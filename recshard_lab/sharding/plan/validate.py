@@ -156,6 +156,12 @@ def _check_partitions(table: BaseEmbeddingConfig, shards: Sequence[Shard], repli
                 f"table {table.name!r}: rows {shard.rows} of a shard are not whole partitions of {table.row_unit:,} "
                 f"rows. Fix: use multiples of {table.row_unit}, as row_wise() does"
             )
+    least, sizes = table.least_equal_rows, sorted({shard.rows[1] - shard.rows[0] for shard in shards})
+    if least and (len(sizes) > 1 or sizes[0] < least):
+        raise PlanError(
+            f"table {table.name!r} has row shards of {', '.join(f'{size:,}' for size in sizes)} rows: they become the "
+            f"buckets of its module, which have equal sizes of at least {least} rows. Fix: use row_wise()"
+        )
 
 
 def _first_copies(where: str, table: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> list[int]:

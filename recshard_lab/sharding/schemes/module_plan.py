@@ -73,7 +73,7 @@ def _tables_of(module: Any) -> list[BaseEmbeddingConfig]:
 
 def configs_of(module: Any) -> list[BaseEmbeddingConfig] | None:
     """The tables of an embedding collection; None for other modules."""
-    for method in ("embedding_bag_configs", "embedding_configs"):
+    for method in ("planned_configs", "embedding_bag_configs", "embedding_configs"):
         if callable(getattr(module, method, None)):
             return list(getattr(module, method)())
     return None

@@ -112,7 +112,17 @@ def first_ranks(ranks: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ..
 
 
 def rows_of_shards(table: BaseEmbeddingConfig, count: int) -> int:
-    """Rows of each of `count` row shards; the last may have fewer. ``ceil(E / count)``, in whole units of the table."""
+    """Rows of each of `count` row shards; the last may have fewer. ``ceil(E / count)``, in whole units of the table.
+
+    If row shards must have equal sizes (`BaseEmbeddingConfig.least_equal_rows`), there may be fewer than `count`.
+
+    >>> from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
+    >>> rows_of_shards(ManagedEmbeddingConfig(10, 4, "t", least_equal_rows=2), 4)
+    5
+    """
+    if table.least_equal_rows:
+        rows, least = table.num_embeddings, table.least_equal_rows
+        return next((rows // n for n in range(count, 1, -1) if rows % n == 0 and rows // n >= least), rows)
     units = table.num_embeddings // table.row_unit
     return -(-units // count) * table.row_unit
 

@@ -16,7 +16,7 @@ Shape letters: N ids of a batch, M new ids of it, C slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -54,7 +54,8 @@ class Counters:
         lookups, hits, misses: ids of batches, duplicates included, of `find` and of `find_or_insert`.
         inserts, evictions, erasures: distinct ids.
         refusals: distinct absent ids of a batch that admission refused.
-        overflows: distinct absent ids of a batch for which all slots of their buckets were in use by the batch.
+        overflows: distinct absent ids of a batch for which all slots of their buckets were in use by the batch. A table
+            with tiers stores their rows there.
     """
 
     lookups: int = 0
@@ -83,6 +84,8 @@ class Inserted:
         moved: if the index grew, slots before and the slots of the same ids now (-1 for an id that was lost), else
             None. Slots above are those after growth.
         lost_ids, lost_scores, lost_slots: ``[L]`` ids that found no slot in a larger index, and the slot before.
+        over_ids, over_scores: ``[K]`` distinct ids that admission allows and that found no slot: see
+            `Counters.overflows`. None without absent ids.
     """
 
     slots: Tensor
@@ -95,6 +98,8 @@ class Inserted:
     lost_ids: Tensor | None = None
     lost_scores: Tensor | None = None
     lost_slots: Tensor | None = None
+    over_ids: Tensor | None = None
+    over_scores: Tensor | None = None
 
 
 class ScoredIndex:
@@ -304,8 +309,9 @@ class ScoredIndex:
         of_new = new.new_full((len(new),), -1)
         of_new[some] = placed
         slots[missing] = of_new[inverse]
-        kept = (placed >= 0).nonzero().squeeze(1)
-        return Inserted(slots, new[some[kept]], placed[kept], *old, moved, *(lost or ()))
+        kept, over = (placed >= 0).nonzero().squeeze(1), some[placed < 0]
+        found = Inserted(slots, new[some[kept]], placed[kept], *old, moved, *(lost or ()))
+        return replace(found, over_ids=new[over], over_scores=new_scores[over])
 
     def access(self, ids: Tensor, scores: Tensor | None = None) -> Tensor:
         """Updates the scores of the ids that are present, as one step, and returns the slots. Inserts nothing."""
@@ -321,12 +327,17 @@ class ScoredIndex:
 
         Only the scores of ``"lfu"`` and ``"epoch_lfu"`` count accesses.
         """
-        how, own = _HOW[self.evict], self.scores[slots]
+        if _HOW[self.evict] in (_ADD, _ADD_IN_EPOCH):
+            self.scores[slots] = self.added_scores(scores, self.scores[slots])
+
+    def added_scores(self, before: Tensor, own: Tensor) -> Tensor:
+        """``[M]`` the scores of ids with accesses of an earlier time and later ones. See `add_scores`."""
+        how = _HOW[self.evict]
         if how == _ADD:
-            self.scores[slots] = own + scores
-        elif how == _ADD_IN_EPOCH:
-            low = ((own & _LOW) + (scores & _LOW)).clamp(max=_LOW)
-            self.scores[slots] = (own & ~_LOW) | low
+            return own + before
+        if how == _ADD_IN_EPOCH:
+            return (own & ~_LOW) | ((own & _LOW) + (before & _LOW)).clamp(max=_LOW)
+        return own
 
     # ---- removal, export ----
 

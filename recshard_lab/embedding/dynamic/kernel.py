@@ -1,7 +1,7 @@
 """A lookup kernel whose ids have any value: an index of each slot's ids in front of a kernel on their rows.
 
 Ids without a slot do not reach the inner kernel. Their rows, which are initial ones or in a slower tier, are added to
-its result.
+its result. In training, the rows of a slower tier are trained in a second kernel, and written back (`overflow`).
 
 Shape letters: F shard features, B bags of each, N ids, D columns.
 """
@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import Span, access_all, find_all
+from recshard_lab.embedding.dynamic.overflow import Absent, Overflow, overflow_of
 from recshard_lab.embedding.dynamic.table import DynamicTable, Memory, copy_memory
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot
 from recshard_lab.embedding.optimizers import OptimizerSpec
@@ -39,18 +40,19 @@ class _Step:
 
 
 class Prefetched(NamedTuple):
-    """A batch whose rows are in the fast tier. Shape letter A: ids without a slot.
+    """A batch whose rows are in the fast tier.
 
     Attributes:
-        slots: ``[N]`` the slots of its ids. complete: whether all have one.
+        ids, slots: ``[N]``: its ids and their slots. complete: whether all have one.
         step: None after a lookup that inserted nothing.
-        absent: of every shard feature with absent ids its number, their positions ``[A]``, and rows ``[A, D]``.
+        absent: of every shard feature with ids that have no slot.
     """
 
+    ids: Tensor
     slots: Tensor
     complete: bool
     step: _Step | None
-    absent: list[tuple[int, Tensor, Tensor]]
+    absent: list[Absent]
 
 
 @dataclass
@@ -61,17 +63,19 @@ class _Saved:
         inner: of the inner kernel.
         step: None after a lookup that inserted nothing.
         kept: ``[M]`` positions of the ids that have a row; None if all have one.
-        absent: of every shard feature with absent ids its number, their positions ``[A]``, and rows ``[A, D]``.
+        absent: of every shard feature with ids that have no slot.
         bags: ``[N]`` the bag of each id, if ``absent`` needs them.
         counts: ids of each shard feature.
+        overflow: the ids that have no slot and are trained; None for none.
     """
 
     inner: Any
     step: _Step | None
     kept: Tensor | None
-    absent: list[tuple[int, Tensor, Tensor]]
+    absent: list[Absent]
     bags: Tensor | None
     counts: list[int]
+    overflow: Overflow | None = None
 
 
 class DynamicKernel(LookupKernel):
@@ -185,7 +189,10 @@ class DynamicKernel(LookupKernel):
         """
         counts = self._counts(offsets, counts)
         if prefetched is not None:
-            return self._forward(prefetched, offsets, weights, counts)
+            absent = prefetched.absent
+            if any(own.overflowed is not None for own in absent):  # backward has changed rows since
+                absent = self._rows_below(prefetched.ids, prefetched.slots, counts, prefetched.step is not None)
+            return self._forward(prefetched._replace(absent=absent), offsets, weights, counts)
         if self.inserts:
             return self._forward(self._look_up(ids, counts, inserts=True), offsets, weights, counts)
         with self._lock:  # nothing else keeps the slots
@@ -210,6 +217,7 @@ class DynamicKernel(LookupKernel):
         if saved.absent and self.pooled:
             bags = torch.arange(len(offsets) - 1, device=slots.device)
             saved.bags = torch.repeat_interleave(bags, offsets.diff(), output_size=len(slots))
+        saved.overflow = overflow_of(found.ids, offsets, weights, counts, saved.absent)
         return self._joined(rows, saved, weights), saved
 
     def _counts(self, offsets: Tensor, counts: Sequence[int] | None) -> list[int]:
@@ -246,7 +254,8 @@ class DynamicKernel(LookupKernel):
     def _found(
         self, ids: Tensor, slots: Tensor, counts: Sequence[int], complete: bool, step: _Step | None
     ) -> Prefetched:
-        return Prefetched(slots, complete, step, [] if complete else self._rows_below(ids, slots, counts))
+        absent = [] if complete else self._rows_below(ids, slots, counts, step is not None)
+        return Prefetched(ids, slots, complete, step, absent)
 
     def _scores(self, ids: Tensor, spans: Sequence[Span]) -> Tensor | None:
         """``[N]`` the scores of ids of tables that evict by a function; None if none does."""
@@ -262,15 +271,21 @@ class DynamicKernel(LookupKernel):
             steps.append(self.tables[number].index.step)
         return min(steps, default=None)
 
-    def _rows_below(self, ids: Tensor, slots: Tensor, counts: Sequence[int]) -> list[tuple[int, Tensor, Tensor]]:
+    def _rows_below(self, ids: Tensor, slots: Tensor, counts: Sequence[int], trains: bool) -> list[Absent]:
         """``absent`` of `Prefetched`. Shard features whose rows are all zeros are left out."""
         absent = []
         for feature, (start, count) in enumerate(zip(accumulate(counts, initial=0), counts, strict=False)):
             positions = start + (slots[start : start + count] < 0).nonzero().squeeze(1)
-            table = self.tables[self.feature_slots[feature]]
-            rows = table.rows_below(ids[positions]) if len(positions) else None
+            if not len(positions):
+                continue
+            table, overflowed = self.tables[self.feature_slots[feature]], None
+            if trains:
+                rows, overflowed = table.overflowed(ids[positions])
+            else:
+                rows = table.rows_below(ids[positions])
             if rows is not None:
-                absent.append((feature, positions, rows.float()))
+                rows = rows if rows.dtype == torch.float64 else rows.float()
+                absent.append(Absent(feature, positions, rows, overflowed))
         return absent
 
     def _dims(self) -> list[int]:
@@ -282,7 +297,7 @@ class DynamicKernel(LookupKernel):
         if not self.pooled:
             return self._joined_sequence(rows, saved)
         first = [*accumulate(self._dims(), initial=0)]
-        for feature, positions, own in saved.absent:
+        for feature, positions, own, _ in saved.absent:
             assert saved.bags is not None
             bag = saved.bags[positions] - feature * len(rows)
             scaled = own if weights is None else own * weights[positions][:, None]
@@ -291,9 +306,10 @@ class DynamicKernel(LookupKernel):
 
     def _joined_sequence(self, rows: Tensor, saved: _Saved) -> Tensor:
         """The same of a sequence: the ``[n, d]`` rows of each shard feature, flat, one after the other."""
-        absent = {feature: (positions, own) for feature, positions, own in saved.absent}
+        absent = {feature: (positions, own) for feature, positions, own, _ in saved.absent}
         parts, used = [], 0
-        for feature, (start, kept, count, dim) in enumerate(self._sequences(saved)):
+        assert saved.kept is not None
+        for feature, (start, kept, count, dim) in enumerate(self._sequences(saved.kept, saved.counts)):
             whole = rows.new_zeros(count, dim)
             whole[kept] = rows[used : used + len(kept) * dim].view(-1, dim)
             used += len(kept) * dim
@@ -303,20 +319,18 @@ class DynamicKernel(LookupKernel):
             parts.append(whole.flatten())
         return torch.cat(parts)
 
-    def _of_kept(self, saved: _Saved, grad: Tensor) -> Tensor:
-        """The part of a sequence's flat gradient that belongs to ids with a row."""
+    def _gradient_at(self, positions: Tensor, counts: Sequence[int], grad: Tensor) -> Tensor:
+        """The part of a sequence's flat gradient that belongs to the ids at these positions."""
         parts, used = [], 0
-        for _, kept, count, dim in self._sequences(saved):
-            parts.append(grad[used : used + count * dim].view(count, dim)[kept].flatten())
+        for _, own, count, dim in self._sequences(positions, counts):
+            parts.append(grad[used : used + count * dim].view(count, dim)[own].flatten())
             used += count * dim
         return torch.cat(parts)
 
-    def _sequences(self, saved: _Saved) -> Iterator[tuple[int, Tensor, int, int]]:
-        """Of each shard feature: where its ids begin, which of them have a row, how many they are, and columns."""
-        assert saved.kept is not None
-        starts = accumulate(saved.counts, initial=0)
-        for start, count, dim in zip(starts, saved.counts, self._dims(), strict=False):
-            yield start, saved.kept[(saved.kept >= start) & (saved.kept < start + count)] - start, count, dim
+    def _sequences(self, positions: Tensor, counts: Sequence[int]) -> Iterator[tuple[int, Tensor, int, int]]:
+        """Of each shard feature: where its ids begin, which of them are chosen, how many they are, and columns."""
+        for start, count, dim in zip(accumulate(counts, initial=0), counts, self._dims(), strict=False):
+            yield start, positions[(positions >= start) & (positions < start + count)] - start, count, dim
 
     def remember(
         self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
@@ -325,8 +339,15 @@ class DynamicKernel(LookupKernel):
         return self.forward(ids, offsets, weights, counts)[1]
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
-        """As of `LookupKernel`. Absent ids get no gradient; their per-sample weights do."""
-        own_grad = grad if self.pooled or saved.kept is None else self._of_kept(saved, grad)
+        """As of `LookupKernel`. Ids that admission refused get no gradient; their per-sample weights do.
+
+        Ids of tiers that found no slot are trained like others. An optimizer that needs the norms of whole rows
+        (``row_norms``) does not train them.
+        """
+        over = saved.overflow
+        if over is not None and row_norms is None:
+            self._train_overflow(over, grad if self.pooled else self._gradient_at(over.positions, saved.counts, grad))
+        own_grad = grad if self.pooled or saved.kept is None else self._gradient_at(saved.kept, saved.counts, grad)
         of_weights = self._inner.backward(saved.inner, own_grad, row_norms)
         saved.step = None  # ids of this batch may now lose their slots
         if of_weights is None or saved.kept is None:
@@ -334,11 +355,37 @@ class DynamicKernel(LookupKernel):
         whole = of_weights.new_zeros(sum(saved.counts))
         whole[saved.kept] = of_weights
         first = [*accumulate(self._dims(), initial=0)]
-        for feature, positions, rows in saved.absent:
+        for feature, positions, rows, _ in saved.absent:
             assert saved.bags is not None
             bag = saved.bags[positions] - feature * len(grad)
             whole[positions] = (grad[bag, first[feature] : first[feature + 1]] * rows).sum(1).to(whole.dtype)
         return whole
+
+    def _train_overflow(self, over: Overflow, grad: Tensor) -> None:
+        """Steps the rows of ids without a slot, in a kernel that has nothing else, before the inner kernel's step."""
+        with self._lock:
+            distinct = [over.ids_of(slot, self.feature_slots) for slot in range(len(self.slots))]
+            sizes = [replace(own, num_rows=max(1, len(ids))) for own, ids in zip(self.slots, distinct, strict=True)]
+            kernel = self._class(sizes, self.feature_slots, self.optimizer, pooled=self.pooled, device=self.device)
+            rows = [table.read_rows(ids) for table, ids in zip(self.tables, distinct, strict=True)]
+            for table, own, weight, states in zip(
+                self.tables, rows, kernel.weights(), kernel.optimizer_states(), strict=True
+            ):
+                weight[: len(own.ids)] = own.weight
+                for name, state in states.items():
+                    if name in own.states:
+                        state[: len(own.ids)] = own.states[name]
+                    else:
+                        state.copy_(table.states[name])
+            saved = kernel.remember(over.local_ids(distinct, self.feature_slots), *over.batch)
+            kernel.backward(saved, grad)
+            for table, own, weight, states in zip(
+                self.tables, rows, kernel.weights(), kernel.optimizer_states(), strict=True
+            ):
+                many = len(own.ids)
+                if many:
+                    after = {name: states[name][:many] for name in own.states}
+                    table.write_rows(own._replace(weight=weight[:many], states=after))
 
     # ---- memory and settings of the inner kernel ----
 

@@ -2,7 +2,8 @@
 
 A row belongs to one id at a time. When an id gets a slot, its row and optimizer states come up from the tiers below if
 one of them has the id. Else the row becomes the initial row of that id and the states become 0, so that no id ever
-reads what another one left. An id that loses its slot takes its row and states to the tiers.
+reads what another one left. An id that loses its slot takes its row and states to the tiers. So does an id that finds
+no slot because a batch has too many of them.
 
 Shape letters: N ids, M distinct ids, C slots, D columns, A ids without a slot.
 """
@@ -22,7 +23,8 @@ from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import Counters, Inserted, ScoredIndex
 from recshard_lab.embedding.dynamic.initial import initial_rows, stream_of
 from recshard_lab.embedding.dynamic.stores import Chain, open_stores
-from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows, RowStore, joined
+from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows, RowStore, copy_rows, joined
+from recshard_lab.embedding.dynamic.stores.chain import Taken
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 
 Memory = tuple[Tensor, Mapping[str, Tensor]]
@@ -137,7 +139,8 @@ class DynamicTable:
         with self.lock:
             if self.tiers is None:
                 return self.size
-            if all(store.mode == "hybrid" for store in self.tiers.stores):
+            if not self.tiers.has_copies:
+                self._lose(self.tiers.store_waiting())
                 return self.size + sum(len(store) for store in self.tiers.stores)
             return self.size + sum(len(rows.ids) for rows in self.tiers.batches(1 << 16, self._in_fast))
 
@@ -215,6 +218,46 @@ class DynamicTable:
         """
         return self._below(ids)[0]
 
+    @_alone
+    def overflowed(self, ids: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """`rows_below` of ids ``[A]`` of a training batch, and ``[A]`` bool which of them a tier has: they are trained.
+
+        The second is None if there are none. An id may have a slot again.
+        """
+        if self.tiers is None:
+            return self._below(ids)[0], None
+        slots = self.index._find(ids)
+        rows, below = self._below(ids)
+        known = below | (slots >= 0)
+        if not bool(known.any()):
+            return rows, None
+        rows = self.weight.new_zeros(len(ids), self.weight.shape[1]) if rows is None else rows
+        rows[slots >= 0] = self.weight[slots[slots >= 0]]
+        return rows, known
+
+    @_alone
+    def read_rows(self, ids: Tensor) -> Rows:
+        """Everything that belongs to distinct ids ``[M]``, from any tier. Absent ones have initial rows, states 0."""
+        ids = ids.to(self.device, torch.int64)
+        slots = self.index._find(ids)
+        rows = self._rows(ids, self.index.scores[slots], self.index.touched[slots], slots)
+        absent = (slots < 0).nonzero().squeeze(1)
+        if len(absent):
+            below, _ = self._from_tiers(ids[absent])
+            copy_rows(below, rows, absent)
+        return rows
+
+    @_alone
+    def write_rows(self, rows: Rows) -> None:
+        """Overwrites weights and optimizer states of distinct ids, where they are. Absent ids go to the tiers."""
+        slots = self.index._find(rows.ids)
+        there = slots >= 0
+        self.weight[slots[there]] = rows.weight[there]
+        for name, state in self._by_row():
+            state[slots[there]] = rows.states[name][there]
+        rows = rows.at(~there)
+        self._put_below(self._overwritten(rows._replace(touched=torch.full_like(rows.ids, self.index.step))))
+
     # ---- the operations of HierarchicalKV ----
 
     @_alone
@@ -235,7 +278,7 @@ class DynamicTable:
         """
         ids, rows = _last_of_each(ids, rows)
         found = self.index.find_or_insert(ids, self.scores_of(ids), admit=self._admission())
-        lost = self._settle(found, read=True)
+        lost = self._settle(found, (ids, rows))
         assert lost is not None
         stored = found.slots >= 0
         self.weight[found.slots[stored]] = rows[stored].to(self.weight.dtype)
@@ -280,7 +323,7 @@ class DynamicTable:
         new[new.clone()] = ~self._in_tiers(ids[new])
         if bool(new.any()):
             self.insert_and_evict(ids[new], rows[new])
-            new &= self.index.find(ids) >= 0
+            new[new.clone()] = (self.index.find(ids[new]) >= 0) | self._in_tiers(ids[new])
         return add | new
 
     @_alone
@@ -327,7 +370,7 @@ class DynamicTable:
         if self.tiers is None:
             raise ValueError(f"table {self.config.name!r} has no tiers to flush to. Fix: pass tiers= to its config")
         for ids, scores, slots in self.index.export_batches():
-            self._lose(self.tiers.put(self._leaving(ids, scores, slots).to("cpu")))
+            self._put_below(self._leaving(ids, scores, slots))
             self.index.erase(ids)
         self._lose(self.tiers.sink())
         self.tiers.close()
@@ -342,6 +385,8 @@ class DynamicTable:
         table with the rows that are there then.
         """
         counts = None if self.admission_counts is None else self.admission_counts.state()
+        if self.tiers is not None:
+            self._lose(self.tiers.store_waiting())
         state = {"index": self.index.state(), "weight": self.weight, "states": dict(self.states), "admission": counts}
         return state if self.tiers is None else state | {"tiers": self.tiers.state()}
 
@@ -445,12 +490,18 @@ class DynamicTable:
         return Rows(ids, scores, touched, self.weight[slots], {name: state[slots] for name, state in self._by_row()})
 
     @torch.no_grad()
-    def _settle(self, found: Inserted, read: bool = False) -> Rows | None:
+    def _settle(self, found: Inserted, values: tuple[Tensor, Tensor] | None = None) -> Rows | None:
         """Moves rows after an insertion: to their new slots, to the tiers, and from them.
+
+        Args:
+            found: the insertion.
+            values: ids ``[N]``, ascending, and rows ``[N, D]`` that the caller stores in the slots. Those without one
+                are stored in the tiers here.
 
         Returns:
             The rows that the table lost; None if nothing has read them.
         """
+        read = values is not None
         wanted = read or self.on_evict is not None or self._has_tiers
         down = []
         if found.lost_slots is not None and wanted and len(found.lost_slots):
@@ -460,16 +511,62 @@ class DynamicTable:
         if wanted and (len(found.evicted_slots) or (read and not down)):
             down.append(self._leaving(found.evicted_ids, found.evicted_scores, found.evicted_slots))
         lost = joined(down) if down else None
+        over = found.over_ids
         try:
             if len(found.new_slots):
                 self._fill(found.new_ids, found.new_slots)
-            if lost is not None and len(lost.ids) and self.tiers is not None:
-                lost = (self.tiers.put(lost.to("cpu")) or lost.at(slice(0))).to(self.device)
-        except BaseException:
-            self._lose(lost)
-            raise
-        self._lose(lost)
+            if self.tiers is not None and over is not None and len(over):
+                assert found.over_scores is not None
+                rows = self._without_slot(over, found.over_scores)
+                if values is not None:
+                    rows.weight[:] = values[1][torch.searchsorted(values[0], over)]
+                rows = self._overwritten(rows)
+                lost = rows if lost is None else joined([lost, rows])
+        finally:  # also if a tier could not be read
+            lost = self._put_below(lost)
         return lost
+
+    def _without_slot(self, ids: Tensor, scores: Tensor) -> Rows:
+        """The rows of ids of a batch that found no slot, with scores that include this batch."""
+        rows, found = self._from_tiers(ids)
+        scores = scores.clone()
+        scores[found] = self.index.added_scores(rows.scores[found], scores[found])
+        return rows._replace(scores=scores, touched=torch.full_like(ids, self.index.step))
+
+    def _overwritten(self, rows: Rows) -> Rows:
+        """Overwrites rows in the tiers that have them. Returns the others."""
+        if self.tiers is None or not len(rows.ids):
+            return rows
+        own = rows.to("cpu")
+        return rows.at(~self.tiers.change(own.ids, lambda _, at: own.at(at)).to(self.device))
+
+    def _from_tiers(self, ids: Tensor) -> tuple[Rows, Tensor]:
+        """Rows of distinct ids ``[M]`` that the tiers have, else initial rows and zeros; ``[M]`` bool which they have.
+
+        Nothing moves.
+        """
+        if self.tiers is None:
+            rows = RowFormat.of(self.weight, dict(self._by_row())).empty(ids.cpu()).to(self.device)
+            found = torch.zeros_like(ids, dtype=torch.bool)
+        else:
+            below, found = self.tiers.get(ids.cpu())
+            rows, found = below.to(self.device), found.to(self.device)
+        self._reset(rows, ids, ~found)
+        return rows, found
+
+    def _reset(self, rows: Rows, ids: Tensor, which: Tensor) -> None:
+        """Makes rows initial ones, with states 0."""
+        if bool(which.any()):
+            rows.weight[which] = self.initial(ids[which])
+            for state in rows.states.values():
+                state[which] = 0
+
+    def _put_below(self, rows: Rows | None) -> Rows | None:
+        """Stores rows in the tiers, if there are any. Returns those that the table loses, after `on_evict`."""
+        if rows is not None and len(rows.ids) and self.tiers is not None:
+            rows = (self.tiers.put(rows.to("cpu")) or rows.at(slice(0))).to(self.device)
+        self._lose(rows)
+        return rows
 
     def _leaving(self, ids: Tensor, scores: Tensor, slots: Tensor) -> Rows:
         """The rows of ids that lost these slots."""
@@ -488,18 +585,17 @@ class DynamicTable:
             for _, state in self._by_row():
                 state[slots] = 0
             return
-        rows, found = taken
-        if not bool(found.all()):
-            rows.weight[~found] = self.initial(ids[~found])
-            for state in rows.states.values():
-                state[~found] = 0
+        rows, found = taken.rows.to(self.device), taken.found.to(self.device)
+        self._reset(rows, ids, ~found)
         self.weight[slots] = rows.weight
         for name, state in self._by_row():
             state[slots] = rows.states[name]
         self.index.add_scores(slots[found], rows.scores[found])
+        assert self.tiers is not None
+        self.tiers.drop(taken)
 
-    def _taken(self, ids: Tensor) -> tuple[Rows, Tensor] | None:
-        """Rows that come up from the tiers, and ``[M]`` bool which do. None if none does.
+    def _taken(self, ids: Tensor) -> Taken | None:
+        """Rows that come up from the tiers. None if none does.
 
         Raises:
             Exception: as of the tier. The index then has none of the ids.
@@ -507,11 +603,11 @@ class DynamicTable:
         if self.tiers is None:
             return None
         try:
-            rows, found = self.tiers.take(ids.cpu())
+            taken = self.tiers.take(ids.cpu())
         except BaseException:
             self.index.erase(ids)
             raise
-        return (rows.to(self.device), found.to(self.device)) if bool(found.any()) else None
+        return taken if bool(taken.found.any()) else None
 
     def _resize(self, before: Tensor, after: Tensor) -> None:
         """New memory, with the rows of slots ``before`` in the slots ``after``."""

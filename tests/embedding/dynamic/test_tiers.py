@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from recshard_lab import (
     DataType,
     DynamicEmbeddingBagCollection,
+    DynamicEmbeddingCollection,
     DynamicEmbeddingConfig,
     EmbOptimType,
     EmulatedCost,
     Tier,
 )
-from recshard_lab.embedding.dynamic.stores import HostStore, RowFormat, Rows
+from recshard_lab.embedding.dynamic.stores import HostStore, RowFormat, Rows, TierError
 from recshard_lab.embedding.dynamic.table import DynamicTable, Memory
 from recshard_lab.sparse import KeyedJaggedTensor
 from tests.embedding.dynamic.redis_server import redis_server
@@ -73,8 +74,11 @@ def with_states(config: DynamicEmbeddingConfig) -> DynamicTable:
 
 
 def trained(table: DynamicTable, ids: torch.Tensor, by: float) -> torch.Tensor:
-    """Changes rows and states as a step does. Returns the ids that have a slot."""
-    slots = table.slots_for(ids)
+    """Changes rows and states in slots as a step does. Returns the ids that have a slot."""
+    return stepped(table, table.slots_for(ids), by)
+
+
+def stepped(table: DynamicTable, slots: torch.Tensor, by: float) -> torch.Tensor:
     own = slots[slots >= 0].unique()
     table.weight[own] += by
     table.states["sum"][own] += 2 * by
@@ -158,12 +162,18 @@ class Model:
 
     def __init__(self, table: DynamicTable) -> None:
         self.table, self.rows, self.losses = table, dict[int, tuple[Any, float, Any]](), 0
+        self.inserted: Any = None  # the rows of ids that are inserted; None for initial ones
         table.on_evict = self.lost
 
     def lost(self, rows: Rows) -> None:
         for id, own in self.by_id(rows).items():
-            assert own == self.rows.pop(id)
+            expected = self.rows.pop(id, None)
+            assert own == (expected or self.new(id) if self.inserted is None or expected else self.inserted)
             self.losses += 1
+
+    def here(self, ids: torch.Tensor) -> list[bool]:
+        """Which ids have a row in any tier."""
+        return (self.table.index.contains(ids) | self.table._in_tiers(ids)).tolist()
 
     @staticmethod
     def by_id(rows: Rows) -> dict[int, tuple[Any, float, Any]]:
@@ -171,9 +181,19 @@ class Model:
         return dict(zip(rows.ids.tolist(), zip(rows.weight.tolist(), sums, moments, strict=True), strict=True))
 
     def train(self, ids: torch.Tensor, by: float) -> None:
-        for id in trained(self.table, ids, by).tolist():
-            weight, total, moment = self.rows.get(id) or self.new(id)
+        ids = ids.unique()
+        slots = self.table.slots_for(ids)
+        for id, there in zip(ids.tolist(), self.here(ids), strict=True):
+            if there:
+                self.rows.setdefault(id, self.new(id))
+        present = torch.tensor(self.here(ids), dtype=torch.bool)
+        stepped(self.table, slots, by)
+        for id in ids[present].tolist():
+            weight, total, moment = self.rows[id]
             self.rows[id] = [w + by for w in weight], total + 2 * by, [m + 3 * by for m in moment]
+        rows = self.table.read_rows(ids[present & (slots < 0)])
+        states = {"sum": rows.states["sum"] + 2 * by, "moment": rows.states["moment"] + 3 * by}
+        self.table.write_rows(rows._replace(weight=rows.weight + by, states=states))
 
     def new(self, id: int) -> tuple[Any, float, Any]:
         return self.table.initial(torch.tensor([id]))[0].tolist(), 0.0, [0.0] * DIM
@@ -199,7 +219,9 @@ class Model:
         for id in added:  # before the insertions, which may evict them
             weight, *states = self.rows[id]
             self.rows[id] = [w + by for w in weight], *states  # type: ignore[assignment]
+        self.inserted = [by] * DIM, 0.0, [0.0] * DIM
         done = self.table.accum_or_assign(ids, torch.full((len(ids), DIM), by, dtype=torch.float64), expects)
+        self.inserted = None
         for id, expected, happened in zip(ids.tolist(), expects.tolist(), done.tolist(), strict=True):
             if expected:
                 assert happened == (id in added)
@@ -207,10 +229,11 @@ class Model:
                 self.rows[id] = [by] * DIM, 0.0, [0.0] * DIM
 
     def insert(self, ids: torch.Tensor, by: float) -> None:
+        self.inserted = [by] * DIM, 0.0, [0.0] * DIM
         self.table.insert_and_evict(ids, torch.full((len(ids), DIM), by, dtype=torch.float64))
-        stored = self.table.index.contains(ids).tolist()
-        for id, there in zip(ids.tolist(), stored, strict=True):
-            if there or id in self.rows:
+        self.inserted = None
+        for id, there in zip(ids.tolist(), self.here(ids), strict=True):
+            if there:
                 self.rows[id] = [by] * DIM, *(self.rows.get(id) or self.new(id))[1:]
 
     def erase(self, ids: torch.Tensor, by: float) -> None:
@@ -288,6 +311,53 @@ def test_an_id_of_a_tier_needs_no_second_admission() -> None:
         trained(table, torch.arange(first, first + 128).repeat(2), 1.0)
     assert (table.slots_for(torch.tensor([5, 5000])) >= 0).tolist() == [True, False]
     assert table.counters.refusals == 1
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("prefetched", [False, True])
+@pytest.mark.parametrize("optimizer", [EmbOptimType.ADAM, EmbOptimType.EXACT_ROWWISE_ADAGRAD], ids=lambda own: own.name)
+def test_a_batch_larger_than_the_fast_tier_trains_as_a_table_that_has_room(
+    optimizer: EmbOptimType, prefetched: bool, pooled: bool
+) -> None:
+    kind = DynamicEmbeddingBagCollection if pooled else DynamicEmbeddingCollection
+
+    def made(capacity: int, tiers: list[Tier]) -> Any:
+        same: dict[str, Any] = {"data_type": DataType.FP64, "weight_init_min": -0.1, "weight_init_max": 0.1}
+        one = DynamicEmbeddingConfig("t", 8, capacity, feature_names=["u", "v"], tiers=tiers, **same)
+        return kind([one, DynamicEmbeddingConfig("w", 4, 4096, **same)], optimizer, {"lr": 0.1})
+
+    small, large = made(128, [Tier("host", capacity=256), Tier("host", capacity=1 << 14, name="last")]), made(8192, [])
+    rng, batches = torch.Generator().manual_seed(0), []
+    for size in (4, 40, 3, 60, 60, 5, 50, 4, 4, 70):
+        lengths = torch.randint(0, 9, (3 * size,), generator=rng)
+        ids = torch.randint(0, 900, (int(lengths.sum()),), generator=rng) * 10**6
+        batches.append(KeyedJaggedTensor(["u", "v", "w"], ids, lengths=lengths))
+    passes = []
+    for collection in (small, large):
+        kernel, coming, found = collection._kernel, None, []
+        for at, batch in enumerate(batches):
+            offsets = batch.offsets() if pooled else batch.offsets()[:: len(batch.offsets()) // 3]
+            rows, saved = kernel.forward(
+                batch.values(), offsets, None, batch.length_per_key(), **({"prefetched": coming} if coming else {})
+            )
+            coming = None
+            if prefetched and at + 1 < len(batches):
+                more = batches[at + 1]
+                starts = more.offsets() if pooled else more.offsets()[:: len(more.offsets()) // 3]
+                coming = kernel.prefetch(more.values(), starts, more.length_per_key())
+            kernel.backward(saved, 2 * rows)
+            found.append(rows.detach().clone())
+        passes.append(found)
+    for mine, whole in zip(*passes, strict=True):
+        torch.testing.assert_close(mine, whole, rtol=1e-9, atol=1e-9)
+    own, other = small.table("t"), large.table("t")
+    assert own.counters.overflows > 500
+    assert own.total_size == other.total_size
+    for rows in other.export_batches():
+        here = own.read_rows(rows.ids)
+        torch.testing.assert_close(here.weight, rows.weight, rtol=1e-9, atol=1e-9)
+        for name, state in rows.states.items():
+            torch.testing.assert_close(here.states[name], state, rtol=1e-9, atol=1e-9)
 
 
 def test_inserted_rows_that_find_no_slot_are_stored_in_the_tier_that_has_the_id() -> None:
@@ -413,43 +483,73 @@ def test_whether_a_backward_has_ended_does_not_affect_which_ids_are_evicted() ->
 
 
 class Broken(HostStore):
-    """Fails in the calls that `fails` names."""
+    """Fails in its n-th call from now."""
 
-    fails = ""
+    left = 0
+
+    def _fail(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError("no answer")
 
     def _get(self, ids: torch.Tensor) -> tuple[Rows, torch.Tensor]:
-        if self.fails == "get":
-            raise OSError("no answer")
+        self._fail()
         return super()._get(ids)
 
     def _put(self, rows: Rows) -> Any:
-        if self.fails == "put":
-            raise OSError("no answer")
+        self._fail()
         return super()._put(rows)
 
+    def _delete(self, ids: torch.Tensor) -> int:
+        self._fail()
+        return super()._delete(ids)
 
-@pytest.mark.parametrize("fails", ["get", "put"])
-def test_a_tier_that_fails_raises_and_leaves_no_id_with_a_row_of_another(fails: str) -> None:
+
+@pytest.mark.parametrize("mode", ["hybrid", "cache"])
+@pytest.mark.parametrize("broken", [0, 1])
+@pytest.mark.parametrize("call", range(1, 7))
+def test_a_tier_that_fails_is_named_and_loses_no_row(call: int, broken: int, mode: str) -> None:
     stores: list[Broken] = []
 
     def opened(format: RowFormat) -> list[Broken]:
-        stores.append(Broken(format, 1024))
+        names = ["first", "second"]
+        stores.extend(Broken(format, size, name=name, mode=mode) for size, name in zip((128, 4096), names, strict=True))
         return stores
 
-    table = DynamicTable(DynamicEmbeddingConfig("t", DIM, 128), stores=opened)
+    config = DynamicEmbeddingConfig("t", DIM, 128, data_type=DataType.FP64)
+    table, expected = DynamicTable(config, stores=opened), dict[int, list[float]]()
+    assert table.total_size == 0  # opens the tiers
     lost: list[Rows] = []
     table.on_evict = lost.append
-    first, second = torch.arange(128), torch.arange(500, 560)
-    table.assign(first, table.find_or_insert(first) + 1)
-    stores[0].fails = fails
-    with pytest.raises(OSError, match="no answer"):
-        table.slots_for(second)
-    stores[0].fails = ""
-    (rows,) = lost
-    assert len(rows.ids) == 60
-    assert torch.equal(rows.weight, table.initial(rows.ids) + 1)
-    assert table.index.contains(second).all() == (fails == "put")
-    assert torch.equal(table.find(second)[0], table.initial(second))
+    rng, messages = torch.Generator().manual_seed(call), list[str]()
+
+    def repaired(action: Any, *arguments: Any) -> Any:
+        """What an action returns, repeated once if the tier fails."""
+        try:
+            return action(*arguments)
+        except TierError as error:
+            messages.append(str(error))
+            return action(*arguments)
+
+    for _ in range(24):
+        ids = torch.randint(0, 600, (160,), generator=rng).unique()
+        stores[broken].left = call
+        slots = repaired(table.slots_for, ids)
+        rows = repaired(table.read_rows, ids)
+        assert all(expected.get(id, row) == row for id, row in zip(ids.tolist(), rows.weight.tolist(), strict=True))
+        repaired(table.write_rows, rows._replace(weight=rows.weight + 1.0))
+        stores[broken].left = 0
+        expected |= dict(zip(ids.tolist(), (rows.weight + 1.0).tolist(), strict=True))
+        assert bool((slots < 0).any())
+        exported = [own for batch in table.export_batches() for own in zip(batch.ids.tolist(), batch.weight.tolist())]  # noqa: B905
+        assert len(exported) == len(expected) == table.total_size
+        assert dict(exported) == expected
+        for own in table.tier_counters().values():
+            assert own["inserts"] - own["evictions"] - own["erasures"] == own["size"]
+    assert len(messages) >= 3
+    assert all(f"tier {stores[broken].name!r} failed (OSError: no answer)" in message for message in messages)
+    assert all("Fix: repair the tier" in message for message in messages)
+    assert not lost
 
 
 def test_an_emulated_cost_is_the_least_time_of_an_access() -> None:

@@ -9,6 +9,7 @@ from recshard_lab.embedding.dynamic.stores.base import RowFormat as RowFormat
 from recshard_lab.embedding.dynamic.stores.base import Rows as Rows
 from recshard_lab.embedding.dynamic.stores.base import RowStore as RowStore
 from recshard_lab.embedding.dynamic.stores.base import StoreCounters as StoreCounters
+from recshard_lab.embedding.dynamic.stores.base import TierError as TierError
 from recshard_lab.embedding.dynamic.stores.chain import Chain as Chain
 from recshard_lab.embedding.dynamic.stores.disk import DiskStore as DiskStore
 from recshard_lab.embedding.dynamic.stores.host import HostStore as HostStore

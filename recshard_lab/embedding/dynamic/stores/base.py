@@ -18,6 +18,10 @@ from torch import Tensor
 from recshard_lab.embedding.dynamic.tiers import EmulatedCost
 
 
+class TierError(OSError):
+    """A tier below the fast one has failed, such as a server that is gone or a full disk. No row is lost."""
+
+
 class Rows(NamedTuple):
     """Ids with everything that belongs to them.
 
@@ -60,6 +64,13 @@ def joined(parts: Sequence[Rows]) -> Rows:
         torch.cat([part.weight for part in parts]),
         states,
     )
+
+
+def copy_rows(source: Rows, target: Rows, at: Tensor) -> None:
+    """Copies all but the ids to positions ``at`` of other rows."""
+    target.scores[at], target.touched[at], target.weight[at] = source.scores, source.touched, source.weight
+    for name, state in target.states.items():
+        state[at] = source.states[name]
 
 
 @dataclass(frozen=True)
@@ -132,7 +143,7 @@ class StoreCounters:
     ``inserts - evictions - erasures`` is the size, less that at opening.
 
     Attributes:
-        lookups, hits, misses: ids of `RowStore.get` and `RowStore.take`.
+        lookups, hits, misses: ids of `RowStore.get`.
         inserts: ids that the store did not have before.
         evictions: ids that a full store lost.
         erasures: ids that were deleted, and ids whose row moved to the fast tier.
@@ -174,13 +185,15 @@ class Stored(NamedTuple):
 class RowStore(ABC):
     """A tier below the fast one. All tensors are in host memory. Ids of a call are distinct.
 
+    Errors of a subclass, except for ``ValueError``, become a `TierError` that names the tier.
+
     A subclass has ``_get``, ``_put``, ``_delete``, ``_batches`` and ``__len__``. They have the arguments of the public
     methods, which count and emulate the cost. One thread at a time may call a store.
 
     Args:
         format: of all rows.
         name: in counters and errors.
-        mode: ``"hybrid"``: `take` deletes. ``"cache"``: it does not.
+        mode: ``"hybrid"``: `drop` deletes. ``"cache"``: it does not.
         cost: the least time of an access.
 
     Attributes:
@@ -207,15 +220,12 @@ class RowStore(ABC):
         self.counters.bytes_read += access[0]
         return rows, found
 
-    def take(self, ids: Tensor) -> tuple[Rows, Tensor]:
-        """As `get`, for rows that move to the fast tier."""
-        rows, found = self.get(ids)
-        taken = ids[found]
+    def drop(self, ids: Tensor) -> None:
+        """Rows of ids ``[M]``, which are present, are in the fast tier now. Call it after they were stored there."""
         if self.mode == "hybrid":
-            self.counters.erasures += self._delete(taken)
+            self.delete(ids)
         else:
-            self._outdate(taken)
-        return rows, found
+            self._outdate(ids)
 
     def contains(self, ids: Tensor) -> Tensor:
         """``[M]`` bool: which ids are present. It is not counted as a lookup."""
@@ -286,9 +296,21 @@ class RowStore(ABC):
 
     @contextmanager
     def _access(self) -> Iterator[list[int]]:
-        """Waits at the end until the emulated cost has passed. The one entry is the bytes."""
+        """Waits at the end until the emulated cost has passed. The one entry is the bytes.
+
+        Raises:
+            TierError: any error of the subclass, unless it is for the caller to read as it is.
+        """
         began, access = time.perf_counter(), [0]
-        yield access
+        try:
+            yield access
+        except (ValueError, ImportError, ConnectionError, TierError):
+            raise
+        except Exception as error:
+            raise TierError(
+                f"tier {self.name!r} failed ({type(error).__name__}: {error}): no row is lost, and rows that could not "
+                f"be written wait in memory. Fix: repair the tier, then repeat the batch"
+            ) from error
         if self.cost is not None:
             left = began + self.cost.seconds(access[0]) - time.perf_counter()
             if left > 0:

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.dynamic.stores.base import Rows, RowStore, joined
+from recshard_lab.embedding.dynamic.stores.base import Rows, RowStore, copy_rows, joined
+
+
+class Taken(NamedTuple):
+    """Rows that move to the fast tier.
+
+    Attributes:
+        rows: of ids ``[M]``, zeros for absent ones. found: ``[M]`` bool which are present.
+        parts: for each store the ids that it has.
+    """
+
+    rows: Rows
+    found: Tensor
+    parts: list[Tensor]
 
 
 class Chain:
@@ -20,29 +33,75 @@ class Chain:
 
     Of several copies of a row, that in the first tier is the newest.
 
+    If a tier fails, the rows that it was to store wait in memory. They are read as the newest copies, and the next
+    `put` stores them.
+
     Args:
         stores: one or more, of one format.
+
+    Attributes:
+        has_copies: whether a tier may have a copy of a row of a faster one.
     """
 
     def __init__(self, stores: Sequence[RowStore]) -> None:
         self.stores = list(stores)
+        self.has_copies = any(store.mode == "cache" for store in self.stores)
+        self._waiting: Rows | None = None
 
     def get(self, ids: Tensor) -> tuple[Rows, Tensor]:
         """The rows of ids ``[M]``, zeros for absent ones, and ``[M]`` bool which are present. Nothing moves."""
-        return self._first_copies(ids, lambda store, own: store.get(own))
+        return self.take(ids)[:2]
 
-    def take(self, ids: Tensor) -> tuple[Rows, Tensor]:
-        """As `get`, for rows that move to the fast tier: tiers of mode ``"hybrid"`` lose them."""
-        return self._first_copies(ids, lambda store, own: store.take(own))
+    def take(self, ids: Tensor) -> Taken:
+        """As `get`, for rows that move to the fast tier. Call `drop` once they are there."""
+        rows, found = self.stores[0].get(ids)
+        parts = [ids[found]]
+        for store in self.stores[1:]:
+            left = (~found).nonzero().squeeze(1)
+            if not len(left):
+                break
+            lower, there = store.get(ids[left])
+            copy_rows(lower.at(there), rows, left[there])
+            found[left[there]] = True
+            parts.append(ids[left[there]])
+        if self._waiting is not None:
+            at, there = _positions(self._waiting.ids, ids)
+            copy_rows(self._waiting.at(at), rows, there)
+            found[there] = True
+        return Taken(rows, found, parts)
+
+    def drop(self, taken: Taken) -> None:
+        """Rows of `take` are in the fast tier now: tiers of mode ``"hybrid"`` lose them.
+
+        Raises:
+            TierError: a tier still has copies, which are not read while the row is in a faster one.
+        """
+        self._leave_waiting(taken.rows.ids[taken.found])
+        error = None
+        for store, ids in zip(self.stores, taken.parts, strict=False):
+            try:
+                if len(ids):
+                    store.drop(ids)
+            except Exception as problem:
+                self.has_copies, error = True, error or problem
+        if error is not None:
+            raise error
 
     def put(self, rows: Rows) -> Rows | None:
         """Stores rows in the first tier. What a tier loses goes to the next one. Returns what the last one loses."""
-        lost: Rows | None = rows
+        self._leave_waiting(rows.ids)
+        lost: Rows | None = rows if self._waiting is None else joined([self._waiting, rows])
         for store in self.stores:
             if lost is None or not len(lost.ids):
-                return None
+                break
+            self._waiting = lost  # until the store has them
             lost = store.put(lost)
-        return lost
+        self._waiting = None
+        return lost if lost is not None and len(lost.ids) else None
+
+    def store_waiting(self) -> Rows | None:
+        """Stores the rows that wait since a tier failed. Returns what the last tier loses."""
+        return None if self._waiting is None else self.put(self._waiting.at(slice(0)))
 
     def change(self, ids: Tensor, change: Callable[[Rows, Tensor], Rows]) -> Tensor:
         """Overwrites the newest copies of rows. Returns ``[M]`` bool which ids are present.
@@ -52,6 +111,10 @@ class Chain:
             change: is passed the rows of some of them and their positions ``[m]``. Returns the new rows.
         """
         left = torch.arange(len(ids))
+        if self._waiting is not None:
+            at, there = _positions(self._waiting.ids, ids)
+            copy_rows(change(self._waiting.at(at), there), self._waiting, at)
+            left = left[~torch.isin(left, there)]
         for store in self.stores:
             if not len(left):
                 break
@@ -65,13 +128,15 @@ class Chain:
 
     def contains(self, ids: Tensor) -> Tensor:
         """``[M]`` bool: which ids have a row. It is not counted as a lookup."""
-        return self._in(self.stores, ids)
+        waiting = self._waits(ids)
+        return waiting if bool(waiting.all()) else waiting | self._in(self.stores, ids)
 
     def delete(self, ids: Tensor) -> Tensor:
         """Removes every copy of ids ``[M]``. Returns ``[M]`` bool which had one."""
         found = self.contains(ids)
         for store in self.stores:
             store.delete(ids[found])
+        self._leave_waiting(ids)
         return found
 
     def batches(self, size: int, faster: Callable[[Tensor], Tensor]) -> Iterator[Rows]:
@@ -81,15 +146,17 @@ class Chain:
             size: of a batch.
             faster: returns ``[M]`` bool which ids ``[M]`` are in the fast tier: they are left out.
         """
+        if self._waiting is not None:
+            yield self._waiting.at(~faster(self._waiting.ids))
         for number, store in enumerate(self.stores):
             for rows in store.batches(size):
-                newest = ~(faster(rows.ids) | self._in(self.stores[:number], rows.ids))
+                newest = ~(faster(rows.ids) | self._waits(rows.ids) | self._in(self.stores[:number], rows.ids))
                 if bool(newest.any()):
                     yield rows.at(newest)
 
     def sink(self) -> Rows | None:
         """Moves every row to the last tier. Returns the rows that it lost."""
-        lost = []
+        lost = [self.store_waiting()]
         for upper, lower in pairwise(self.stores):
             while len(upper):
                 rows = next(upper.batches())
@@ -119,18 +186,20 @@ class Chain:
                 found[left] = store.contains(ids[left])
         return found
 
-    def _first_copies(
-        self, ids: Tensor, read: Callable[[RowStore, Tensor], tuple[Rows, Tensor]]
-    ) -> tuple[Rows, Tensor]:
-        rows, found = read(self.stores[0], ids)
-        for store in self.stores[1:]:
-            left = (~found).nonzero().squeeze(1)
-            if not len(left):
-                break
-            lower, there = read(store, ids[left])
-            own, at = lower.at(there), left[there]
-            found[at] = True
-            rows.scores[at], rows.touched[at], rows.weight[at] = own.scores, own.touched, own.weight
-            for name, state in rows.states.items():
-                state[at] = own.states[name]
-        return rows, found
+    def _waits(self, ids: Tensor) -> Tensor:
+        """``[M]`` bool: which ids have a row that waits."""
+        return torch.zeros(len(ids), dtype=torch.bool) if self._waiting is None else torch.isin(ids, self._waiting.ids)
+
+    def _leave_waiting(self, ids: Tensor) -> None:
+        """Forgets the waiting rows of these ids."""
+        if self._waiting is not None:
+            rest = self._waiting.at(~torch.isin(self._waiting.ids, ids))
+            self._waiting = rest if len(rest.ids) else None
+
+
+def _positions(known: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions in ``known``, and in ``ids``, of the distinct ids that are in both."""
+    order = known.argsort()
+    at = torch.searchsorted(known[order], ids).clamp(max=max(0, len(known) - 1))
+    there = (known[order][at] == ids).nonzero().squeeze(1)
+    return order[at[there]], there

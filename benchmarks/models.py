@@ -1,13 +1,12 @@
-"""Test AUC and loss curves of models trained sharded and in plain torch; recall of approximate indexes."""
+"""Test AUC and loss curves of models trained sharded and in plain torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from benchmarks import Figure, median_ms
+from benchmarks import Figure
 from benchmarks.apparatus.model_runs import Course, Curve, plain, sharded
 from benchmarks.apparatus.tower_runs import MOVIELENS, Likes, scores_alone, scores_sharded
 
@@ -33,7 +32,7 @@ COURSES = {
 
 
 def figures(*, only: Sequence[str] = ()) -> list[Figure]:
-    """For each model the difference between its test AUC and plain torch's; then the figures of the indexes.
+    """For each model the difference between its test AUC and plain torch's; then the recall of two towers.
 
     Args:
         only: parts of names; all when left out.
@@ -42,7 +41,7 @@ def figures(*, only: Sequence[str] = ()) -> list[Figure]:
         ValueError: an `only` that no figure has in its name.
     """
     chosen = {name: course for name, course in COURSES.items() if not only or any(part in name for part in only)}
-    others: dict[str, Callable[[], list[Figure]]] = {"proposals": proposals, "retrieval": retrieval}
+    others: dict[str, Callable[[], list[Figure]]] = {"proposals": proposals}
     asked = [make for name, make in others.items() if not only or any(part in name for part in only)]
     if not chosen and not asked:
         raise ValueError(f"no figure has {list(only)} in its name; there are: {', '.join([*COURSES, *others])}")
@@ -101,28 +100,3 @@ def proposals(k: int = 100) -> list[Figure]:
         Figure(name, sharded_too, "", target=popular, at_most=False, beside=beside),
         Figure("the same, apart from one process", abs(sharded_too - alone), "", target=0.005),
     ]
-
-
-def retrieval(candidates: int = 100_000, dim: int = 32, queries: int = 256, k: int = 10) -> list[Figure]:
-    """The share of the exact neighbours that FAISS finds, and how fast, over clustered vectors."""
-    from recshard_lab.models import ExactIndex, FaissIndex, recall_of
-
-    draw = torch.Generator().manual_seed(0)
-    centres = torch.randn(500, dim, generator=draw)
-    near = centres[torch.randint(500, (candidates + queries,), generator=draw)]
-    vectors = near + 0.4 * torch.randn(candidates + queries, dim, generator=draw)
-    vectors, asked = vectors[:candidates], vectors[candidates:]
-    exact = ExactIndex(vectors)
-    _, truth = exact.search(asked, k)
-
-    def timed(index: Any) -> float:
-        return median_ms(lambda: index.search(asked, k), repeat=3, warm_up=1)
-
-    found = [Figure(f"exact index, {queries} queries of {candidates:,} x {dim}", timed(exact), "ms")]
-    for factory, nprobe in (("Flat", None), ("IVF256,Flat", 1), ("IVF256,Flat", 8), ("IVF256,Flat", 32)):
-        index = FaissIndex(vectors, factory, nprobe)
-        share = recall_of(index.search(asked, k)[1], truth)
-        name = f"recall@{k} of exact, {factory}" + ("" if nprobe is None else f", {nprobe} cells")
-        target = 0.9999 if nprobe is None else None  # equal scores may change places
-        found.append(Figure(name, share, "", target=target, at_most=False, beside={"ms": timed(index)}))
-    return found

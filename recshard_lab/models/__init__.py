@@ -39,11 +39,6 @@ from recshard_lab.models.registry import register_model as register_model
 from recshard_lab.models.registry import settings_as_dict as settings_as_dict
 from recshard_lab.models.registry import settings_of as settings_of
 from recshard_lab.models.registry import train_task as train_task
-from recshard_lab.models.retrieval import ExactIndex as ExactIndex
-from recshard_lab.models.retrieval import FaissIndex as FaissIndex
-from recshard_lab.models.retrieval import TwoTowerRetrieval as TwoTowerRetrieval
-from recshard_lab.models.retrieval import candidate_vectors as candidate_vectors
-from recshard_lab.models.retrieval import recall_of as recall_of
 from recshard_lab.models.two_tower import TwoTower as TwoTower
 from recshard_lab.models.two_tower_train import StreamingFrequency as StreamingFrequency
 from recshard_lab.models.two_tower_train import TwoTowerTrainTask as TwoTowerTrainTask
@@ -59,9 +54,7 @@ __all__ = [
     "DenseArch",
     "EmbeddingTower",
     "EmbeddingTowerCollection",
-    "ExactIndex",
     "FactorizationMachine",
-    "FaissIndex",
     "FeatureProcessedEmbeddingBagCollection",
     "FeatureProcessor",
     "FeatureProcessorDictWrapper",
@@ -81,14 +74,11 @@ __all__ = [
     "StreamingFrequency",
     "SwishLayerNorm",
     "TwoTower",
-    "TwoTowerRetrieval",
     "TwoTowerTrainTask",
     "VectorCrossNet",
     "build_model",
-    "candidate_vectors",
     "model_named",
     "model_names",
-    "recall_of",
     "register_model",
     "settings_as_dict",
     "settings_of",

@@ -4,7 +4,8 @@
                                                               score = <u, v>
     candidate features -- their rows side by side -- MLP --> v [B, K]
 
-Candidates do not see the query, so that their vectors are computed once and searched by an index (``retrieval.py``).
+Candidates do not see the query, so that their vectors are computed once and searched by an index
+(``recshard_lab.serving.retrieval``).
 Huang et al. 2013 (DSSM, CIKM); in this form Yi et al. 2019, "Sampling-Bias-Corrected Neural Modeling for Large Corpus
 Item Recommendations" (RecSys). Training is in ``two_tower_train.py``.
 

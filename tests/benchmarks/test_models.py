@@ -8,7 +8,7 @@ import pytest
 import recshard_lab
 from benchmarks.apparatus.model_runs import Course, plain, sharded
 from benchmarks.apparatus.tower_runs import Likes, scores_alone, scores_sharded
-from benchmarks.models import COURSES, retrieval
+from benchmarks.models import COURSES
 from recshard_lab.models import model_names
 
 RATINGS = {"name": "synthetic-ratings", "num_ratings": 3000}
@@ -46,11 +46,3 @@ def test_two_towers_on_ranks_propose_what_they_propose_on_one_process(two: Any) 
     for ours in two.run(scores_sharded, True, RATINGS):
         assert float((ours - scores).abs().max()) < 0.01
         assert likes.recall(ours, 100) == pytest.approx(likes.recall(scores, 100), abs=0.02)
-
-
-def test_the_indexes_find_more_where_they_look_at_more() -> None:
-    pytest.importorskip("faiss")
-    exact, flat, *cells = retrieval(5000, 16, 20, 5)
-    assert exact.value > 0
-    assert flat.ok
-    assert [own.value for own in cells] == sorted(own.value for own in cells)

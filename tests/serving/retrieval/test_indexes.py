@@ -1,0 +1,251 @@
+"""Every index against a sort of all scores, also after changes."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recshard_lab.serving.retrieval import CandidateIndex, ExactIndex, FaissIndex, PartitionedIndex
+from tests.serving.retrieval.spaces import MAKERS, by_definition, partitioned, space, table_of, whole_numbers
+
+KINDS = pytest.mark.parametrize("kind", MAKERS)
+
+
+def check(index: CandidateIndex, table: Any, queries: Any, k: int, exclude: Any = None, cosine: bool = False) -> None:
+    """The results, their order and their number are those of the definition."""
+    found = index.search_up_to(queries, k, exclude)
+    for row, query in enumerate(queries):
+        expected = by_definition(table, query, k, exclude[row] if exclude else (), cosine)
+        count = int(found.counts[row])
+        assert count == len(expected)
+        assert found.ids[row, :count].tolist() == [own for _, own in expected]
+        torch.testing.assert_close(found.scores[row, :count], torch.tensor([score for score, _ in expected]))
+        assert found.ids[row, count:].tolist() == [-1] * (k - count)
+        assert found.scores[row, count:].tolist() == [-torch.inf] * (k - count)
+
+
+@KINDS
+@pytest.mark.parametrize("metric", ["inner_product", "cosine"])
+def test_a_search_is_a_sort_of_all_scores(kind: str, metric: str) -> None:
+    vectors, ids, queries = space()
+    index = MAKERS[kind](vectors, ids, metric=metric)
+    check(index, table_of(vectors, ids), queries, 10, cosine=metric == "cosine")
+    check(index, table_of(vectors, ids), queries, len(ids), cosine=metric == "cosine")
+    assert len(index) == 200
+    assert torch.equal(index.ids(), ids.sort().values)
+    assert -1 in index
+    assert 3 not in index
+
+
+@KINDS
+def test_one_query_gives_its_row_of_a_batch(kind: str) -> None:
+    vectors, ids, queries = space()
+    index = MAKERS[kind](vectors, ids)
+    batch, single = index.search(queries, 5), index.search(queries[2], 5)
+    assert single.ids.shape == single.scores.shape == (5,)
+    assert torch.equal(single.ids, batch.ids[2])
+    torch.testing.assert_close(single.scores, batch.scores[2])
+    assert single.counts.shape == ()
+
+
+@KINDS
+def test_excluded_items_make_room_for_the_next(kind: str) -> None:
+    vectors, ids, queries = space()
+    index = MAKERS[kind](vectors, ids)
+    best = index.search(queries, 20).ids
+    exclude = [best[0, :7], best[1, :1].tolist(), [], [999], best[4].tolist() * 2, ids]
+    check(index, table_of(vectors, ids), queries, 10, exclude)
+    assert index.search(queries, 10, exclude).counts.tolist() == [10, 10, 10, 10, 10, 0]
+
+
+@KINDS
+def test_added_replaced_and_removed_items(kind: str) -> None:
+    vectors, ids, queries = space()
+    index = MAKERS[kind](vectors[:150], ids[:150])
+    table = table_of(vectors[:150], ids[:150])
+    index.add(vectors[150:], ids[150:])
+    table |= table_of(vectors[150:], ids[150:])
+    check(index, table, queries, 10)
+    changed = torch.stack([ids[3], ids[180], ids[77]])
+    index.replace(2 * queries[:3], changed)
+    table |= table_of(2 * queries[:3], changed)
+    check(index, table, queries, 10)
+    gone = torch.cat([index.search(queries, 4).ids.unique(), ids[20:40]]).unique()
+    index.remove(gone)
+    table = {own: vector for own, vector in table.items() if own not in gone.tolist()}
+    check(index, table, queries, 10)
+    assert len(index) == len(table)
+    back = gone[:5]
+    index.add(queries[:5], back)
+    table |= table_of(queries[:5], back)
+    check(index, table, queries, len(table))
+    assert torch.equal(index.ids(), torch.tensor(sorted(table)))
+
+
+@KINDS
+def test_removing_almost_everything_leaves_the_rest(kind: str) -> None:
+    vectors, ids, queries = space()
+    index = MAKERS[kind](vectors, ids)
+    index.remove(ids[3:])
+    check(index, table_of(vectors[:3], ids[:3]), queries, 3)
+    check(index, table_of(vectors[:3], ids[:3]), queries, 10)
+    index.remove(ids[:3])
+    assert len(index) == 0
+    check(index, {}, queries, 4)
+    with pytest.raises(ValueError, match=r"the index is empty.*Fix: index.add"):
+        index.search(queries, 1)
+    index.add(vectors[:9], ids[:9])
+    check(index, table_of(vectors[:9], ids[:9]), queries, 5)
+
+
+def test_equal_scores_come_by_id_in_one_index_and_in_parts() -> None:
+    vectors, ids, queries = whole_numbers()
+    table = table_of(vectors, ids)
+    for index in (ExactIndex(vectors, ids), ExactIndex(vectors, ids, slice_rows=4), partitioned(vectors, ids)):
+        for k in (1, 5, 30, 90):
+            check(index, table, queries, k)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    data=st.data(),
+    items=st.integers(1, 30),
+    parts=st.integers(1, 4),
+    slice_rows=st.integers(1, 9),
+    k=st.integers(1, 35),
+)
+def test_parts_find_exactly_what_the_whole_finds(data: Any, items: int, parts: int, slice_rows: int, k: int) -> None:
+    vectors, ids, queries = whole_numbers(items, 3, 2)
+    exclude = data.draw(st.lists(st.lists(st.integers(-16, 16), max_size=8), min_size=3, max_size=3))
+    whole = ExactIndex(vectors, ids)
+    split = PartitionedIndex.build(vectors, ids, partial(ExactIndex, slice_rows=slice_rows), min(parts, items))
+    for ours, theirs in zip(
+        split.search_up_to(queries, k, exclude), whole.search_up_to(queries, k, exclude), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+    check(whole, table_of(vectors, ids), queries, k, exclude)
+
+
+@pytest.mark.parametrize("storage", ["float16", "int8"])
+def test_smaller_storage_finds_nearly_the_same(storage: Any) -> None:
+    vectors, ids, queries = space(2000, 50, 32)
+    exact, small = ExactIndex(vectors, ids), ExactIndex(vectors, ids, storage=storage)
+    faiss = FaissIndex(vectors, ids, kind="ivf", storage=storage, cells=1)
+    truth = exact.search(queries, 20).ids
+    for index in (small, faiss):
+        hits = (truth.unsqueeze(2) == index.search(queries, 20).ids.unsqueeze(1)).any(2).double().mean()
+        assert float(hits) > (0.95 if storage == "int8" else 0.99)
+    width = {"float16": 2, "int8": 1}[storage]
+    saved = exact.info().storage_bytes - small.info().storage_bytes
+    assert saved == 2000 * 32 * (4 - width) - (2000 * 4 if storage == "int8" else 0)
+    bound = {"float16": 2**-11, "int8": 0.5 / 127}[storage] * vectors.abs().amax(1, keepdim=True)
+    assert bool(((small.vectors(ids) - vectors).abs() <= 1.001 * bound).all())
+
+
+def test_more_cells_and_longer_walks_find_more() -> None:
+    vectors, ids, queries = space(3000, 40, 16)
+    truth = ExactIndex(vectors, ids).search(queries, 10).ids
+
+    def recall(index: CandidateIndex) -> float:
+        found = index.search(queries, 10).ids
+        return float((truth.unsqueeze(2) == found.unsqueeze(1)).any(2).double().mean())
+
+    ivf = FaissIndex(vectors, ids, kind="ivf", cells=30, nprobe=1)
+    few = recall(ivf)
+    ivf.nprobe = 30
+    assert few < 0.9 < recall(ivf) == 1.0
+    hnsw = FaissIndex(vectors, ids, kind="hnsw", links=4, ef_search=1)
+    few = recall(hnsw)
+    hnsw.ef_search = 500
+    assert few < 0.9 < recall(hnsw)
+    assert (ivf.info().settings["nprobe"], hnsw.info().settings["ef_search"]) == (30, 500)
+
+
+@KINDS
+def test_wrong_items_are_refused_by_name_and_change_nothing(kind: str) -> None:
+    vectors, ids, queries = space()
+    index = MAKERS[kind](vectors, ids)
+    before = index.search(queries, 10)
+    new = torch.tensor([1, 2])
+    nan = torch.ones(2, 8)
+    nan[1, 5] = torch.nan
+    refused: list[tuple[Any, Any, Any, str]] = [
+        (index.add, torch.ones(2, 7), new, r"vectors must be a floating-point tensor \[V, 8\], got .*\[2, 7\]"),
+        (index.add, torch.ones(2, 8, dtype=torch.int64), new, "floating-point"),
+        (index.add, nan, new, "the vector of item 2 has nan in column 5"),
+        (index.add, nan * torch.inf, new, "item 1 has inf in column 0"),
+        (index.add, torch.ones(2, 8), torch.tensor([7, 7]), "item id 7 occurs twice"),
+        (index.add, torch.ones(2, 8), torch.stack([ids[9], ids[8]]), f"item {ids[9]} is already in the index"),
+        (index.add, torch.ones(3, 8), new, "3 vectors have 2 ids"),
+        (index.add, torch.ones(2, 8), new.float(), r"ids must be a tensor \[M\] int64, got torch.float32 \[2\]"),
+        (index.replace, torch.ones(2, 8), torch.stack([ids[9], new[0]]), "item 1 is not in the index of 200 items"),
+    ]
+    for call, rows, own, message in refused:
+        with pytest.raises(ValueError, match=message):
+            call(rows, own)
+    with pytest.raises(ValueError, match="item 2 is not in the index of 200 items"):
+        index.remove(torch.stack([ids[0], new[1]]))
+    with pytest.raises(ValueError, match="item id 5 occurs twice"):
+        index.remove(torch.tensor([5, 5]))
+    for ours, theirs in zip(index.search(queries, 10), before, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@KINDS
+def test_wrong_queries_are_refused_by_value(kind: str) -> None:
+    vectors, ids, queries = space()
+    index = MAKERS[kind](vectors, ids)
+    with pytest.raises(ValueError, match=r"k=201 is outside 1 to 200, the number of items. Fix: pass k=200 or less"):
+        index.search(queries, 201)
+    for k in (0, -3, 2.5, True, None):
+        with pytest.raises(ValueError, match=f"k={k}"):
+            index.search(queries, k)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"queries must be a floating-point tensor \[Q, 8\], got .*\[6, 4\]"):
+        index.search(queries[:, :4], 1)
+    queries[3, 1] = -torch.inf
+    with pytest.raises(ValueError, match="query 3 has -inf in column 1"):
+        index.search(queries, 1)
+    with pytest.raises(ValueError, match="exclude has 1 sequences for 2 queries"):
+        index.search(queries[:2], 1, [[3]])
+    with pytest.raises(ValueError, match=r"exclude\[1\]"):
+        index.search(queries[:2], 1, [[3], ["a"]])  # type: ignore[list-item]
+
+
+def test_wrong_settings_are_refused() -> None:
+    vectors, ids, _ = space()
+    with pytest.raises(ValueError, match=r"vectors has shape \[0, 8\]: an index needs at least one item"):
+        ExactIndex(vectors[:0], ids[:0])
+    with pytest.raises(ValueError, match=r"vectors has shape \[0, 8\]: an index needs at least one item"):
+        FaissIndex(vectors[:0], ids[:0])
+    with pytest.raises(ValueError, match="the vector of item 4 is zero: it has no cosine"):
+        ExactIndex(torch.zeros(1, 3), torch.tensor([4]), metric="cosine")
+    with pytest.raises(ValueError, match="query 0 is zero"):
+        ExactIndex(vectors, ids, metric="cosine").search(torch.zeros(8), 1)
+    with pytest.raises(ValueError, match="metric='l2' is not supported"):
+        ExactIndex(vectors, ids, metric="l2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="storage='int4' is not supported"):
+        ExactIndex(vectors, ids, storage="int4")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a value of 100000 does not fit float16"):
+        ExactIndex(torch.full((1, 2), 1e5), storage="float16")
+    with pytest.raises(ValueError, match="FAISS has no index 'IFV9'"):
+        FaissIndex(vectors, ids, kind="IFV9")
+    with pytest.raises(ValueError, match="nprobe is a setting of IVF indexes, and this index is 'HNSW32,Flat'"):
+        FaissIndex(vectors, ids, kind="hnsw", nprobe=3)
+    with pytest.raises(ValueError, match="nprobe=0 is not a count"):
+        FaissIndex(vectors, ids, nprobe=0)
+    with pytest.raises(ValueError, match="ef_search is a setting of HNSW indexes"):
+        FaissIndex(vectors, ids, ef_search=3)
+    with pytest.raises(ValueError, match="cells=3 is a setting of kind='ivf'"):
+        FaissIndex(vectors, ids, kind="hnsw", cells=3)
+    with pytest.raises(ValueError, match="FAISS cannot build 'IVF300,Flat'"):
+        FaissIndex(vectors, ids, cells=300)
+    one = ExactIndex(vectors[:5], ids[:5])
+    with pytest.raises(ValueError, match=f"item {ids[:5].sort().values[0]} is in two parts"):
+        PartitionedIndex([one, one])
+    with pytest.raises(ValueError, match=r"part 1 has dim 3 and metric 'inner_product', part 0 \(8"):
+        PartitionedIndex([one, ExactIndex(torch.eye(3))])
+    with pytest.raises(ValueError, match="parts=6 is outside 1 to 5"):
+        PartitionedIndex.build(vectors[:5], ids[:5], ExactIndex, 6)

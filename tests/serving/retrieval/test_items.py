@@ -1,0 +1,71 @@
+"""From a trained TwoTower to an index of all items."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from recshard_lab.serving.retrieval import FaissIndex, ItemFeatures, encode_items, index_of_items
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+from tests.serving.retrieval import jobs
+
+
+def test_an_index_of_items_has_the_vectors_of_the_candidate_tower() -> None:
+    model, items = jobs.two_tower(), jobs.items()
+    vectors = encode_items(model, items, batch_size=10)
+    for number in range(jobs.ITEMS):
+        (genres,) = items.bags(torch.tensor([1000 + number]), ["genre"])
+        one = KeyedJaggedTensor(
+            ["movie", "genre"],
+            torch.cat([torch.tensor([number]), genres.values()]),
+            lengths=torch.cat([torch.tensor([1]), genres.lengths()]),
+        )
+        torch.testing.assert_close(vectors[number], model.candidate(one)[0].detach())
+    assert not vectors.requires_grad
+    users = model.query(KeyedJaggedTensor(["user"], torch.tensor([3, 7]), lengths=torch.tensor([1, 1]))).detach()
+    for make in (None, partial(FaissIndex, kind="ivf", cells=2, nprobe=2)):
+        found = index_of_items(model, items, make, batch_size=7).search(users, 5)
+        assert torch.equal(found.ids, 1000 + (users @ vectors.T).topk(5).indices)
+
+
+def test_bags_of_items_come_in_any_order_and_number() -> None:
+    items = jobs.items()
+    wanted = torch.tensor([1004, 1000, 1036, 1004])
+    movie, genre = items.bags(wanted, ["movie", "genre"])
+    assert movie.values().tolist() == [4, 0, 36, 4]
+    assert [bag.tolist() for bag in genre.to_dense()] == [[4], [], [], [4]]
+    weighted = ItemFeatures(
+        torch.tensor([5, 6]),
+        {"tag": JaggedTensor(torch.tensor([1, 2, 3]), torch.tensor([0.1, 0.2, 0.3]), lengths=torch.tensor([2, 1]))},
+    )
+    (tags,) = weighted.bags(torch.tensor([6, 5]), ["tag"])
+    assert tags.values().tolist() == [3, 1, 2]
+    torch.testing.assert_close(tags.weights(), torch.tensor([0.3, 0.1, 0.2]))
+
+
+def test_further_items_are_joined() -> None:
+    both = jobs.items(0, 20).with_items(jobs.items(20, jobs.ITEMS))
+    every = both.ids.flip(0)
+    for ours, theirs in zip(
+        both.bags(every, ["movie", "genre"]), jobs.items().bags(every, ["movie", "genre"]), strict=True
+    ):
+        assert torch.equal(ours.values(), theirs.values())
+        assert torch.equal(ours.lengths(), theirs.lengths())
+
+
+def test_wrong_item_features_are_refused_by_name() -> None:
+    items = jobs.items()
+    with pytest.raises(ValueError, match="item 5 has no features"):
+        items.bags(torch.tensor([1000, 5]), ["movie"])
+    with pytest.raises(ValueError, match=r"items have no feature 'actor'. They have: movie, genre"):
+        items.bags(items.ids, ["actor"])
+    with pytest.raises(ValueError, match="item 1003 already has features"):
+        items.with_items(jobs.items(3, 4))
+    with pytest.raises(ValueError, match=r"item feature 'movie' has 37 bags for 36 items"):
+        ItemFeatures(items.ids[1:], items.sparse)
+    with pytest.raises(ValueError, match="item id 3 occurs twice"):
+        ItemFeatures(torch.tensor([3, 3]), {})
+    with pytest.raises(ValueError, match=r"item column 'year' must be \[37\] floating point, got torch.float32 \[3\]"):
+        ItemFeatures(items.ids, {}, {"year": torch.ones(3)})
+    with pytest.raises(ValueError, match="batch_size=0 is not a number of items"):
+        encode_items(jobs.two_tower(), items, 0)

@@ -53,13 +53,13 @@ def cached_plan(scheme: str, algorithm: str = "lru", cost: EmulatedCost | None =
     return plan_of(scheme, CACHED, CacheParams(algorithm, 0.1, cost))
 
 
-def model_of(plan: ShardingPlan, optimizer: str) -> DistributedModelParallel:
+def model_of(plan: ShardingPlan, optimizer: str, backend: str | None = None) -> DistributedModelParallel:
     """A model with the same weights under every plan."""
     module = EmbeddingBagCollection(tables())
     generator = torch.Generator().manual_seed(3)
     for parameter in module.parameters():
         torch.nn.init.uniform_(parameter, -0.5, 0.5, generator=generator)
-    sharder = EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.05})
+    sharder = EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.05}, backend=backend)
     return DistributedModelParallel(module, plan=plan, sharders=[sharder])
 
 
@@ -88,7 +88,7 @@ def state_of(dmp: DistributedModelParallel) -> dict[str, Tensor]:
 
 def step(dmp: DistributedModelParallel, batch: KeyedJaggedTensor) -> Tensor:
     """Trains on a batch. Returns its output."""
-    out = dmp(batch).values()
+    out = dmp(batch.to(dmp.device)).values()
     out.pow(2).sum().backward()
     return out.detach().clone()
 
@@ -100,7 +100,7 @@ def trained(plan: ShardingPlan, optimizer: str, move: ShardingPlan | None = None
         found[f"output {number}"] = step(dmp, batch)
         if number % 4 == 3:
             with torch.no_grad():
-                found[f"evaluation {number}"] = dmp.eval()(batches(9)[LARGE]).values().clone()
+                found[f"evaluation {number}"] = dmp.eval()(batches(9)[LARGE].to(dmp.device)).values().clone()
             dmp.train()
             found |= {f"{name} after {number}": tensor for name, tensor in dmp.full_state_dict().items()}
         if number == 6 and move is not None:
@@ -117,7 +117,7 @@ def counters(dmp: DistributedModelParallel) -> list[dict[str, float]]:
 def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     """Names of what is not equal, bit for bit."""
     assert list(one) == list(other)
-    return [name for name in one if not torch.equal(one[name], other[name])]
+    return [name for name in one if not torch.equal(one[name].cpu(), other[name].cpu())]
 
 
 def compared(scheme: str, optimizer: str, algorithm: str = "lru") -> tuple[list[str], list[dict[str, float]]]:
@@ -164,13 +164,12 @@ def piped(cost: EmulatedCost | None = None) -> tuple[list[str], list[str], list[
     found: dict[str, Tensor] = {}
     expected = {f"{number}": step(truth, batch) for number, batch in enumerate(batches(9))}
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    cpu = torch.device("cpu")
-    with PrefetchTrainPipelineSparseDist(Scored(dmp), optimizer, cpu, threads=True) as pipeline:
+    with PrefetchTrainPipelineSparseDist(Scored(dmp), optimizer, dmp.device, threads=True) as pipeline:
         source = iter(batches(9))
         found = {f"{number}": pipeline.progress(source) for number in range(9)}
         prefetched = sum(event.stage == "prefetch" for event in pipeline.events)
     differ = apart(found | state_of(dmp), expected | state_of(truth))
-    with PrefetchTrainPipelineSparseDist(Scored(other), optimizer, cpu, threads=True) as pipeline:
+    with PrefetchTrainPipelineSparseDist(Scored(other), optimizer, dmp.device, threads=True) as pipeline:
         source = iter(batches(9))
         for _ in range(9):
             pipeline.progress(source)

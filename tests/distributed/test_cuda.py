@@ -20,7 +20,7 @@ from recshard_lab.comm.trace import trace
 from recshard_lab.distributed import shard
 from recshard_lab.sharding import data_parallel
 from recshard_lab.sharding.schemes import scheme_names
-from tests.distributed import cases
+from tests.distributed import cached_jobs, cases
 from tests.distributed.jobs import Case, batch_of
 from tests.distributed.test_parity import check
 
@@ -108,6 +108,50 @@ def test_replicas_on_gpus_are_equal_to_the_last_bit(backend: str | None, optimiz
         one, other = ranks.run(replicas_after_steps, "cuda:0", backend, optimizer)
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.cuda
+@needs_gpu
+@pytest.mark.parametrize("algorithm", ["lru", "lfu"])
+@pytest.mark.parametrize("scheme", ["table_wise", "row_wise"])
+def test_fbgemms_cache_gives_the_bits_of_its_fused_kernel(scheme: str, algorithm: str) -> None:
+    with recshard_lab.launch(GPUS) as ranks:
+        for different, counted in ranks.run(cached_jobs.compared, scheme, "exact_row_wise_adagrad", algorithm):
+            assert different == []
+            for own in counted:
+                assert own["hits"] + own["misses"] == own["lookups"] > 0
+                assert 0 < own["slots_in_use"] <= own["slots"]
+                assert algorithm == "lfu" or own["admissions"] > 0
+
+
+def caches(algorithm: str, backend: str | None) -> tuple[list[str], list[torch.Tensor]]:
+    """The class of each cache, and the tables after some steps."""
+    plan = cached_jobs.cached_plan("table_wise", algorithm)
+    model = cached_jobs.model_of(plan, "exact_sgd", backend)
+    for batch in cached_jobs.batches(8):
+        model(batch.to(model.device)).values().pow(2).sum().backward()
+    kinds = [type(group.kernel).__name__ for group in model.collections[""].executor.lookup.groups]
+    return kinds, [own.cpu() for shards in model.table_shards().values() for own in shards.local_weights.values()]
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_fbgemms_cache_trains_as_our_own() -> None:
+    with recshard_lab.launch(1) as ranks:
+        ((theirs, one),) = ranks.run(caches, "lru", None)
+        ((ours, other),) = ranks.run(caches, "lru", "native")
+    assert (set(theirs), set(ours)) == ({"FbgemmCachedKernel"}, {"CachedKernel"})
+    for own, expected in zip(one, other, strict=True):
+        torch.testing.assert_close(own, expected)
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_a_pipeline_prefetches_into_fbgemms_cache() -> None:
+    with recshard_lab.launch(GPUS) as ranks:
+        for different, rewritten, counted, prefetched in ranks.run(cached_jobs.piped, None):
+            assert (different, rewritten, prefetched) == ([], [], 7)
+            assert all(own["hits"] > 0 for own in counted)
 
 
 def test_more_nccl_ranks_than_gpus_are_refused_with_the_number_of_gpus() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, WeightDecayMode
-from recshard_lab.embedding.kernels import Slot, available, choose_kernel, fbgemm
+from recshard_lab.distributed.step.lookup import choose_kinds, fbgemm_caches
+from recshard_lab.embedding import DataType, EmbeddingBagConfig, EmbOptimType, OptimizerSpec, WeightDecayMode
+from recshard_lab.embedding.dynamic.tiers import EmulatedCost
+from recshard_lab.embedding.kernels import Slot, available, choose_kernel, fbgemm, fbgemm_cached
 from recshard_lab.embedding.kernels.fbgemm import FbgemmKernel
+from recshard_lab.embedding.kernels.fbgemm_cached import FbgemmCache, FbgemmCachedKernel
+from recshard_lab.sharding import CacheParams, ParameterSharding, Shard
 from tests.embedding.lookups import SPECS
 
 pytestmark = pytest.mark.skipif("fbgemm" not in available(), reason="needs fbgemm_gpu")
@@ -215,3 +220,191 @@ def test_steps_are_numbered_by_backward_passes() -> None:
     counts[1].fill_(3)
     with pytest.raises(ValueError, match=r"tables 'a', 'b' have taken \[3, 10\] steps.* Fix: use backend='native'"):
         looked_up(kernel)
+
+
+# ---- the cache ----
+
+
+class CachedModule(torch.nn.Module):
+    """A stand-in for fbgemm's module with a cache: looks up by locations, as its CUDA kernels do."""
+
+    def __init__(self, rows: int, cols: int, prefetch_pipeline: bool) -> None:
+        super().__init__()
+        self.table = torch.zeros(rows, cols)
+        self.prefetch_pipeline, self.prefetch_stream = prefetch_pipeline, None
+        self.timestep, self.timesteps_prefetched, self.lxu_cache_locations_list = 0, list[int](), list[Tensor]()
+        self.lxu_cache_state = torch.full((2, 4), -1)
+        self.lxu_cache_weights = torch.zeros(8, cols + 4)
+        self.lxu_cache_locking_counter = torch.zeros(2, 4)
+        self.backwards: list[tuple[list[int], list[int]]] = []
+        self.flushes = 0
+
+    def split_embedding_weights(self) -> list[Tensor]:
+        return [self.table]
+
+    def split_optimizer_states(self) -> list[tuple[Tensor, ...]]:
+        return [()]
+
+    def prefetch(self, ids: Tensor, offsets: Tensor, forward_stream: Any = None) -> None:
+        self.timestep += 1
+        for row in ids.tolist():
+            self.lxu_cache_state.view(-1)[row % 8] = row
+            self.lxu_cache_weights[row % 8, : self.table.shape[1]] = self.table[row]
+        self.timesteps_prefetched.append(self.timestep)
+        self.lxu_cache_locations_list.append((ids % 8).int())
+
+    def forward(self, ids: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
+        if not self.timesteps_prefetched:
+            self.prefetch(ids, offsets)
+        self.timesteps_prefetched.pop(0)
+        self._indices, self._offsets = ids, offsets
+        self.lxu_cache_locations = self.lxu_cache_locations_list.pop(0)
+        rows = self.lxu_cache_weights[self.lxu_cache_locations.long(), : self.table.shape[1]].requires_grad_()
+        rows.register_hook(lambda _: self.backwards.append((self._indices.tolist(), self.lxu_cache_locations.tolist())))
+        return rows * 1
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+    def get_uvm_cache_stats(self) -> Tensor:
+        return torch.tensor([3, 10, 7, 5, 2, 4])
+
+    def get_cache_miss_counter(self) -> Tensor:
+        return torch.tensor([2, 3])
+
+
+SGD = OptimizerSpec(EmbOptimType.EXACT_SGD, 0.1)
+
+
+def cached_kernel(monkeypatch: pytest.MonkeyPatch, evict: str) -> FbgemmCachedKernel:
+    """A kernel of one table on the CPU, on the stand-in."""
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+
+    def make(kernel: Any, indices: list[int], features: list[int], optimizer: Any) -> CachedModule:
+        slot = kernel.slots[indices[0]]
+        return CachedModule(slot.num_rows, slot.num_cols, kernel._caches[indices[0]].evict == "lru")
+
+    monkeypatch.setattr(FbgemmCachedKernel, "_make_tbe", make)
+    slots = [Slot("t", 100, 4, DataType.FP32, 4)]
+    kernel = FbgemmCachedKernel([FbgemmCache(0.08, evict)], slots, [0], SGD, pooled=False, device="cpu")
+    kernel.weights()[0].copy_(torch.arange(100.0)[:, None].expand(100, 4))
+    return kernel
+
+
+def bags(*ids: int) -> tuple[Tensor, Tensor, None]:
+    return torch.tensor(ids), torch.tensor([0, len(ids)]), None
+
+
+def test_a_batch_has_the_rows_that_were_prefetched_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = cached_kernel(monkeypatch, "lru")
+    monkeypatch.setattr(torch.ops.fbgemm, "lxu_cache_locking_counter_decrement", lambda *_: None)
+    ahead = kernel.prefetch(*bags(11, 12)[:2], [2])
+    kernel.inserts = False
+    assert kernel.forward(*bags(5), [1])[0].tolist() == [5.0] * 4  # an evaluation in between
+    kernel.inserts = True
+    rows, saved = kernel.forward(*bags(11, 12), [2], prefetched=ahead)
+    assert rows.tolist() == [11.0] * 4 + [12.0] * 4
+    other, also_saved = kernel.forward(*bags(7), [1])
+    kernel.backward(saved, torch.ones_like(rows))
+    kernel.backward(also_saved, torch.ones_like(other))
+    (tbe,) = kernel._tbes
+    assert tbe.backwards == [([11, 12], [3, 4]), ([7], [7])]  # each backward finds the rows of its own batch
+    assert (tbe.timesteps_prefetched, tbe.lxu_cache_locations_list) == ([], [])
+
+
+def test_an_evaluation_unlocks_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, unlocked = cached_kernel(monkeypatch, "lru"), list[list[int]]()
+    monkeypatch.setattr(
+        torch.ops.fbgemm, "lxu_cache_locking_counter_decrement", lambda _, own: unlocked.append(own.tolist())
+    )
+    kernel.forward(*bags(1, 2), [2])
+    assert unlocked == []
+    kernel.inserts = False
+    kernel.forward(*bags(3), [1])
+    assert unlocked == [[3]]
+
+
+def test_cached_rows_are_read_anew_after_others_wrote_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = cached_kernel(monkeypatch, "lru")
+    ahead = kernel.prefetch(*bags(11, 12)[:2], [2])
+    kernel.flush(0)
+    assert kernel._tbes[0].flushes == 1
+    assert kernel.prefetch(*bags(1)[:2], [1]) is None  # others may be writing
+    kernel.weights()[0].add_(1000)
+    assert kernel.forward(*bags(11, 12), [2], prefetched=ahead)[0].tolist() == [1011.0] * 4 + [1012.0] * 4
+
+
+def test_without_locks_backward_locates_its_rows_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = cached_kernel(monkeypatch, "lfu")
+    monkeypatch.setattr(fbgemm_cached, "_locate", lambda tbe, looked: looked.locations.fill_(-1))
+    assert kernel.prefetch(*bags(1)[:2], [1]) is None
+    rows, saved = kernel.forward(*bags(9, 10), [2])
+    kernel.backward(saved, torch.ones_like(rows))
+    assert kernel._tbes[0].backwards == [([9, 10], [-1, -1])]
+
+
+def test_counters_of_the_cache_are_fbgemms(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = cached_kernel(monkeypatch, "lru")
+    kernel.forward(*bags(1), [1])
+    (counted,) = kernel.counters()
+    sizes = {"slots": 8, "slots_in_use": 1}
+    moves = {"admissions": 3, "evictions": 2, "staged": 2}
+    assert counted == {"lookups": 10, "misses": 5, "hits": 5, **moves, **sizes}
+    kernel = cached_kernel(monkeypatch, "lfu")
+    kernel.forward(*bags(1, 1, 2, 9), [4])
+    (counted,) = kernel.counters()
+    assert counted == {"lookups": 4, "misses": 3, "hits": 1, "slots": 8, "slots_in_use": 2}
+    assert kernel.fast_bytes() == (8 * 8 * 4, 0)
+
+
+@pytest.mark.parametrize("evict", ["lru", "lfu"])
+def test_the_arguments_of_a_cached_module(monkeypatch: pytest.MonkeyPatch, evict: str) -> None:
+    real, recorded = fbgemm._fbgemm(), list[dict[str, Any]]()
+
+    def record(**arguments: Any) -> SimpleNamespace:
+        recorded.append(arguments)
+        return SimpleNamespace()
+
+    names = {**vars(real), "SplitTableBatchedEmbeddingBagsCodegen": record}
+    monkeypatch.setattr(fbgemm, "_fbgemm", lambda: SimpleNamespace(**names))
+    kernel = FbgemmCachedKernel.__new__(FbgemmCachedKernel)
+    kernel.slots = (Slot("a", 9, 8, DataType.FP32, 8), Slot("b", 7, 8, DataType.FP32, 8))
+    kernel.feature_slots, kernel.pooled, kernel.device = (1, 0, 0), True, torch.device("cuda")
+    kernel._caches, kernel._slot_features = [FbgemmCache(0.25, evict), FbgemmCache(0.5, evict)], [[1, 2], [0]]
+    assert list(kernel._alike().values()) == [[0], [1]]  # a TBE for each table
+    for index, features in enumerate([[1, 2], [0]]):
+        kernel._make_tbe([index], features, SGD)
+    where = (real.EmbeddingLocation.MANAGED_CACHING, real.ComputeDevice.CUDA)
+    assert [own["embedding_specs"] for own in recorded] == [[(9, 8, *where)], [(7, 8, *where)]]
+    assert [own["cache_load_factor"] for own in recorded] == [0.25, 0.5]
+    assert [own["feature_table_map"] for own in recorded] == [[0, 0], [0]]
+    recent = evict == "lru"
+    for own in recorded:
+        assert own["cache_algorithm"] is (real.CacheAlgorithm.LRU if recent else real.CacheAlgorithm.LFU)
+        assert own["prefetch_pipeline"] is own["gather_uvm_cache_stats"] is recent
+        assert own["record_cache_metrics"].record_cache_miss_counter is not recent
+    parameters = inspect.signature(real.SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
+    assert set(recorded[0]) <= set(parameters)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "cost", "served"),
+    [
+        ("cuda", None, None, ("fbgemm", True)),
+        ("cuda", "native", None, ("native", False)),
+        ("cuda", None, EmulatedCost(20), ("native", False)),
+        ("cpu", None, None, ("numba", False)),
+    ],
+)
+def test_the_device_chooses_the_cache(
+    cuda_build: None, device: str, backend: str | None, cost: EmulatedCost | None, served: tuple[str, bool]
+) -> None:
+    table = EmbeddingBagConfig(100, 8, "t", feature_names=["f"])
+    params = CacheParams(cost=cost)
+    sharding = ParameterSharding(
+        "table_wise", "fused_uvm_caching", cache_params=params, shards=[Shard(0, (0, 100), (0, 8))]
+    )
+    own: Any = {"pooled": True, "weighted": False, "device": torch.device(device), "backend": backend}
+    (kind,), _ = choose_kinds([table], [sharding], [SGD], **own)
+    assert (kind.backend, fbgemm_caches(kind.backend, params, torch.device(device))) == served

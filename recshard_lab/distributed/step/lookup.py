@@ -17,6 +17,7 @@ from recshard_lab.embedding import DataType, DynamicEmbeddingConfig, OptimizerSp
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
+from recshard_lab.embedding.kernels.fbgemm_cached import FbgemmCache, FbgemmCachedKernel
 from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
 from recshard_lab.embedding.managed_collision.kernel import ManagedKernel
 from recshard_lab.embedding.optimizers.steps import accumulate_dtype, partial_squares
@@ -39,7 +40,8 @@ class GroupKind:
         exchanges_row_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
         route: the output path; "direct" for replicas.
         dynamic: ids have any value, and rows belong to ids (`DynamicKernel`, `ManagedKernel`).
-        cache: rows are cached on the device, and stored in host memory (`CachedKernel`). None for no cache.
+        cache: rows are cached on the device, and stored in host memory (`CachedKernel`, or on a GPU
+            `FbgemmCachedKernel`). None for no cache.
         managed: they do by a managed collision module (`ManagedKernel`).
         host: the shards are stored, looked up and stepped in host memory. Only rows and gradients are copied between
             host and device. On CPU ranks the host is the device.
@@ -131,8 +133,12 @@ class KernelGroup:
             self.kernel = dynamic_kernel(backend, of_tables, slots, feature_slots, kind.optimizer, **where)
         elif kind.cache is not None:
             params = kind.cache
-            caches = [Cache(params.rows(slot.num_rows), params.algorithm, params.cost) for slot in slots]
-            self.kernel = CachedKernel(backend, caches, slots, feature_slots, kind.optimizer, **where)
+            if fbgemm_caches(kind.backend, params, device):
+                theirs = [FbgemmCache(params.rows(slot.num_rows) / slot.num_rows, params.algorithm) for slot in slots]
+                self.kernel = FbgemmCachedKernel(theirs, slots, feature_slots, kind.optimizer, **where)
+            else:
+                caches = [Cache(params.rows(slot.num_rows), params.algorithm, params.cost) for slot in slots]
+                self.kernel = CachedKernel(backend, caches, slots, feature_slots, kind.optimizer, **where)
         else:
             self.kernel = backend(slots, feature_slots, kind.optimizer, **where)
         self.width = sum(feature.shard.num_cols for feature in features)
@@ -218,7 +224,7 @@ class KernelGroup:
 
     def forward(self, bags: Bags, training: bool, prefetched: Any = None) -> tuple[Tensor, Any]:
         """The kernel's rows, and what its backward needs when ``training``."""
-        if isinstance(self.kernel, DynamicKernel | CachedKernel | ManagedKernel):
+        if isinstance(self.kernel, DynamicKernel | CachedKernel | FbgemmCachedKernel | ManagedKernel):
             self.kernel.inserts = training and self.inserts
         with torch.set_grad_enabled(training):
             ids, offsets, weights = self._there(*bags[:3])
@@ -290,6 +296,11 @@ def dynamic_kernel(
     )
 
 
+def fbgemm_caches(backend: str, cache: CacheParams, device: torch.device) -> bool:
+    """Whether fbgemm's cache serves such a table: on a GPU, with no emulated cost. Otherwise `CachedKernel` does."""
+    return backend == "fbgemm" and device.type == "cuda" and cache.cost is None
+
+
 class RankLookup:
     """All kernels of one rank: the exchanged groups, then the replicated ones."""
 
@@ -334,7 +345,8 @@ class RankLookup:
 
     def cache_bytes(self) -> Iterator[tuple[int, int]]:
         """Of each cached kernel the bytes of cached rows, and of their optimizer states."""
-        return (group.kernel.fast_bytes() for group in self.groups if isinstance(group.kernel, CachedKernel))
+        caches = CachedKernel | FbgemmCachedKernel
+        return (group.kernel.fast_bytes() for group in self.groups if isinstance(group.kernel, caches))
 
     def flushes(self) -> dict[tuple[int, int], Callable[[], None]]:
         """(table, shard) -> what brings its tensors up to date before they are read or written, if it is cached."""
@@ -428,7 +440,8 @@ def choose_kinds(
                 device="cpu" if host else device,
             )
             kernel = chosen_kernel(backend=backend)
-            if cache is not None and kernel.name == "fbgemm" and backend is None:
+            others = backend is None and not (cache is None or fbgemm_caches("fbgemm", cache, device))
+            if others and kernel.name == "fbgemm":
                 kernel = chosen_kernel(backend="native")
             kinds_of[copy, host] = GroupKind(
                 kernel.name,

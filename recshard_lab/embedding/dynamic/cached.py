@@ -294,7 +294,7 @@ class CachedRows:
         for fast, slow in self._pairs():
             rows = slow.index_select(0, host)
             moved += rows.nbytes
-            fast.index_copy_(0, slots, rows.to(fast.device))
+            fast.index_copy_(0, slots, _on(rows, fast.device))
         self.counters.bytes_read += moved
         self._link.use(self.cost, moved)
 
@@ -331,6 +331,11 @@ class CachedRows:
             staged = (self.staged_ids != FREE).nonzero().squeeze(1)
             slots = torch.cat([self.index.slots(), staged + self.index.capacity])
             self._read(slots, self.ids_at()[slots])
+
+
+def _on(rows: Tensor, device: torch.device) -> Tensor:
+    """Rows of host memory on a device. The copy to a GPU is pinned, so the host does not wait for it."""
+    return rows if device.type == "cpu" else rows.pin_memory().to(device, non_blocking=True)
 
 
 class CachedKernel(LookupKernel):

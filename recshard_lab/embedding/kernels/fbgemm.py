@@ -158,10 +158,14 @@ class FbgemmKernel(LookupKernel):
         members: dict[tuple[DataType, int], list[int]] = {}
         for index, slot in enumerate(self.slots):
             if self._slot_features[index]:
-                members.setdefault((slot.data_type, 0 if self.pooled else slot.num_cols), []).append(index)
+                members.setdefault(self._key_of(index, slot), []).append(index)
             else:
                 self._hold_unread(index, slot)
         return members
+
+    def _key_of(self, index: int, slot: Slot) -> tuple[DataType, int]:
+        """Equal for slots that one TBE serves."""
+        return slot.data_type, 0 if self.pooled else slot.num_cols
 
     def _hold_unread(self, index: int, slot: Slot) -> None:
         assert self.optimizer is not None
@@ -174,15 +178,12 @@ class FbgemmKernel(LookupKernel):
 
     def _make_tbe(self, indices: list[int], features: list[int], optimizer: OptimizerSpec) -> Any:
         f = _fbgemm()
-        on_cpu = self.device.type == "cpu"
-        location = f.EmbeddingLocation.HOST if on_cpu else f.EmbeddingLocation.DEVICE
-        compute = f.ComputeDevice.CPU if on_cpu else f.ComputeDevice.CUDA
         slots = [self.slots[index] for index in indices]
         place = {index: position for position, index in enumerate(indices)}
         row_wise_adagrad = optimizer.optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD  # the others have one mode
         mode = optimizer.weight_decay_mode if row_wise_adagrad else None
         tbe = f.SplitTableBatchedEmbeddingBagsCodegen(
-            embedding_specs=[(slot.num_rows, slot.num_cols, location, compute) for slot in slots],
+            **self._memory(indices),
             feature_table_map=[place[self.feature_slots[feature]] for feature in features],
             weights_precision=getattr(f.SparseType, slots[0].data_type.value),
             output_dtype=f.SparseType.FP32,
@@ -202,6 +203,14 @@ class FbgemmKernel(LookupKernel):
         )
         tbe.iter = torch.zeros(1, dtype=torch.int64)  # on the host: TBE reads it in forward
         return tbe
+
+    def _memory(self, indices: Sequence[int]) -> dict[str, Any]:
+        """Where a TBE stores the rows of its slots, as arguments of its constructor."""
+        f, on_cpu = _fbgemm(), self.device.type == "cpu"
+        location = f.EmbeddingLocation.HOST if on_cpu else f.EmbeddingLocation.DEVICE
+        compute = f.ComputeDevice.CPU if on_cpu else f.ComputeDevice.CUDA
+        sizes = [(self.slots[index].num_rows, self.slots[index].num_cols) for index in indices]
+        return {"embedding_specs": [(*size, location, compute) for size in sizes]}
 
     def _hold_views(self) -> None:
         """Takes the slots' weights and states from the memory of the TBEs."""
@@ -250,9 +259,14 @@ class FbgemmKernel(LookupKernel):
             with torch.enable_grad():
                 if own_weights is not None:
                     own_weights = own_weights.detach().requires_grad_()
-                out = tbe(own_ids, own_offsets, per_sample_weights=own_weights)
+                out = self._look_up(index, own_ids, own_offsets, own_weights)
                 looked.append((out, own_weights))
         return self._join([out.detach() for out, _ in looked], spans), (looked, spans, _Pending(self._pending))
+
+    def _look_up(self, index: int, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """The rows of one TBE, with their graph."""
+        found: Tensor = self._tbes[index](ids, offsets, per_sample_weights=weights)
+        return found
 
     def _number_step(self, index: int, tbe: Any) -> None:
         """Sets the step number of the lookup's backward. TBE counts lookups, but an evaluation has no backward.

@@ -21,6 +21,7 @@ from recshard_lab.cli.compare import compare
 from recshard_lab.cli.data import app as data
 from recshard_lab.cli.plan import plan
 from recshard_lab.cli.selftest import selftest
+from recshard_lab.cli.serve import serve
 from recshard_lab.cli.train import train
 from recshard_lab.cli.whatif import whatif
 
@@ -48,6 +49,7 @@ app.command()(calibrate)
 app.command()(compare)
 app.command(epilog=_TABLES_HELP)(plan)
 app.command()(selftest)
+app.command()(serve)
 app.command()(train)
 app.command()(whatif)
 app.add_typer(data, name="data")

@@ -32,7 +32,9 @@ def run(path: Path) -> tuple[Any, float]:
         return kept, seconds
     for cell in code:
         cell.outputs = []
-    client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}})
+    client = NotebookClient(
+        notebook, timeout=120, record_timing=False, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    )
     begun = time.perf_counter()
     client.execute()
     return notebook, time.perf_counter() - begun

@@ -154,6 +154,8 @@ _ROOM_OF = {
     "Calibration": "calibration",
     "DeviceProfile": "sharding.hardware.device_profile",
     "calibrate": "calibration",
+    # serving
+    "shard_for_inference": "serving.inference",
     # launcher
     "LaunchError": "launcher",
     "RankError": "launcher",

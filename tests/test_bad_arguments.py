@@ -1054,6 +1054,10 @@ def calls() -> dict[str, Call]:
             lambda **own: evaluate(**own),
             {"model": clicks(), "dataset": ratings(), "batch_size": 40, "device": "cpu", "group": None},
         ),
+        "shard_for_inference": (
+            rl.shard_for_inference,
+            {"model": ebc(), "plan": None, "devices": ["cpu"], "output_device": "cpu", "checkpoint": None},
+        ),
         "load_pretrained": (
             rl.load_pretrained,
             {"model": ebc(), "tables": {"t": torch.ones(10, 4)}, "cast": True},

@@ -40,7 +40,9 @@ def plan(
         Path | None, typer.Option(help="Constraints: table -> ParameterConstraints, .yaml, .json.")
     ] = None,
     solver: Annotated[str, typer.Option(help="greedy, or exact (improves greedy's plan by a MILP).")] = "greedy",
-    cost_model: Annotated[str, typer.Option(help="recshard, or torchrec (the model of TorchRec 1.8).")] = "recshard",
+    cost_model: Annotated[
+        str, typer.Option(help="recshard, latency (inference), or torchrec (the model of TorchRec 1.8).")
+    ] = "recshard",
     given: Annotated[Path | None, typer.Option("--plan", help="Use this plan (JSON) instead of planning.")] = None,
     out: Annotated[Path | None, typer.Option(help="Path of the plan, JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Path of a report with pictures, HTML.")] = None,

@@ -70,8 +70,9 @@ class EmbeddingShardingPlanner:
             own constraint overrides it. Default: the cheapest path per table.
         solver: "greedy" (milliseconds), or "exact": the greedy plan, then a MILP that improves it or proves its gap.
         time_limit_s: seconds for the MILP.
-        cost_model: "recshard"; "torchrec", the formulas of TorchRec 1.8's estimator, to compare with its plans; or a
-            subclass of `CostModel`.
+        cost_model: "recshard", a training step; "latency", one batch of inference: forward alone, no optimizer in
+            memory; "torchrec", the formulas of TorchRec 1.8's estimator, to compare with its plans; or a subclass of
+            `CostModel`.
         keep_search: keep the plans that the search compares as ``plan.search``, which ``lab.views.planner_search``
             draws. The chosen plan is the same. Under "exact", keeping them is part of the time limit.
         proposers: replace the registered schemes (`Proposer`).
@@ -326,6 +327,7 @@ def plan(
     *,
     workload: Workload | None = None,
     constraints: Mapping[str, Request] | None = None,
+    cost_model: str | type[CostModel] = "recshard",
     **schemes: Request,
 ) -> ShardingPlan:
     """Plans tables in one call: ``rs.plan(tables, "h100x64", movies="row_wise")``.
@@ -337,6 +339,7 @@ def plan(
         workload: the training step. Default: the source's own figures.
         constraints: table -> a scheme, a list of schemes, or `ParameterConstraints`; for table names that a keyword
             cannot have.
+        cost_model: as of `EmbeddingShardingPlanner`: "latency" plans for inference.
         schemes: the same as keyword arguments.
 
     Returns:
@@ -379,7 +382,9 @@ def plan(
         if name in limits:
             raise PlanError(f"table {name!r} is in constraints= and a keyword argument. Fix: pass it once")
         limits[name] = requested(ParameterConstraints(), request)
-    planner = EmbeddingShardingPlanner(_topology_of(topology), constraints=limits, workload=workload)
+    planner = EmbeddingShardingPlanner(
+        _topology_of(topology), constraints=limits, workload=workload, cost_model=cost_model
+    )
     return planner.plan(module) if module is not None else planner._plan(tables)
 
 

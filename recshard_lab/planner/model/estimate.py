@@ -11,6 +11,7 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.planner.answers.text import estimate_text
 from recshard_lab.planner.model.cost import CostModel
+from recshard_lab.planner.model.latency_cost import LatencyCostModel
 from recshard_lab.planner.model.loads import (
     ACROSS_BOTH,
     BY_NODE,
@@ -39,7 +40,9 @@ from recshard_lab.sharding.plan.sharding_plan import Tables
 from recshard_lab.sharding.plan.types import DDR, nearest
 from recshard_lab.sharding.plan.validate import check_shards
 
-COST_MODELS: dict[str, type[CostModel]] = {model.name: model for model in (CostModel, TorchRecCostModel)}
+COST_MODELS: dict[str, type[CostModel]] = {
+    model.name: model for model in (CostModel, TorchRecCostModel, LatencyCostModel)
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +184,8 @@ def estimate(
         topology: the ranks.
         workload: the training step. Default: `Workload()`.
         constraints: table -> constraints; only their workload fields (pooling factors, batch sizes) are used.
-        cost_model: "recshard", "torchrec" (the formulas of TorchRec 1.8's estimator), or a subclass of `CostModel`.
+        cost_model: "recshard"; "latency", one forward without backward and optimizer; "torchrec" (the formulas of
+            TorchRec 1.8's estimator); or a subclass of `CostModel`.
 
     Raises:
         PlanError: tables and plan do not name the same tables, or a shard is on a rank that does not exist.

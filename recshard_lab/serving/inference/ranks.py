@@ -1,0 +1,105 @@
+"""One collection over launched ranks, forward alone: the executor of training, without optimizers and their states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from recshard_lab.comm import ShardingEnv, agreed
+from recshard_lab.distributed import ShardedCollection
+from recshard_lab.distributed.sharded_collections import create_route_groups
+from recshard_lab.distributed.sharders import (
+    CollectionSharder,
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    first_weights,
+)
+from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.embedding import EmbOptimType, OptimizerSpec
+from recshard_lab.serving.inference.sources import Source
+from recshard_lab.sharding import EmbeddingComputeKernel, ParameterSharding, ShardingPlan
+
+_NO_STATE = OptimizerSpec(EmbOptimType.EXACT_SGD, 0.0)
+
+
+class _PooledSharder(EmbeddingBagCollectionSharder):
+    def optimizers(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> dict[str, OptimizerSpec]:
+        return dict.fromkeys(params, _NO_STATE)
+
+
+class _SequenceSharder(EmbeddingCollectionSharder):
+    def optimizers(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> dict[str, OptimizerSpec]:
+        return dict.fromkeys(params, _NO_STATE)
+
+
+def forward_only(sharding: ParameterSharding) -> ParameterSharding:
+    """The same shards on a kernel without optimizer. In host memory they keep theirs, whose optimizer has no state."""
+    if sharding.compute_kernel != EmbeddingComputeKernel.FUSED or any(s.tier != "hbm" for s in sharding.shards):
+        return sharding
+    return replace(sharding, compute_kernel="dense")
+
+
+def over_ranks(
+    collections: Mapping[str, nn.Module],
+    pooled: Mapping[str, bool],
+    plan: ShardingPlan,
+    env: ShardingEnv,
+    device: torch.device,
+    sources: Mapping[str, Source] | None,
+) -> dict[str, ShardedCollection]:
+    """Module path -> the sharded collection with the rows of `collections`. Collective.
+
+    Args:
+        collections: unsharded ones, with rank 0's rows, or ones that are sharded over these ranks.
+        pooled: whether they pool.
+        plan: with explicit shards.
+        sources: read the rows on every rank instead, such as from a checkpoint.
+    """
+
+    def build() -> dict[str, ShardedCollection]:
+        made = {}
+        for path, shardings in plan.plan.items():
+            sharder: CollectionSharder = _PooledSharder() if pooled[path] else _SequenceSharder()
+            params = {name: forward_only(sharding) for name, sharding in shardings.items()}
+            made[path] = sharder.build(collections[path], params, env, device)
+        return made
+
+    create_route_groups(plan, env)
+    made = agreed(env, build)
+    moves: list[Move] = []
+    for path, sharded in made.items():
+        old: Any = collections[path]
+        if sources is not None:
+            agreed(env, lambda own=sharded, source=sources[path]: _read(own, source))  # type: ignore[misc]
+        elif isinstance(old, ShardedCollection):
+            for name, shards in sharded.table_shards().items():
+                held = old.table_shards()[name]
+                weight = shards.model_parts()[0]
+                ends = held.sharding.shards, shards.sharding.shards
+                moves.append(Move(weight.dtype, *ends, held.local_weights, shards.local_weights))
+        else:
+            moves += first_weights(sharded, old, env)
+    with torch.no_grad():
+        agreed(env, lambda: move(moves, env, device))
+    for sharded in made.values():
+        sharded.requires_grad_(False)
+    return made
+
+
+def _read(sharded: ShardedCollection, source: Source) -> None:
+    for name, shards in sharded.table_shards().items():
+        source.fill(name, [(shard.rect, weight) for shard, weight in shards.shards()])
+
+
+def replicate_dense(module: nn.Module, collections: Mapping[str, nn.Module], env: ShardingEnv) -> None:
+    """Copies rank 0's dense part to all ranks. Collective."""
+    if env.pg is None:
+        return
+    inside = tuple(f"{path}." for path in collections)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if not name.startswith(inside):
+            torch.distributed.broadcast(tensor.data, torch.distributed.get_global_rank(env.pg, 0), env.pg)

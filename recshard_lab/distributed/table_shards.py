@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import ShardingEnv, gathered
-from recshard_lab.distributed.state.forms import StateForm, check_placements, dtensor, form_of, sharded_tensor
+from recshard_lab.distributed.state.forms import (
+    StateForm,
+    are_tiers_apart,
+    check_placements,
+    dtensor,
+    form_of,
+    sharded_tensor,
+)
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part, primary_rows
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
@@ -46,7 +53,8 @@ class StateEntries(nn.Module):
         return dict.fromkeys(self.entries, "_state_names")
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        self.of.refuse_tiers("flush_tiers() of the collection, then a last tier on disk or in Redis has all rows")
+        if not are_tiers_apart():
+            self.of.refuse_tiers("save_checkpoint and load_checkpoint, or dmp.dump and dmp.load, which have them")
         for name, part in self.entries.items():
             destination[prefix + name] = self.of.state(part)
 

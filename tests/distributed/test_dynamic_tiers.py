@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 import recshard_lab
 from recshard_lab import DistributedModelParallel, EmulatedCost, Tier
-from recshard_lab.distributed.state.checkpoint import save_checkpoint
+from recshard_lab.distributed.state.checkpoint import (
+    CheckpointError,
+    async_save_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from recshard_lab.distributed.state.tier_rows import TierRows, tables_of
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist
 from tests.distributed.test_dynamic import batch_of, batches, collection, compared, dmp_ranks, plan_of
 from tests.embedding.dynamic.redis_server import redis_server
@@ -124,26 +130,139 @@ def test_a_pipeline_moves_the_rows_of_tiers_one_batch_ahead(ranks: Any) -> None:
         assert counts["fast"]["overflows"] == 0
 
 
-def refused(path: str) -> list[str]:
-    module = collection("pooled", "sgd", tiers=[Tier("host", capacity=1024)])
-    dmp = DistributedModelParallel(module, plan=plan_of(module, "row_wise"))
+# ---- moves and checkpoints ----
+
+
+def tiered(optimizer: str, tiers: list[Tier], **more: Any) -> Any:
+    return collection("pooled", optimizer, tiers=tiers, **more)
+
+
+def two_tiers(tier: Tier | None) -> list[Tier]:
+    return [Tier("host", capacity=1024, mode="cache"), tier or Tier("host", capacity=1 << 14, name="last")]
+
+
+def rows_of_all_tiers(dmp: Any) -> list[tuple[int, int, Tensor]]:
+    """Id, score and row of this rank's shards of table ``user``, in the order of ids."""
     found = []
-    for action in (
-        lambda: dmp.reshard(plan_of(module, "table_wise")),
-        lambda: save_checkpoint(path, dmp),
-        lambda: dmp.state_dict(),
-    ):
-        try:
-            action()
-        except ValueError as error:
-            found.append(str(error))
-    return found
+    for table in tables_of(dmp.collections[""]).values():
+        if table.config.name == "user":
+            rows = [row for rows in table.export_batches() for row in zip(*rows[:2], rows.weight, strict=True)]
+            found += [(int(id), int(score), weight.clone()) for id, score, weight in rows]
+    return sorted(found, key=lambda row: row[0])
 
 
-def test_what_would_lose_the_rows_of_tiers_is_refused(ranks: Any, tmp_path: Path) -> None:
-    for errors in ranks.run(refused, str(tmp_path / "run")):
-        assert len(errors) == 3
-        for error in errors:
-            assert "table 'user' has tiers" in error
-            assert "Fix: " in error
-    assert not (tmp_path / "run").exists()
+def check_counts(dmp: Any) -> None:
+    for tiers in dmp.module.tier_counters().values():
+        for own in tiers.values():
+            assert own["inserts"] - own["evictions"] - own["erasures"] == own["size"]
+
+
+def walked(optimizer: str, last: Tier | None, plans: list[str], max_extra_bytes: int | None) -> list[int]:
+    """Trains on each plan in turn beside the unsharded collection. Returns the hits of the last tier on each."""
+    module = tiered(optimizer, two_tiers(last))
+    dmp = DistributedModelParallel(module, plan=plan_of(module, plans[0]))
+    reference, hits = tiered(optimizer, two_tiers(None)), []
+    for number, plan in enumerate(plans):
+        if number:
+            before = rows_of_all_tiers(dmp)
+            dmp.reshard(plan_of(module, plan), max_extra_bytes=max_extra_bytes)
+            check_counts(dmp)
+            if plan == plans[number - 1]:
+                assert [row[:2] for row in before] == [row[:2] for row in rows_of_all_tiers(dmp)]
+        compared(reference, dmp, 12, number)
+        hits.append(sum(own["hits"] for name, own in counted(dmp).items() if name not in ("fast", "host")))
+        check_counts(dmp)
+    return hits
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "last", "max_extra_bytes"),
+    [("adam", "host", None), ("row-wise adagrad", "disk", None), ("adagrad", "redis", 1 << 16)],
+)
+def test_a_table_moves_with_the_rows_of_its_tiers(
+    ranks: Any, tmp_path: Path, optimizer: str, last: str, max_extra_bytes: int | None
+) -> None:
+    with redis_server() as url:
+        tier = {"host": None, "disk": Tier("disk", path=tmp_path), "redis": Tier("redis", url=url)}[last]
+        plans = ["row_wise", "table_wise", "column_wise", "row_wise"]
+        results = ranks.run(walked, optimizer, tier, plans, max_extra_bytes)
+        assert sum(sum(hits[1:]) for hits in results) > 20
+
+
+def failed_move(folder: str, park: bool) -> None:
+    """A move that fails when one rank stores rows in the new tiers changes nothing."""
+    tiers = two_tiers(Tier("disk", path=folder))
+    module, reference = tiered("adam", tiers), tiered("adam", two_tiers(None))
+    dmp = DistributedModelParallel(module, plan=plan_of(module, "row_wise"))
+    compared(reference, dmp, 12, 0)
+    before = rows_of_all_tiers(dmp)
+    fill = TierRows.fill
+
+    def failing(self: TierRows, collection: Any) -> None:
+        fill(self, collection)
+        if dmp_ranks()[0] == 1:
+            raise OSError("disk full")
+
+    TierRows.fill = failing  # type: ignore[method-assign]
+    try:
+        with pytest.raises(Exception, match="disk full"):
+            dmp.reshard(plan_of(module, "table_wise"), max_extra_bytes=1 << 16 if park else None)
+    finally:
+        TierRows.fill = fill  # type: ignore[method-assign]
+    after = rows_of_all_tiers(dmp)
+    assert [row[:2] for row in before] == [row[:2] for row in after]
+    assert all(torch.equal(row[2], other[2]) for row, other in zip(before, after, strict=True))
+    compared(reference, dmp, 6, 1)
+
+
+@pytest.mark.parametrize("park", [False, True])
+def test_a_failed_move_leaves_the_rows_of_tiers(ranks: Any, tmp_path: Path, park: bool) -> None:
+    ranks.run(failed_move, str(tmp_path), park)
+
+
+def saved(folder: str) -> None:
+    module = tiered("adam", two_tiers(None))
+    dmp = DistributedModelParallel(module, plan=plan_of(module, "row_wise"))
+    compared(tiered("adam", two_tiers(None)), dmp, 20, 0)
+    save_checkpoint(f"{folder}/run", dmp)
+    async_save_checkpoint(f"{folder}/later", dmp).result()
+
+
+def loaded(folder: str, world: int, scheme: str) -> None:
+    """Continues beside a collection that was trained on the batches of ``world`` ranks."""
+    for name in ("run", "later"):
+        module, reference = (tiered("adam", two_tiers(None)) for _ in range(2))
+        for parts in batches(20, world, 0):
+            reference(batch_of(parts, range(world))).values().pow(2).sum().backward()
+        dmp = DistributedModelParallel(module, plan=plan_of(module, scheme))
+        compared(tiered("adam", two_tiers(None)), dmp, 3, 8)  # rows that the load removes
+        load_checkpoint(f"{folder}/{name}", dmp)
+        check_counts(dmp)
+        hits = reference.counters()["user"]["last"]["hits"]
+        compared(reference, dmp, 8, 5)
+        assert reference.counters()["user"]["last"]["hits"] > hits + 10
+    module = collection("pooled", "adam")
+    without = DistributedModelParallel(module, plan=plan_of(module, scheme))
+    with pytest.raises(CheckpointError, match=r"rows of tiers of .*user\.weight, and the model's table has no tiers"):
+        load_checkpoint(f"{folder}/run", without)
+
+
+@pytest.mark.parametrize("scheme", ["table_wise", "column_wise"])
+def test_a_checkpoint_has_the_rows_of_tiers(ranks: Any, tmp_path: Path, scheme: str) -> None:
+    ranks.run(saved, str(tmp_path))
+    ranks.run(loaded, str(tmp_path), 2, scheme)
+    if scheme == "table_wise":
+        loaded(str(tmp_path), 2, scheme)  # one process
+
+
+def refused() -> str:
+    module = tiered("sgd", [Tier("host", capacity=1024)])
+    dmp = DistributedModelParallel(module, plan=plan_of(module, "row_wise"))
+    with pytest.raises(ValueError, match="table 'user' has tiers") as error:
+        dmp.state_dict()
+    return str(error.value)
+
+
+def test_a_state_dict_that_would_lose_the_rows_of_tiers_is_refused(ranks: Any) -> None:
+    for error in ranks.run(refused):
+        assert "Fix: save_checkpoint and load_checkpoint, or dmp.dump and dmp.load" in error

@@ -52,6 +52,24 @@ def requested(form: StateForm | None) -> Iterator[None]:
         _requested.reset(token)
 
 
+_tiers_apart: ContextVar[bool] = ContextVar("tiers apart", default=False)
+
+
+@contextmanager
+def tiers_apart() -> Iterator[None]:
+    """State dicts inside the block leave out the rows of tiers, which the caller saves."""
+    token = _tiers_apart.set(True)
+    try:
+        yield
+    finally:
+        _tiers_apart.reset(token)
+
+
+def are_tiers_apart() -> bool:
+    """Whether a block of `tiers_apart` runs."""
+    return _tiers_apart.get()
+
+
 def form_of(default: StateForm) -> StateForm:
     """The form that `requested` sets, otherwise ``default``."""
     return _requested.get() or default

@@ -7,6 +7,7 @@ All ranks run the same steps and agree after each one. Until all have succeeded,
                  unnamed file, then frees the old kernels
     place        creates empty kernels
     move         copies the overlaps of new and old shards (`moves.transfers`), across ranks where necessary
+    tiers        empties the tiers of the old shards of dynamic tables, then fills those of the new ones (`TierRows`)
     finish       gives the new parameters to the optimizers
     ------------ all ranks have succeeded: drops the old kernels or the file
 
@@ -34,6 +35,7 @@ from recshard_lab.distributed.sharded_collections import ShardedCollection, crea
 from recshard_lab.distributed.state.dense_tables import DenseStates
 from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES, Move, move
 from recshard_lab.distributed.state.regroup import Regrouping, by_rank
+from recshard_lab.distributed.state.tier_rows import TierRows, tables_of
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, PlanError, ShardingPlan
 
 MESSAGES = 2  # in memory at the same time: one sent, one received
@@ -177,8 +179,6 @@ def _completed(plan: ShardingPlan, current: ShardingPlan, collections: Mapping[s
 def _check_kernels(collection: ShardedCollection, shardings: Shardings, knows_optimizers: bool) -> None:
     for name, sharding in shardings.items():
         now = collection.shardings[name]
-        if sharding != now:
-            collection.table_shards()[name].refuse_tiers("omit the table from the new plan")
         if (sharding.compute_kernel == "dense") != (now.compute_kernel == "dense"):
             raise PlanError(
                 f"table {name!r} runs on the {now.compute_kernel} kernel, but the plan has {sharding.compute_kernel}: "
@@ -225,10 +225,14 @@ def migrate(
 
     agreed(everyone, lambda: _each(collections.values(), lambda collection: collection.settle()))
     steps = agreed(
-        everyone, lambda: [_Migration(collections[p], changed[p], env, device, optimizers, regrouping) for p in changed]
+        everyone,
+        lambda: [
+            _Migration(collections[p], changed[p], env, device, optimizers, regrouping, bound.folder) for p in changed
+        ],
     )
     for step in steps:
         step.dense.exchange(env)
+        step.tiers.exchange(env)
     agreed(everyone, lambda: _each(steps, lambda step: step.dense.check()))
     current, needed = [0] * env.world_size, [0] * env.world_size
     for step in steps:
@@ -257,9 +261,12 @@ def migrate(
         moved = agreed(everyone, lambda: move(moves, env, device, round_bytes))
         extra = moved.buffer_bytes + (min(current[env.rank], needed[env.rank]) if beside else 0)
         totals = all_gather_object((moved.bytes_sent, time.perf_counter() - start, extra), everyone)
+        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.clear()))
+        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.fill(step.collection)))
         agreed(everyone, finished)
     except BaseException as error:
         _clear_frames(error)  # they reference the new kernels
+        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.drop()))
         agreed(everyone, lambda: _restore(steps, collections, fused))
         raise
     for step in steps:
@@ -316,6 +323,7 @@ class _Migration:
         device: torch.device,
         optimizers: Sequence[torch.optim.Optimizer],
         regrouping: Regrouping | None,
+        folder: str | Path | None,
     ) -> None:
         self.collection, self.shardings, self.device = collection, shardings, device
         self.env, self.regrouping = env, regrouping
@@ -333,6 +341,10 @@ class _Migration:
         #: restores the collection while its old kernels exist; None once they are freed
         self.snapshot: _Snapshot | None = _Snapshot(collection)
         self.own_optimizer = collection._own_optimizer
+        if regrouping is not None:
+            for shards in before.values():
+                shards.refuse_tiers("dmp.dump, then dmp.load into a model with the new number of replicas")
+        self.tiers = TierRows(collection, folder)
 
     def current_and_needed(self) -> tuple[list[int], list[int]]:
         """Bytes of weights and states per rank, before and after."""
@@ -398,11 +410,14 @@ class _Migration:
             for name, parts in self.parts.items()
             for part in parts
         ]
+        moves += self.tiers.moves(self.collection)
         moves += self.dense.moves({name: after[name] for name in self.changed_dense}, self.device)
         return moves if self.regrouping is None else [self.regrouping.over_all_ranks(move) for move in moves]
 
     def finish(self) -> None:
         """Keeps the parameters of unmoved tables in torch optimizers, and replaces those of moved tables."""
+        for table in tables_of(self.collection).values():
+            table.recount()
         self.dense.finish()
         for name, parameters in self.kept_dense.items():
             self.collection.table_shards()[name].keep(parameters)
@@ -421,10 +436,11 @@ class _Migration:
                 `DistributedModelParallel.reshard` tries again.
         """
         self.dense.undo()
-        if self.snapshot is not None:
-            self.snapshot.restore(self.collection)
-            return
         collection = self.collection
+        if self.snapshot is not None:
+            self.snapshot.restore(collection)
+            self.tiers.undo(collection)
+            return
         collection.release()
         gc.collect()
         collection.env = self.old_env
@@ -434,6 +450,9 @@ class _Migration:
                 for part in self.parts[name]:
                     for position, matrix in shards.matrices(part).items():
                         matrix.copy_(self.tensors[name, part.name][position])
+            for table in tables_of(collection).values():
+                table.recount()
+            self.tiers.undo(collection)
         except BaseException as error:
             collection.executor = _Parked(self)  # type: ignore[assignment]
             collection.hold_tables(_ParkedTables())

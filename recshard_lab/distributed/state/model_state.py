@@ -6,13 +6,15 @@
     fused           name of a table's weight    -> {"movies.momentum1": state of the optimizer fused into backward}
     optimizer       name of a parameter         -> {"exp_avg": state of a torch optimizer}
     settings        learning rates and other settings of both optimizers, as bytes
+    tiers           name of a table's weight    -> {"weight": rows in tiers below the fast one, see `TierRows`}
     extra           the caller's values, as bytes
 
 Tensors share memory with the model where possible, so a checkpoint is read directly into the model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -22,9 +24,10 @@ from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.state.dense_tables import DenseStates, tensor_state
-from recshard_lab.distributed.state.forms import requested, sharded_tensor
+from recshard_lab.distributed.state.forms import requested, sharded_tensor, tiers_apart
 from recshard_lab.distributed.state.moves import move
 from recshard_lab.distributed.state.parts import Part
+from recshard_lab.distributed.state.tier_rows import TierRows, tables_of
 from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import FusedCollection
 
@@ -60,7 +63,7 @@ class ModelState:
         self.names = {id(parameter): name for name, parameter in bare.named_parameters()}
         for key, shards in self.tables.items():
             self.names |= {id(parameter): key for parameter in shards.parameters()}
-        with requested("sharded_tensor"):  # describes every tiling
+        with requested("sharded_tensor"), tiers_apart():  # describes every tiling
             self.weights: dict[str, Any] = dict(model.state_dict())
         self.fused = self._fused()
         if optimizer is not None:
@@ -106,6 +109,59 @@ class ModelState:
                 values = {key: deepcopy(value) for key, value in group.items() if key != "params"}
                 settings["optimizer"].append({"params": names, **values})
         return settings
+
+    # ---- rows in tiers below the fast one ----
+
+    def read_tiers(self) -> Entries:
+        """The rows of tiers, copied to files. Collective."""
+        read = agreed(self.env, lambda: self._tier_rows(reads=True))
+        for own in read.values():
+            own.exchange(self.env)
+        return self._tier_entries(read)
+
+    def _tier_rows(self, reads: bool) -> dict[str, TierRows]:
+        collections = {} if self.sharded is None else self.sharded.collections
+        return {path: TierRows(collection, reads=reads) for path, collection in collections.items()}
+
+    def _tier_entries(self, read: Mapping[str, TierRows]) -> Entries:
+        return {
+            self._tier_key(path, name): entry
+            for path, own in read.items()
+            for name, entry in own.entries(self.env).items()
+        }
+
+    def _tier_key(self, path: str, table: str) -> str:
+        assert self.sharded is not None
+        named = self.sharded.collections[path].shards_by_weight().items()
+        return f"{path}." * bool(path) + next(key for key, shards in named if shards.config.name == table)
+
+    def tiers(self) -> dict[str, int]:
+        """Name of the weight of each table with tiers -> its partitions."""
+        return {
+            self._tier_key(path, name): len(counts)
+            for path, own in self._tier_rows(reads=False).items()
+            for name, counts in own.counts.items()
+        }
+
+    def expect_tiers(self, counts: Mapping[str, Sequence[int]]) -> Entries:
+        """Allocates memory for rows of tiers, by table and partition. `adopt_tiers` stores what is read into it."""
+        self._expected = self._tier_rows(reads=False)
+        for path, own in self._expected.items():
+            assert self.sharded is not None
+            named = {name: counts[self._tier_key(path, name)] for name in own.counts}
+            own.expect(self.sharded.collections[path], named)
+        return self._tier_entries(self._expected)
+
+    def adopt_tiers(self) -> None:
+        """Makes the rows that were read those of the tiers. Collective, after `adopt`."""
+        if self.sharded is None:
+            return
+        for path, own in self._expected.items():
+            collection = self.sharded.collections[path]
+            move(own.copies(), self.env, self.sharded.device)
+            agreed(self.env, partial(own.replace, collection))
+            for table in tables_of(collection).values():
+                table.recount()
 
     # ---- the torch optimizer ----
 
@@ -179,7 +235,8 @@ class ModelState:
 
     def adopt(self, settings: Mapping[str, Any] | None, fused: bool) -> None:
         """After the tensors are filled, fills their copies and applies the settings. Collective."""
-        self.model.load_state_dict(self.weights)
+        with tiers_apart():
+            self.model.load_state_dict(self.weights)
         if self.sharded is not None and fused:
             self.sharded.fused_optimizer.adopt(self.fused)
         if self.sharded is not None and self.optimizer is not None:

@@ -412,6 +412,12 @@ class DynamicTable:
         if self.admission_counts is not None:
             self.admission_counts.load_state(state["admission"])
 
+    def recount(self) -> None:
+        """After others have written the index: the ids that were there count as erasures, those of now as inserts."""
+        counted = self.index.counters
+        counted.erasures += counted.inserts - counted.evictions - counted.erasures
+        counted.inserts += self.size
+
     def index_tensors(self) -> dict[str, Tensor]:
         """The tensors of the index and, with the prefix ``admission_``, of the counts of ids without a row."""
         counts = {} if self.admission_counts is None else self.admission_counts.tensors()

@@ -24,7 +24,14 @@ from recshard_lab.distributed.state.checkpoint.reader import (
 from recshard_lab.distributed.state.checkpoint.save import quiet, trouble, wait_for_save
 from recshard_lab.distributed.state.model_state import ModelState
 
-_SECTIONS = {"model": 2, "fused": 3, "optimizer": 3, "settings": 1, "extra": 1}  # name -> length of its key paths
+_SECTIONS = {
+    "model": 2,
+    "fused": 3,
+    "optimizer": 3,
+    "tiers": 3,
+    "settings": 1,
+    "extra": 1,
+}  # name -> length of its key paths
 _PLAIN = ("settings", "extra")  # sections that are bytes
 
 
@@ -87,6 +94,9 @@ def load_checkpoint(
         expected |= {("fused", key, name): value for key, entry in state.fused.items() for name, value in entry.items()}
     agreed(env, lambda: _compare(folder, expected, saved, state))
     read: dict[str, Any] = {name: torch.empty(tuple(saved[name,].size), dtype=torch.uint8) for name in _PLAIN}
+    tiers = agreed(env, lambda: _tiers(folder, saved, state))
+    if tiers:
+        read["tiers"] = {name: {"partitions": own} for name, own in tiers.items() if len(own)}
     read_into(read, folder, metadata, env)
     settings, added = agreed(env, lambda: (_settings(read["settings"]), unpacked(read["extra"], "extra")))
     if state.optimizer is not None:
@@ -95,12 +105,16 @@ def load_checkpoint(
         agreed(env, lambda: state.make_dense(entries))
         state.read_dense()
     content: dict[str, Any] = {"model": state.weights}
+    rows = agreed(env, lambda: _tier_rows(folder, saved, state, tiers, optimizer_state))
+    if rows:
+        content["tiers"] = rows
     if fused:
         content["fused"] = state.fused
     if state.dense:
         content["optimizer"] = state.dense
     read_into(content, folder, metadata, env)
     state.adopt(settings if optimizer_state else None, fused)
+    state.adopt_tiers()
     filled = set(expected) | {("optimizer", name, key) for name, entry in state.dense.items() for key in entry}
     left = [".".join(key) for key in saved if key not in filled and key[0] in ("fused", "optimizer")]
     return Loaded(added, len(filled), tuple(sorted(left)))
@@ -185,7 +199,7 @@ def _compare(
                 f"{name} is {_text(size, dtype)} in the model and {_text(entry.size, entry.properties.dtype)} in the "
                 f"checkpoint"
             )
-    known = set(state.weights)
+    known = set(state.weights) if state is not None else {key[1] for key in saved if key[0] == "model"}
     wrong += [
         f"{key[1]} is in the checkpoint and not in the model"
         for key in saved
@@ -201,6 +215,47 @@ def _compare(
                 else ". Fix: optimizer_state=False loads only the weights"
             )
         )
+
+
+def _tiers(folder: Path, saved: Mapping[tuple[str, ...], Any], state: ModelState) -> dict[str, Tensor]:
+    """Table with tiers -> memory for the rows of each partition; empty for tables that were saved without tiers."""
+    own, found = state.tiers(), {}
+    for _, name, _ in (key for key in saved if key[0] == "tiers"):
+        if name not in own:
+            raise CheckpointError(
+                f"{folder} has rows of tiers of {name}, and the model's table has no tiers. Nothing was changed. Fix: "
+                f"build it with tiers, or use dmp.dump and dmp.load"
+            )
+    for name, partitions in own.items():
+        entry = saved.get(("tiers", name, "partitions"))
+        if entry is not None and (tuple(entry.size) != (partitions,) or entry.properties.dtype != torch.int64):
+            raise CheckpointError(f"{folder} has {tuple(entry.size)} partitions of {name}, and the model {partitions}")
+        found[name] = torch.zeros(0 if entry is None else partitions, dtype=torch.int64)
+    return found
+
+
+def _tier_rows(
+    folder: Path,
+    saved: Mapping[tuple[str, ...], Any],
+    state: ModelState,
+    tiers: Mapping[str, Tensor],
+    optimizer_state: bool,
+) -> dict[str, dict[str, Any]]:
+    """What is read of the rows of tiers, in memory that the model allocates."""
+    partitions = state.tiers()
+    counts = {name: own.tolist() or [0] * partitions[name] for name, own in tiers.items()}
+    if any(count < 0 for own in counts.values() for count in own):
+        raise CheckpointError(f"{folder} is damaged: it has a negative number of rows in a partition")
+    content: dict[str, dict[str, Any]] = {}
+    for name, entry in state.expect_tiers(counts).items():
+        matrices = {key: value for key, value in entry.items() if key != "partitions"}
+        if not optimizer_state:
+            matrices = {key: value for key, value in matrices.items() if key in ("index", "weight")}
+        expected: dict[tuple[str, ...], Any] = {("tiers", name, key): value for key, value in matrices.items()}
+        _compare(folder, expected, saved, None)
+        if matrices:
+            content[name] = matrices
+    return content
 
 
 def _compare_groups(folder: Path, state: ModelState, settings: Any, entries: Mapping[tuple[str, ...], Any]) -> None:

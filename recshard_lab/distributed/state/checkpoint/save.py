@@ -214,6 +214,7 @@ class _Save:
             "model": state.weights,
             "fused": state.fused,
             "optimizer": state.dense,
+            "tiers": state.read_tiers(),
             "settings": settings,
             "extra": added,
         }

@@ -254,6 +254,29 @@ class RowStore(ABC):
         """Everything in the store, up to ``size`` rows at a time. Do not call the store before the end."""
         return self._batches(size)
 
+    def clear(self) -> None:
+        """Removes everything, also what tells other shards that this one is here."""
+        for ids in [rows.ids for rows in self.batches()]:
+            self.delete(ids)
+        self.close()
+
+    def places(self, ids: Tensor) -> Tensor:
+        """``[M, 2]`` int64: of each id its slot, counted from the first one of the table, and the buckets of each
+        partition. -1 where a store has no slots."""
+        return torch.full((len(ids), 2), -1)
+
+    def reserve(self, ids: Tensor, scores: Tensor, touched: Tensor, places: Tensor) -> Tensor:
+        """Prepares an empty store for the rows of these ids ``[M]``, which `put` stores next.
+
+        Args:
+            ids, scores, touched: as in `Rows`.
+            places: ``[M, 2]`` what `places` returned when they were stored before.
+
+        Returns:
+            ``[M]`` bool: which have a place.
+        """
+        return torch.ones(len(ids), dtype=torch.bool)
+
     def state(self) -> dict[str, Any]:
         """What `load_state` needs. Stores that outlive the process write their rows out, and the state names them."""
         raise NotImplementedError(f"{type(self).__name__} has no state")

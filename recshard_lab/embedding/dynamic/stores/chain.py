@@ -14,6 +14,8 @@ from torch import Tensor
 
 from recshard_lab.embedding.dynamic.stores.base import Rows, RowStore, copy_rows, joined
 
+_BATCH = 1 << 16  # rows
+
 
 class Taken(NamedTuple):
     """Rows that move to the fast tier.
@@ -148,11 +150,59 @@ class Chain:
         """
         if self._waiting is not None:
             yield self._waiting.at(~faster(self._waiting.ids))
+        for _, rows in self.levels(size, faster):
+            yield rows
+
+    def levels(self, size: int, faster: Callable[[Tensor], Tensor]) -> Iterator[tuple[int, Rows]]:
+        """`batches` with the number of the tier, without the rows that wait: see `store_waiting`."""
         for number, store in enumerate(self.stores):
             for rows in store.batches(size):
                 newest = ~(faster(rows.ids) | self._waits(rows.ids) | self._in(self.stores[:number], rows.ids))
                 if bool(newest.any()):
-                    yield rows.at(newest)
+                    yield number, rows.at(newest)
+
+    def clear(self) -> None:
+        """Removes everything, in every tier."""
+        self._waiting = None
+        for store in self.stores:
+            store.clear()
+
+    def refill(
+        self,
+        index: Tensor,
+        places: Tensor,
+        levels: Tensor,
+        read: Callable[[Tensor], Rows],
+        lose: Callable[[Rows], object],
+    ) -> None:
+        """Fills empty tiers, in batches.
+
+        Args:
+            index: ``[M, 3]`` int64: ids, scores and `Rows.touched`.
+            places: ``[M, 2]`` of `RowStore.places`.
+            levels: ``[M]`` the number of the tier of each row. Rows for which it has no place go to the next one.
+            read: returns the rows at positions ``[m]``.
+            lose: is passed rows that the last tier has no place for.
+        """
+        levels = levels.clamp(max=len(self.stores) - 1)
+        for number, store in enumerate(self.stores):
+            at = (levels == number).nonzero().squeeze(1)
+            ids, scores, touched = index[at].t().clone(memory_format=torch.contiguous_format)
+            placed = store.reserve(ids, scores, touched, places[at])
+            for some in at[placed].split(_BATCH):
+                lost = store.put(read(some))
+                for lower in self.stores[number + 1 :]:
+                    lost = None if lost is None else lower.put(lost)
+                if lost is not None:
+                    lose(lost)
+            rest = at[~placed]
+            if number + 1 < len(self.stores):
+                levels[rest] = number + 1
+                places[rest] = -1
+                continue
+            for some in rest.split(_BATCH):
+                if len(some):
+                    lose(read(some))
 
     def sink(self) -> Rows | None:
         """Moves every row to the last tier. Returns the rows that it lost."""

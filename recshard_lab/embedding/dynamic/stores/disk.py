@@ -5,6 +5,7 @@ Shape letters: M ids.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,12 @@ class DiskStore(RowStore):
             self._open.sync(True)
             self._open.close()
             self._open = None
+
+    def clear(self) -> None:
+        """Removes the folder."""
+        self.counters.erasures += len(self)
+        self.close()
+        shutil.rmtree(self.path)
 
     def _database(self) -> Any:
         """The open database."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.dynamic.index import ScoredIndex
+from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows, RowStore, Stored, joined
 
 
@@ -87,6 +88,30 @@ class HostStore(RowStore):
 
     def _outdate(self, ids: Tensor) -> None:
         self._outdated[self._index.find(ids)] = True
+
+    def places(self, ids: Tensor) -> Tensor:
+        """``[M, 2]`` as of `RowStore`."""
+        index = self._index
+        slots = index._find(ids)
+        first = index.shard[0] * index.buckets * SLOTS
+        return torch.stack([torch.where(slots < 0, slots, slots + first), torch.full_like(slots, index.buckets)], dim=1)
+
+    def reserve(self, ids: Tensor, scores: Tensor, touched: Tensor, places: Tensor) -> Tensor:
+        """As of `RowStore`: ids get the slots that they had before, if the store has the same size."""
+        index, many = self._index, max(1, len(places))
+        known = len(places) > 0 and bool((places[:, 0] >= 0).all())
+        geometry = {
+            "partitions": index.partitions,
+            "buckets": int(places[:, 1].sum()) // many,
+            "choices": index.choices,
+        }
+        lost = index.counters.evictions
+        self.counters.erasures += index.size
+        slots = index.refill(ids, scores, touched, places[:, 0] if known else None, geometry)
+        self.counters.inserts += len(ids)
+        self.counters.evictions += index.counters.evictions - lost
+        self._outdated.zero_()
+        return slots >= 0
 
     def _batches(self, size: int) -> Iterator[Rows]:
         for ids, _, slots in self._index.export_batches(size):

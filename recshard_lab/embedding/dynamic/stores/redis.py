@@ -107,6 +107,14 @@ class RedisStore(RowStore):
             self._connected.close()
             self._connected = None
 
+    def clear(self) -> None:
+        """Removes the hash, its format and its name among the shards."""
+        self.counters.erasures += len(self)
+        server = self._server()
+        server.delete(self.key, f"{self.key}/format")
+        server.srem(self._shards, self._part)
+        self.close()
+
     def _send(self, command: str, arguments: list[bytes], at_once: int = _AT_ONCE, **options: Any) -> list[Any]:
         """The results of a command for each part of the arguments."""
         if not arguments:

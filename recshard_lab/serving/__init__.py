@@ -8,10 +8,12 @@ from recshard_lab.serving.bundle import SparseInput as SparseInput
 from recshard_lab.serving.bundle import load_bundle as load_bundle
 from recshard_lab.serving.bundle import save_bundle as save_bundle
 from recshard_lab.serving.bundle import split_answers as split_answers
+from recshard_lab.serving.export.refusals import ExportError as ExportError
 
 __all__ = [
     "Batch",
     "BundleError",
+    "ExportError",
     "Inputs",
     "Servable",
     "SparseInput",

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recshard_lab.arguments import checks_arguments
@@ -31,11 +30,13 @@ from recshard_lab.serving.batch import Batch as Batch
 from recshard_lab.serving.batch import Inputs as Inputs
 from recshard_lab.serving.batch import SparseInput as SparseInput
 from recshard_lab.serving.batch import split_answers as split_answers
-from recshard_lab.serving.export.program import Outputs, trace, weights_of
+from recshard_lab.serving.export.program import Outputs, check_equal, imports_of, trace, weights_of
+from recshard_lab.serving.export.script import answer_script
+from recshard_lab.serving.export.weights import read_tensors, write_tensors
 
 
 class BundleError(ValueError):
-    """A bundle that is missing, incomplete, damaged, or of another format; or a model that cannot be exported."""
+    """A bundle that is missing, incomplete, damaged, or of another format."""
 
 
 FORMAT = FolderFormat("bundle", "recshard_lab bundle", 1, BundleError, "save_bundle(model, path)", "model.json")
@@ -71,7 +72,7 @@ class ProgramServable:
     def __init__(self, folder: Path, content: Mapping[str, Any]) -> None:
         self.inputs = Inputs.from_json(content["inputs"])
         self.outputs: tuple[str, ...] = tuple(content["outputs"])
-        self._weights = load_file(folder / "weights.safetensors")
+        self._weights = read_tensors(folder / "weights.safetensors")
         self._run = torch.export.load(folder / "program.pt2").module()
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
@@ -109,23 +110,29 @@ def save_bundle(
         example: a batch to try the bundle with. Default: a random one.
 
     Raises:
-        BundleError: ``path`` is something else, or the model cannot be exported.
+        BundleError: ``path`` is something else.
+        ExportError: the model cannot be exported.
     """
     named: Outputs = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs)
     batch = _random_batch(inputs) if example is None else example
     batch.check(inputs)
     program = trace(model, inputs, named, batch)
+    for tried in (batch, _random_batch(inputs, 1), _random_batch(inputs, batch.size + 1)):
+        check_equal(program, model, inputs, named, tried)
     staging = Staging(FORMAT, Path(path))
     try:
         torch.export.save(program, staging.path / "program.pt2")
-        save_file(
-            {name: each.contiguous() for name, each in weights_of(model).items()}, staging.path / "weights.safetensors"
-        )
+        write_tensors(staging.path / "weights.safetensors", weights_of(model))
+        sent = {"dense": batch.dense, "values": batch.values, "lengths": batch.lengths.long(), "weights": batch.weights}
+        write_tensors(staging.path / "example.safetensors", {k: each for k, each in sent.items() if each is not None})
+        imports = imports_of(program)
+        script = answer_script(list(named), imports, inputs.weighted)
+        (staging.path / "answer.py").write_text(script, encoding="utf-8")
         content = {
             "format": 1,
             "inputs": inputs.to_json(),
             "outputs": list(named),
-            "stages": [{"name": "model", "kind": "program"}],
+            "stages": [{"name": "model", "kind": "program", "imports": imports}],
         }
         (staging.path / "model.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
         staging.commit(described(sorted(staging.path.iterdir())))

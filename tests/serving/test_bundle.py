@@ -1,23 +1,265 @@
-"""A bundle answers what the model answered, bit for bit."""
+"""A bundle answers what the model answered, bit for bit, here and in a process without this library."""
 
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from recshard_lab.serving import Inputs, load_bundle, save_bundle
-from tests.serving.bundles import COLUMNS, batch_of, dlrm, eager
+from recshard_lab import (
+    DLRM_DCN,
+    DeepFMNN,
+    DynamicEmbeddingBagCollection,
+    DynamicEmbeddingConfig,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    FeatureProcessedEmbeddingBagCollection,
+    KeyedTensor,
+    PoolingType,
+    SimpleDeepFMNN,
+    TwoTower,
+    export_static,
+)
+from recshard_lab.embedding import DataType
+from recshard_lab.models import PositionWeightedModuleCollection
+from recshard_lab.serving import Batch, BundleError, Inputs, Servable, load_bundle, save_bundle
+from tests.serving.bundles import COLUMNS, batch_of, dlrm, tables
+
+SIZES = [(0, 3), (1, 0), (1, 3), (2, 0), (2, 1), (64, 5)]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_bundle_answers_bit_for_bit_at_every_size(tmp_path: Path, weighted: bool) -> None:
-    model = dlrm(weighted)
+def bags(**more: Any) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(tables(), **more)
+
+
+def several_formats() -> EmbeddingBagCollection:
+    mean = EmbeddingBagConfig(50, 4, "a", feature_names=["x"], pooling=PoolingType.MEAN)
+    half = EmbeddingBagConfig(50, 4, "b", DataType.FP16, feature_names=["x", "y"])
+    return EmbeddingBagCollection([mean, half])
+
+
+def positions() -> nn.Module:
+    weights = PositionWeightedModuleCollection({f"f{i}": 8 for i in range(3)})
+    return FeatureProcessedEmbeddingBagCollection(bags(is_weighted=True), weights)
+
+
+def vocabulary() -> nn.Module:
+    configs = [
+        DynamicEmbeddingConfig(f"t{i}", 8, capacity=64, feature_names=[f"f{i}"], absent=absent)
+        for i, absent in enumerate(["zero", "initial"])
+    ]
+    dynamic = DynamicEmbeddingBagCollection(configs, torch.optim.SGD, {"lr": 0.5})
+    inputs = Inputs.of(dynamic)
+    batch = Batch(torch.zeros(2, 0), torch.tensor([3, 7, -9, 4]), torch.ones(4, dtype=torch.int64))
+    dynamic(batch.to_keyed_jagged(inputs)).values().sum().backward()
+    return export_static(dynamic)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "dlrm": dlrm,
+    "weighted": lambda: dlrm(weighted=True),
+    "dcn": lambda: DLRM_DCN(bags(), 3, [8, 8], [8, 1], 2, 4),
+    "simple deepfm": lambda: SimpleDeepFMNN(3, bags(), 8, 4),
+    "deepfm": lambda: DeepFMNN(bags(), 3, [8, 1]),
+    "two towers": lambda: TwoTower(bags(), [8, 8]),
+    "clamp": lambda: bags(out_of_range="clamp"),
+    "ignore": lambda: bags(out_of_range="ignore"),
+    "mean and fp16": several_formats,
+    "positions": positions,
+    "vocabulary": vocabulary,
+}
+
+
+def answer_of(model: nn.Module, inputs: Inputs, batch: Batch) -> list[Tensor]:
+    with torch.no_grad():
+        features = batch.to_keyed_jagged(inputs)
+        answer = model(batch.dense, features) if inputs.dense else model(features)
+    columns = answer if isinstance(answer, tuple) else (answer.values() if isinstance(answer, KeyedTensor) else answer,)
+    return [column.squeeze(1) if column.shape[1] == 1 else column for column in columns]
+
+
+def saved(name: str, folder: Path) -> tuple[nn.Module, Inputs]:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    dense = COLUMNS if isinstance(model, (DLRM_DCN, DeepFMNN, SimpleDeepFMNN)) or "dense_arch" in dir(model) else ()
+    inputs = Inputs.of(model, dense)
+    save_bundle(model, folder, inputs=inputs, outputs=["query", "candidate"] if name == "two towers" else ["score"])
+    return model, inputs
+
+
+def run_alone(code: str, *arguments: object) -> str:
+    """Runs code in a process that cannot import this library, nor safetensors."""
+    block = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name.partition('.')[0] in ('recshard_lab', 'safetensors'):\n"
+        "            raise ImportError(name + ' is blocked')\n"
+        "sys.meta_path.insert(0, Block())\n"
+    )
+    command = [sys.executable, "-I", "-c", block + code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+Saved = tuple[nn.Module, Inputs, Path]
+
+
+@pytest.fixture(scope="module")
+def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
+    """Saves the bundle of a model once. No test changes it."""
+    root, known = tmp_path_factory.mktemp("bundles"), dict[str, Saved]()
+
+    def get(name: str) -> Saved:
+        if name not in known:
+            known[name] = (*saved(name, root / name), root / name)
+        return known[name]
+
+    return get
+
+
+@pytest.fixture
+def folder(bundle_of: Callable[[str], Saved]) -> Path:
+    """A bundle of a DLRM."""
+    return bundle_of("dlrm")[2]
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_bundle_answers_bit_for_bit_at_every_size(bundle_of: Callable[[str], Saved], name: str) -> None:
+    model, inputs, path = bundle_of(name)
+    loaded = load_bundle(path, check_hashes=True)
+    assert isinstance(loaded, Servable)
+    assert loaded.inputs == inputs
+    for size, most in SIZES:
+        batch = batch_of(inputs, size, most)
+        answer = loaded.predict(batch)
+        expected = answer_of(model, inputs, batch)
+        assert list(answer) == list(loaded.outputs)
+        assert all(torch.equal(a, b) for a, b in zip(answer.values(), expected, strict=True)), (size, most)
+
+
+def test_bundles_answer_bit_for_bit_without_this_library(bundle_of: Callable[[str], Saved], tmp_path: Path) -> None:
+    """All models in one process, because importing torch takes most of the time."""
+    expected, folders = {}, []
+    for name in MODELS:
+        model, inputs, path = bundle_of(name)
+        batches = [batch_of(inputs, *size) for size in SIZES]
+        torch.save([list(vars(each).values()) for each in batches], tmp_path / f"{name}.batches")
+        expected[name] = [answer_of(model, inputs, each) for each in batches]
+        folders.append(path)
+    code = (
+        "import pathlib, runpy, torch\n"
+        "root = pathlib.Path(sys.argv[1])\n"
+        "for folder in map(pathlib.Path, sys.argv[2:]):\n"
+        "    answer = runpy.run_path(str(folder / 'answer.py'))['answer']\n"
+        "    answers = [list(answer(*batch)) for batch in torch.load(root / (folder.name + '.batches'))]\n"
+        "    torch.save(answers, root / (folder.name + '.answers'))\n"
+        "print('recshard_lab' in sys.modules)\n"
+    )
+    assert run_alone(code, tmp_path, *folders).strip() == "False"
+    for name in MODELS:
+        for answer, wanted in zip(torch.load(tmp_path / f"{name}.answers"), expected[name], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(answer, wanted, strict=True)), name
+
+
+def test_the_script_of_a_bundle_answers_its_example(folder: Path) -> None:
+    loaded = load_bundle(folder)
+    example = Batch(**load_file(folder / "example.safetensors"))
+    done = run_alone("import runpy; runpy.run_path(sys.argv[1], run_name='__main__')", folder / "answer.py")
+    assert torch.equal(torch.tensor(json.loads(done)["score"]), loaded.predict(example)["score"])
+
+
+def test_outputs_can_be_functions_of_what_the_model_returns(tmp_path: Path) -> None:
+    model = dlrm()
     inputs = Inputs.of(model, COLUMNS)
     save_bundle(model, tmp_path / "1", inputs=inputs, outputs={"probability": torch.sigmoid})
-    loaded = load_bundle(tmp_path / "1", check_hashes=True)
-    assert (loaded.inputs, loaded.outputs) == (inputs, ("probability",))
-    for size, most in [(0, 3), (1, 0), (1, 3), (2, 0), (2, 1), (64, 5)]:
-        batch = batch_of(inputs, size, most)
-        answer = loaded.predict(batch)["probability"]
-        assert answer.shape == (size,)
-        assert torch.equal(answer, torch.sigmoid(eager(model, inputs, batch)))
+    batch = batch_of(inputs, 4)
+    answer = load_bundle(tmp_path / "1").predict(batch)["probability"]
+    assert torch.equal(answer, torch.sigmoid(answer_of(model, inputs, batch)[0]))
+
+
+def test_weights_are_stored_once_in_a_safetensors_file_that_can_be_mapped(
+    bundle_of: Callable[[str], Saved], tmp_path: Path
+) -> None:
+    model, _, folder = bundle_of("dlrm")
+    stored = load_file(folder / "weights.safetensors")
+    assert {name: weight.tolist() for name, weight in stored.items()} == {
+        name: weight.tolist() for name, weight in model.state_dict().items()
+    }
+    weights = load_bundle(folder)._weights  # type: ignore[attr-defined]
+    assert all(weight.data_ptr() % 64 == 0 for weight in weights.values())
+    large = EmbeddingBagCollection([EmbeddingBagConfig(50_000, 8, "large", feature_names=["id"])]).eval()
+    save_bundle(large, tmp_path / "large", inputs=Inputs.of(large))
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "large").iterdir()}
+    assert sizes.pop("weights.safetensors") >= 50_000 * 8 * 4
+    assert sum(sizes.values()) < 200_000
+
+
+def test_a_bundle_names_no_path_of_the_machine_that_wrote_it(folder: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(folder / "program.pt2") as archive:
+        text = b"".join(archive.read(name) for name in archive.namelist())
+    assert str(Path(__file__).parents[2]).encode() not in text
+
+
+def test_ids_outside_a_table_are_refused_by_the_program(folder: Path) -> None:
+    loaded = load_bundle(folder)
+    batch = batch_of(loaded.inputs, 3)
+    batch.values[0] = 50
+    with pytest.raises(RuntimeError, match="feature 'f0' has an id that is not a row of table 't0'"):
+        loaded.predict(batch)
+    with pytest.raises(ValueError, match="the model takes float32"):
+        loaded.predict(Batch(batch.dense[:, :1], batch.values, batch.lengths))
+
+
+def test_threads_may_predict_at_the_same_time(folder: Path) -> None:
+    loaded = load_bundle(folder)
+    batches = [batch_of(loaded.inputs, 1 + number % 7, seed=number) for number in range(64)]
+    alone = [loaded.predict(batch)["score"] for batch in batches]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda batch: loaded.predict(batch)["score"], batches))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    assert all(answer.is_inference() for answer in together)
+
+
+def test_a_failed_save_leaves_the_old_bundle_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recshard_lab.serving import bundle
+
+    model = dlrm()
+    inputs = Inputs.of(model, COLUMNS)
+    save_bundle(model, tmp_path / "1", inputs=inputs)
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(bundle, "write_tensors", full)
+    for name in ("1", "2"):
+        with pytest.raises(OSError, match="No space left"):
+            save_bundle(model, tmp_path / name, inputs=inputs)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    load_bundle(tmp_path / "1", check_hashes=True)
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    model = dlrm()
+    save_bundle(model, tmp_path / "1", inputs=Inputs.of(model, COLUMNS))
+    weights = tmp_path / "1" / "weights.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    load_bundle(tmp_path / "1")  # sizes alone
+    with pytest.raises(BundleError, match=r"weights.safetensors is damaged"):
+        load_bundle(tmp_path / "1", check_hashes=True)
+    weights.write_bytes(content[:-1])
+    with pytest.raises(BundleError, match=r"weights.safetensors is truncated"):
+        load_bundle(tmp_path / "1")
+    with pytest.raises(BundleError, match="no bundle at"):
+        load_bundle(tmp_path / "2")

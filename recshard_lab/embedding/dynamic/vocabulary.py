@@ -56,6 +56,10 @@ class _Output(NamedTuple):
     bags: JaggedTensor
     absent: Tensor
 
+    def has_initial_rows(self) -> bool:
+        """Whether there is something to add. A compiled program adds nothing where A is 0."""
+        return self.table.absent == "initial" and (torch.compiler.is_compiling() or len(self.absent) > 0)
+
     def initial(self) -> Tensor:
         """``[A, D]`` the initial rows of absent ids, in FP32 or FP64, rounded to the number format of the table."""
         config = self.table
@@ -249,7 +253,7 @@ class VocabularyEmbeddingBagCollection(VocabularyCollection):
         values, first = pooled.values(), 0
         for output in outputs:
             end = first + output.table.embedding_dim
-            if output.table.absent == "initial" and len(output.absent):
+            if output.has_initial_rows():
                 values[:, first:end] += to_samples(self._initial(output), features, output.feature)
             first = end
         return KeyedTensor(pooled.keys(), pooled.length_per_key(), values)
@@ -259,8 +263,9 @@ class VocabularyEmbeddingBagCollection(VocabularyCollection):
         rows, lengths = output.initial(), output.bags.lengths()
         if self._is_weighted:
             rows = rows * output.bags.weights()[output.absent, None].to(rows.dtype)
-        bags = torch.repeat_interleave(torch.arange(len(lengths), device=rows.device), lengths)[output.absent]
-        added = rows.new_zeros(len(lengths), rows.shape[1]).index_add_(0, bags, rows)
+        count = lengths.shape[0]  # a symbol while a program is traced, which len() is not
+        bags = torch.repeat_interleave(torch.arange(count, device=rows.device), lengths)[output.absent]
+        added = rows.new_zeros(count, rows.shape[1]).index_add_(0, bags, rows)
         return added / lengths.clamp(min=1)[:, None] if output.table.pooling is PoolingType.MEAN else added
 
     def embedding_bag_configs(self) -> Sequence[BaseEmbeddingConfig]:
@@ -317,7 +322,7 @@ class VocabularyEmbeddingCollection(VocabularyCollection):
         results = {}
         for output in outputs:
             rows = found[output.name].values()
-            if output.table.absent == "initial" and len(output.absent):
+            if output.has_initial_rows():
                 rows[output.absent] = output.initial().to(rows.dtype)
             ids = output.bags.values() if self._need_indices else None
             results[output.name] = JaggedTensor._unchecked(rows, ids, output.bags.lengths())

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from recshard_lab.serving.batch import Batch, Inputs
+from recshard_lab.serving.export.refusals import ExportError, check_exportable, reason_of
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
 
 Outputs = Mapping[str, Callable[[Tensor], Tensor] | None]
 """Names of a model's outputs, in order; each with a function that is applied to it, such as ``torch.sigmoid``."""
 
+_SOURCE_NOTES = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")  # paths of this machine
 _MOST = 2**40  # samples or ids; int64 sizes that cannot overflow when multiplied by a number of features
 
 
@@ -62,9 +64,9 @@ class Program(nn.Module):
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, each once."""
+    """Parameters and buffers by name, each once, in the order of their names, which is part of the program."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: weight.detach() for name, weight in named.items()}
+    return {name: weight.detach() for name, weight in sorted(named.items())}
 
 
 def trace(model: nn.Module, inputs: Inputs, outputs: Outputs, example: Batch) -> ExportedProgram:
@@ -74,7 +76,11 @@ def trace(model: nn.Module, inputs: Inputs, outputs: Outputs, example: Batch) ->
         model: in evaluation mode.
         inputs, outputs: of the model.
         example: of any size.
+
+    Raises:
+        ExportError: the model cannot be exported, or the program computes other numbers than the model.
     """
+    check_exportable(model)
     symbols: Any = import_module("torch.fx.experimental._config")
 
     weights = weights_of(model)
@@ -87,16 +93,54 @@ def trace(model: nn.Module, inputs: Inputs, outputs: Outputs, example: Batch) ->
         "lengths": {0: features * size} if features else None,
         "per_id": {0: ids} if inputs.weighted else None,
     }
-    arguments = (weights, example.dense, example.values, example.lengths.long(), example.weights)
+    per_id = example.weights if inputs.weighted else None
+    arguments = (weights, example.dense, example.values, example.lengths.long(), per_id)
     # sizes 0 and 1 are traced like all others
     with torch.no_grad(), symbols.patch(backed_size_oblivious=True):
-        return torch.export.export(
-            Program(model, inputs, outputs),
-            arguments,
-            dynamic_shapes=shapes,
-            strict=False,
-            prefer_deferred_runtime_asserts_over_guards=True,
-        )
+        try:
+            program = torch.export.export(
+                Program(model, inputs, outputs),
+                arguments,
+                dynamic_shapes=shapes,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+        except ExportError:
+            raise
+        except Exception as error:  # torch's, or the model's
+            raise reason_of(error, model) from error
+    program.example_inputs = None  # would be saved, with the weights
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            for key in _SOURCE_NOTES:
+                node.meta.pop(key, None)
+    return program
+
+
+def check_equal(program: ExportedProgram, model: nn.Module, inputs: Inputs, outputs: Outputs, batch: Batch) -> None:
+    """Runs the program and the model on a batch.
+
+    Raises:
+        ExportError: an output differs by more than rounding.
+    """
+    per_id = batch.weights if inputs.weighted else None
+    arguments = (weights_of(model), batch.dense, batch.values, batch.lengths.long(), per_id)
+    with torch.inference_mode():
+        answers = program.module()(*arguments)
+        expected = Program(model, inputs, outputs)(*arguments)
+    for name, answer, wanted in zip(outputs, answers, expected, strict=True):
+        if not torch.allclose(answer, wanted, rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise ExportError(
+                f"{type(model).__name__} cannot be exported: output {name!r} of the program differs from the model's "
+                f"by up to {float((answer - wanted).abs().max()):.3g}, because a number became a constant. "
+                f"Fix: compute it from tensors in forward, without random numbers"
+            )
+
+
+def imports_of(program: ExportedProgram) -> list[str]:
+    """Modules beside torch that have the operators of a program."""
+    used = {str(node.target).partition(".")[0] for node in program.graph.nodes if node.op == "call_function"}
+    return ["fbgemm_gpu"] if "fbgemm" in used else []
 
 
 def _counts(values: Tensor, lengths: Tensor, features: int, size: int) -> list[int]:
@@ -116,14 +160,16 @@ def _columns(answer: Any, names: list[str]) -> list[Tensor]:
     if isinstance(answer, Mapping):
         missing = [name for name in names if name not in answer]
         if missing:
-            raise ValueError(f"the model returns {sorted(answer)}, not {missing[0]!r}. Fix: correct outputs=")
+            raise ExportError(f"the model returns {sorted(answer)}, not {missing[0]!r}. Fix: correct outputs=")
         columns = [answer[name] for name in names]
     elif isinstance(answer, (tuple, list)):
         columns = list(answer)
     else:
         columns = [answer.values() if isinstance(answer, KeyedTensor) else answer]
     if len(columns) != len(names):
-        raise ValueError(f"the model returns {len(columns)} tensors, but outputs= has {len(names)} names: {names}")
+        raise ExportError(
+            f"the model returns {len(columns)} tensors, but outputs= has {len(names)} names: {names}. Fix: name each"
+        )
     for name, column in zip(names, columns, strict=True):
         if not isinstance(column, Tensor):
             raise ValueError(

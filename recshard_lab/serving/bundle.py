@@ -155,6 +155,10 @@ def load_bundle(path: str | Path, *, check_hashes: bool = False) -> Servable:
     files = FORMAT.manifest_of(folder)["files"]
     FORMAT.check_files(folder, files, 0 if check_hashes else len(files), 1)
     content = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    if any(stage["kind"] == "index" for stage in content["stages"]):
+        from recshard_lab.serving.retrieval.two_stage import RetrieveThenRank
+
+        return RetrieveThenRank.read(folder, content, check_hashes)
     return ProgramServable(folder, content)
 
 

@@ -1,7 +1,7 @@
 """Candidate indexes over item vectors, and retrieve-then-rank models.
 
 Read in this order: `index` (the interface), `exact`, `faiss_index`, `parts` and `ranks` (split indexes), `loading`,
-`items` (from a trained TwoTower to an index), `evaluation`.
+`items` (from a trained TwoTower to an index), `two_stage` (retrieve, then rank), `evaluation`.
 """
 
 from recshard_lab.serving.retrieval.evaluation import TradeOff as TradeOff
@@ -21,6 +21,8 @@ from recshard_lab.serving.retrieval.loading import load_index as load_index
 from recshard_lab.serving.retrieval.parts import PartitionedIndex as PartitionedIndex
 from recshard_lab.serving.retrieval.ranks import RankIndex as RankIndex
 from recshard_lab.serving.retrieval.ranks import hold_index as hold_index
+from recshard_lab.serving.retrieval.two_stage import RetrieveThenRank as RetrieveThenRank
+from recshard_lab.serving.retrieval.two_stage import save_retrieval_bundle as save_retrieval_bundle
 
 __all__ = [
     "CandidateIndex",
@@ -32,6 +34,7 @@ __all__ = [
     "ItemFeatures",
     "PartitionedIndex",
     "RankIndex",
+    "RetrieveThenRank",
     "TradeOff",
     "encode_items",
     "hold_index",
@@ -39,5 +42,6 @@ __all__ = [
     "load_index",
     "recall_of",
     "recall_of_clicks",
+    "save_retrieval_bundle",
     "trade_offs",
 ]

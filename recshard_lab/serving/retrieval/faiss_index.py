@@ -45,7 +45,7 @@ class FaissIndex(CandidateIndex):
         kind: "ivf", "hnsw", or a factory string of FAISS such as "IVF256,PQ8".
         metric: "inner_product" or "cosine".
         storage: "float32", "float16" or "int8" (scalar quantizers of FAISS). Not for a factory string.
-        cells: of "ivf"; about 4 * sqrt(N) if left out.
+        cells: of "ivf"; sqrt(N) if left out.
         links: of "hnsw", for each node of the graph.
         nprobe: cells that a search reads, of an IVF index.
         ef_search: best nodes that a walk keeps, of an HNSW index.
@@ -293,14 +293,14 @@ def _factory(kind: str, storage: str, items: int, cells: int | None, links: int)
     """The factory string of a kind.
 
     >>> _factory("ivf", "int8", 1_000_000, None, 32), _factory("hnsw", "float32", 10, None, 16)
-    ('IVF4000,SQ8', 'HNSW16,Flat')
+    ('IVF1000,SQ8', 'HNSW16,Flat')
     """
     if storage not in get_args(Storage):
         raise ValueError(f"storage={shown(storage)} is not supported. Supported: {', '.join(get_args(Storage))}")
     if cells is not None and kind != "ivf":
         raise ValueError(f"cells={shown(cells)} is a setting of kind='ivf', and kind is {shown(kind)}")
     if kind == "ivf":
-        usual = max(1, min(int(4 * math.sqrt(items)), items // _TRAINING_VECTORS))
+        usual = max(1, min(math.isqrt(items), items // _TRAINING_VECTORS))
         return f"IVF{usual if cells is None else _count('cells', cells)},{_CODECS[storage]}"
     if kind == "hnsw":
         return f"HNSW{_count('links', links)},{_CODECS[storage]}"

@@ -128,7 +128,7 @@ def encode_items(two_tower: TwoTower, items: ItemFeatures, batch_size: int = 409
         kjt = KeyedJaggedTensor(
             features,
             torch.cat([own.values() for own in bags]),
-            _weights(bags),
+            joined_weights(bags),
             lengths=torch.cat([own.lengths() for own in bags]),
         )
         vectors.append(two_tower.candidate(kjt))
@@ -174,11 +174,13 @@ def select_bags(bags: JaggedTensor, starts: Tensor, at: Tensor) -> tuple[Tensor,
 def _joined(one: JaggedTensor, two: JaggedTensor) -> JaggedTensor:
     pair = [one, two]
     return JaggedTensor(
-        torch.cat([own.values() for own in pair]), _weights(pair), lengths=torch.cat([own.lengths() for own in pair])
+        torch.cat([own.values() for own in pair]),
+        joined_weights(pair),
+        lengths=torch.cat([own.lengths() for own in pair]),
     )
 
 
-def _weights(bags: Sequence[JaggedTensor]) -> Tensor | None:
+def joined_weights(bags: Sequence[JaggedTensor]) -> Tensor | None:
     """Weights of all bags; of those without weights, 1. None if none has weights."""
     if all(own.weights_or_none() is None for own in bags):
         return None

@@ -94,7 +94,8 @@ def waits(tables: int) -> tuple[int, int]:
 def test_a_step_without_new_ids_waits_once_for_any_number_of_tables(ranks: Any, device: str) -> None:
     found = {tables: ranks.run(waits, tables)[0] for tables in (1, 3)}
     assert {tables: known for tables, (known, _) in found.items()} == {1: 1, 3: 1}
-    assert all(1 < new <= 150 * tables for tables, (_, new) in found.items()), found
+    # a table: distinct new ids, how many got slots, and one for 16 of about 40 rounds of insertions
+    assert all(1 < new <= 2 + 6 * tables for tables, (_, new) in found.items()), found
 
 
 def sharded(device: str) -> tuple[list[Tensor], list[Tensor]]:

@@ -292,14 +292,14 @@ class ScoredIndex:
         none = ids.new_empty(0)
         if not misses:
             return Inserted(slots, none, none, none, none, none)
-        missing = (slots < 0).nonzero().squeeze(1)
+        missing = _places(slots < 0, misses)
         new, inverse, counts = ids[missing].unique(return_inverse=True, return_counts=True)
         new_scores = self._first_scores(counts, None if scores is None else scores[missing], inverse)
         some = torch.arange(len(new), device=self.device)
         if admit is not None:
             some = admit(new, counts).nonzero().squeeze(1)
             self.counters.refusals += len(new) - len(some)
-        grown, placed, old = self._insert_all(new[some], new_scores[some], pinned)
+        grown, placed, old, overflows = self._insert_all(new[some], new_scores[some], pinned)
         moved = lost = None
         if grown is not None:
             held, now, held_ids, held_scores = grown
@@ -309,7 +309,8 @@ class ScoredIndex:
         of_new = new.new_full((len(new),), -1)
         of_new[some] = placed
         slots[missing] = of_new[inverse]
-        kept, over = (placed >= 0).nonzero().squeeze(1), some[placed < 0]
+        kept = _places(placed >= 0, len(placed) - overflows)
+        over = some[_places(placed < 0, overflows)]
         found = Inserted(slots, new[some[kept]], placed[kept], *old, moved, *(lost or ()))
         return replace(found, over_ids=new[over], over_scores=new_scores[over])
 
@@ -525,12 +526,12 @@ class ScoredIndex:
 
     def _insert_all(
         self, new: Tensor, scores: Tensor, pinned: int
-    ) -> tuple[tuple[Tensor, ...] | None, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    ) -> tuple[tuple[Tensor, ...] | None, Tensor, tuple[Tensor, Tensor, Tensor], int]:
         """Inserts absent ids ``[M]``, ascending. Grows rather than evicts, unless slots of earlier batches must stay.
 
         Returns:
             None without growth, else the slots before it, the slots of the same ids after it, the ids and their
-            scores; the slots ``[M]``; ids, scores and slots of those evicted.
+            scores; the slots ``[M]``; ids, scores and slots of those evicted; how many ids have no slot.
         """
         touched = torch.full_like(new, self.step)
         held: tuple[Tensor, Tensor, Tensor] | None = None
@@ -548,15 +549,15 @@ class ScoredIndex:
             now = self._find(held[1])
         else:
             out, *old = self._insert(new, scores, touched, pinned)
-        replaced = (out < -1).nonzero().squeeze(1)
+        evictions, overflows = torch.stack([(out < -1).sum(), (out == -1).sum()]).tolist()
+        replaced = _places(out < -1, evictions)
         out = torch.where(out < -1, -2 - out, out)
         grown = None if held is None or now is None else (held[0], now, held[1], held[2])
-        overflows = int((out < 0).sum())
         self.counters.overflows += overflows
         self.counters.inserts += len(out) - overflows
         self.counters.evictions += len(replaced)
         old_ids, old_scores = (each[replaced] for each in old)
-        return grown, out, (old_ids, old_scores, out[replaced])
+        return grown, out, (old_ids, old_scores, out[replaced]), overflows
 
     def _rebuild(self, buckets: int) -> None:
         """The same ids in more buckets of each partition. Ids without room, which a very uneven hash has, are lost."""
@@ -680,9 +681,14 @@ def _located_natively(
     for (number, first, end), own, some in zip(spans, found, missed, strict=True):
         misses[number] += some
         if touch:
-            present = (own >= 0).nonzero().squeeze(1) if some else slice(None)
+            present = _places(own >= 0, len(own) - some) if some else slice(None)
             indexes[number]._touch(own[present], None if scores is None else scores[first:end][present])
     return torch.cat(found), misses
+
+
+def _places(mask: Tensor, count: int) -> Tensor:
+    """``[count]`` the places of True, of which there are so many: the host waits for no device."""
+    return (mask.nonzero() if mask.device.type == "cpu" else torch.nonzero_static(mask, size=count)).squeeze(1)
 
 
 def _refuse_others(ids: Tensor, bad: int) -> None:

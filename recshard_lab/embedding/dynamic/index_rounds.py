@@ -8,12 +8,15 @@ Shape letters: N ids, M new ids, C slots.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 SLOTS, WORD = 128, 32
 CHUNK = 1 << 16  # ids whose buckets are compared at once: 64 MB of keys
 LAST = (1 << 63) - 1
+AHEAD = 16  # rounds that are planned before the host waits
 
 _MULTIPLIER, _OTHER = 0xD6E8FEB86659FD93 - (1 << 64), 0x9E3779B97F4A7C15 - (1 << 64)
 _LOW = 0xFFFFFFFF
@@ -106,22 +109,47 @@ def insert(
     """Inserts the absent ids ``new [M]``. See `index_loops.insert` for the rule and the results."""
     out, old_keys, old_scores = (torch.full_like(new, -1) for _ in range(3))
     both, tag, start = _places(new, partitions, offset, buckets)
+    tag = tag.to(torch.int16)
     if choices == 1:
         both[:, 1] = both[:, 0]
-    left = torch.arange(len(new), device=new.device)
-    first = torch.empty(len(keys) // SLOTS, dtype=torch.int64, device=new.device)
-    while len(left):
-        mine = both[left]
-        first.fill_(LAST)
-        for choice in range(2):
-            first.scatter_reduce_(0, mine[:, choice], left, "amin")
-        ready = (first[mine] == left[:, None]).all(dim=1)
-        now, left = left[ready.argsort(descending=True, stable=True)].tensor_split([int(ready.sum())])
+    for now in _rounds(both, len(keys) // SLOTS):
         _insert_round(
             now, new, new_scores, new_touched, both, tag, start, keys, tags, scores, touched, spare, pinned,
             out, old_keys, old_scores,
         )  # fmt: skip
     return out, old_keys, old_scores
+
+
+def _rounds(both: Tensor, buckets: int) -> Iterator[Tensor]:
+    """The numbers of the ids that each round inserts, of ids with these buckets ``[M, 2]``.
+
+    Off the CPU the host waits once for `AHEAD` rounds.
+    """
+    left = torch.arange(len(both), device=both.device)
+    first = torch.empty(buckets, dtype=torch.int64, device=both.device)
+
+    def ready(mine: Tensor, waiting: Tensor) -> Tensor:
+        first.fill_(LAST)
+        for choice in range(2):
+            first.scatter_reduce_(0, mine[:, choice], waiting, "amin")
+        return (first[mine] == waiting[:, None]).all(dim=1)
+
+    while len(left):
+        mine = both[left]
+        if both.device.type == "cpu":
+            own = ready(mine, left)
+            now, left = left[own.argsort(descending=True, stable=True)].tensor_split([int(own.sum())])
+            yield now
+            continue
+        level, sizes = torch.full_like(left, AHEAD), list[Tensor]()
+        for number in range(AHEAD):
+            waits = level == AHEAD
+            own = ready(mine, torch.where(waits, left, LAST)) & waits
+            level.masked_fill_(own, number)
+            sizes.append(own.sum())
+        ends = torch.stack(sizes).cumsum(0).tolist()
+        *rounds, left = left[level.argsort(stable=True)].tensor_split(ends)
+        yield from (own for own in rounds if len(own))
 
 
 def _insert_round(
@@ -153,7 +181,8 @@ def _insert_round(
     chosen = torch.where(free[rows, choice], order, SLOTS)
     room = many.amax(dim=1) > 0
     slot = buckets[rows, choice] * SLOTS + (chosen.argmin(dim=1))
-    full = (~room).nonzero().squeeze(1)
+    masked = new.device.type != "cpu"  # the host does not wait for the number of full buckets
+    full = rows if masked else (~room).nonzero().squeeze(1)
     if len(full):
         slots = (buckets[full][:, :, None] * SLOTS + lanes).flatten(1)  # [f, 256]
         kept = touched[slots] >= pinned
@@ -162,11 +191,19 @@ def _insert_round(
             kept = kept | (own != own.amin(dim=1, keepdim=True))
         victim = slots.gather(1, kept.byte().argmin(dim=1, keepdim=True)).squeeze(1)
         none = kept.all(dim=1)
-        slot[full], own = torch.where(none, -1, victim), at[full]
+        victims = torch.where(none, -1, victim)
+        slot[full], own = torch.where(room, slot, victims) if masked else victims, at[full]
+        none = none | room if masked else none
         old_keys[own] = torch.where(none, old_keys[own], keys[victim])
         old_scores[own] = torch.where(none, old_scores[own], scores[victim])
     out[at] = torch.where(room | (slot < 0), slot, -2 - slot)
+    pairs = (keys, new), (scores, new_scores), (touched, new_touched), (tags, tag)
+    if masked:  # an id without a slot writes what is there: no other id of this round has its bucket
+        put, where = slot >= 0, torch.where(slot >= 0, slot, buckets[:, 0] * SLOTS)
+        for stored, given in pairs:
+            stored[where] = torch.where(put, given[at], stored[where])
+        return
     placed = (slot >= 0).nonzero().squeeze(1) if len(full) else rows
     where, which = slot[placed], at[placed]
-    keys[where], scores[where], touched[where] = new[which], new_scores[which], new_touched[which]
-    tags[where] = tag[which].to(torch.int16)
+    for stored, given in pairs:
+        stored[where] = given[which]

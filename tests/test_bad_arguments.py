@@ -346,19 +346,33 @@ def calls() -> dict[str, Call]:
                 "out_of_range": "error",
             },
         ),
-        "QuantizedEmbeddingBagCollection": (
-            lambda **own: rl.QuantizedEmbeddingBagCollection(**own)(batch()),
+        "QuantEmbeddingBagCollection": (
+            lambda **own: rl.QuantEmbeddingBagCollection(**own)(batch()),
             {
                 "tables": [rl.EmbeddingBagConfig(10, 4, "t", rl.DataType.INT4, ["f"])],
                 "is_weighted": False,
+                "device": "cpu",
+                "output_dtype": torch.float32,
                 "out_of_range": "error",
+                "backend": "native",
             },
         ),
-        "QuantizedEmbeddingBagCollection.from_float": (
-            rl.QuantizedEmbeddingBagCollection.from_float,
-            {"collection": ebc(), "data_type": rl.DataType.INT8},
+        "QuantEmbeddingCollection": (
+            lambda **own: rl.QuantEmbeddingCollection(**own)(batch()),
+            {
+                "tables": [rl.EmbeddingConfig(10, 4, "t", rl.DataType.INT4, ["f"])],
+                "device": "cpu",
+                "need_indices": False,
+                "output_dtype": torch.float32,
+                "out_of_range": "error",
+                "backend": "native",
+            },
         ),
-        "QuantizedEmbeddingBagCollection.forward": (
+        "QuantEmbeddingBagCollection.from_float": (
+            rl.QuantEmbeddingBagCollection.from_float,
+            {"module": ebc(), "dtype": rl.DataType.INT8, "output_dtype": torch.float32, "backend": "native"},
+        ),
+        "QuantEmbeddingBagCollection.forward": (
             lambda features: rl.quantize_embeddings(ebc())(features),
             {"features": batch()},
         ),

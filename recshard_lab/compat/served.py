@@ -41,7 +41,7 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.modules": {},
     "torchrec.modules.embedding_configs": {
         "embedding": f"{_CONFIGS} DATA_TYPE_NUM_BITS data_type_to_dtype dtype_to_data_type pooling_type_to_str "
-        "EmbeddingTableConfig=BaseEmbeddingConfig",
+        "EmbeddingTableConfig=BaseEmbeddingConfig QuantConfig",
         "sharding": "ShardingType",
     },
     "torchrec.modules.embedding_modules": {
@@ -78,6 +78,11 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "torchrec.modules.mlp": {"models": "MLP Perceptron"},
     "torchrec.modules.regroup": {"embedding": "KTRegroupAsDict"},
+    "torchrec.quant": {"embedding": "EmbeddingBagCollection=QuantEmbeddingBagCollection"},
+    "torchrec.quant.embedding_modules": {
+        "embedding": "DATA_TYPE_NUM_BITS EmbeddingBagCollection=QuantEmbeddingBagCollection "
+        "EmbeddingCollection=QuantEmbeddingCollection",
+    },
     # ---- distributed ----
     "torchrec.distributed": {
         "distributed": "Awaitable DMPCollection DistributedModelParallel ModuleSharder NoWait "

@@ -3,7 +3,7 @@
 Shape letters: B batch, D columns of an output block, N ids of a feature.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -16,7 +16,7 @@ from recshard_lab.comm import Registry, ShardingEnv
 from recshard_lab.distributed.awaitable import LazyDict, LazyJaggedTensor, LazyKeyedTensor, NoWait
 from recshard_lab.distributed.eager import eager
 from recshard_lab.distributed.state.forms import StateForm
-from recshard_lab.distributed.state.moves import Move
+from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.step.executor import Executor, Listener
 from recshard_lab.distributed.step.input_dist import PendingInput
@@ -37,12 +37,14 @@ from recshard_lab.embedding import (
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
+from recshard_lab.sharding.plan.sharding_plan import Shard
 from recshard_lab.sparse import KeyedJaggedTensor
 
 if TYPE_CHECKING:
     from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 
 
+_CHUNK_BYTES = 4 * 1024 * 1024  # of rows that are gathered at a time
 _sending: "WeakKeyDictionary[ShardedCollection, WeakSet[Any]]" = WeakKeyDictionary()
 Feed = Callable[["ShardedCollection", KeyedJaggedTensor], LookupInput]
 
@@ -279,6 +281,20 @@ class ShardedCollection(nn.Module):
             if isinstance(module, StateEntries)
             for name, part in module.entries.items()
         }
+
+    def row_chunks(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """Gathers a table on every rank, a few megabytes at a time: the first row, and rows ``[n, D]``. Collective."""
+        shards = self.table_shards()[name]
+        (rows, cols), dtype = shards.size, shards.model_parts()[0].dtype
+        step = max(1, _CHUNK_BYTES // (cols * dtype.itemsize))
+        for first in range(0, rows, step):
+            end = min(rows, first + step)
+            chunk = torch.empty(end - first, cols, dtype=dtype, device=self.device)
+            targets = [Shard(rank, (first, end), (0, cols)) for rank in range(self.env.world_size)]
+            weights = {place: weight.detach() for place, weight in shards.local_weights.items()}
+            gathering = Move(dtype, shards.sharding.shards, targets, weights, {self.env.rank: chunk})
+            move([gathering], self.env, self.device)
+            yield first, chunk
 
     def scatter_moves(self, whole: Mapping[str, Tensor], source: int) -> list[Move]:
         """Moves that fill the shards from rank ``source``'s unsharded weights ``[E, D]``."""

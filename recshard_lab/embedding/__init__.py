@@ -57,8 +57,10 @@ from recshard_lab.embedding.optimizers import EmbOptimType as EmbOptimType
 from recshard_lab.embedding.optimizers import OptimizerSpec as OptimizerSpec
 from recshard_lab.embedding.optimizers import RowWiseAdagrad as RowWiseAdagrad
 from recshard_lab.embedding.optimizers import WeightDecayMode as WeightDecayMode
-from recshard_lab.embedding.quantized import QuantizedEmbeddingBagCollection as QuantizedEmbeddingBagCollection
-from recshard_lab.embedding.quantized import quantize_embeddings as quantize_embeddings
+from recshard_lab.embedding.quantized.collections import QuantConfig as QuantConfig
+from recshard_lab.embedding.quantized.collections import QuantEmbeddingBagCollection as QuantEmbeddingBagCollection
+from recshard_lab.embedding.quantized.collections import QuantEmbeddingCollection as QuantEmbeddingCollection
+from recshard_lab.embedding.quantized.quantize import quantize_embeddings as quantize_embeddings
 from recshard_lab.embedding.regroup import KTRegroupAsDict as KTRegroupAsDict
 
 __all__ = [
@@ -96,7 +98,9 @@ __all__ = [
     "ManagedCollisionModule",
     "OptimizerSpec",
     "PoolingType",
-    "QuantizedEmbeddingBagCollection",
+    "QuantConfig",
+    "QuantEmbeddingBagCollection",
+    "QuantEmbeddingCollection",
     "RowWiseAdagrad",
     "Tier",
     "VocabularyEmbeddingBagCollection",

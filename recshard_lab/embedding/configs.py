@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 @unique
 class DataType(Enum):
-    """Number format of a table's weights. FP64 is for checking gradients.
+    """Number format of a table's weights. FP64 is for checking gradients. The integers and FP8 are for serving.
 
     >>> DataType.FP16.bytes_per_element
     2.0
@@ -25,6 +25,7 @@ class DataType(Enum):
     INT8 = "INT8"
     INT4 = "INT4"
     INT2 = "INT2"
+    FP8 = "FP8"
 
     @property
     def bytes_per_element(self) -> float:
@@ -32,7 +33,7 @@ class DataType(Enum):
         return _BYTES[self.name]
 
 
-_BYTES = {"FP64": 8.0, "FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "INT4": 0.5, "INT2": 0.25}
+_BYTES = {"FP64": 8.0, "FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "INT4": 0.5, "INT2": 0.25, "FP8": 1.0}
 
 
 @unique

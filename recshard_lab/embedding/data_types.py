@@ -11,6 +11,7 @@ DATA_TYPE_NUM_BITS: dict[DataType, int] = {kind: int(8 * kind.bytes_per_element)
 """Bits of one weight."""
 
 _DTYPES = {**TORCH_DTYPES, DataType.INT8: torch.uint8, DataType.INT4: torch.quint4x2, DataType.INT2: torch.quint2x4}
+_DTYPES[DataType.FP8] = torch.float8_e4m3fn
 
 
 def data_type_to_dtype(data_type: DataType) -> torch.dtype:

@@ -30,7 +30,7 @@ from recshard_lab import (
     Topology,
 )
 from recshard_lab.distributed.step.bucketize import RowSplits, has_fbgemm
-from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, QuantizedEmbeddingBagCollection
+from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, QuantEmbeddingBagCollection
 from recshard_lab.embedding.kernels import Slot, kernel_named
 from recshard_lab.sharding.schemes import scheme_named, scheme_names
 from recshard_lab.sparse.ops import gather_segments
@@ -209,7 +209,7 @@ def unsharded(parts: Parts) -> Any:
         batch = parts.keyed(weighted)
         bags = EmbeddingBagCollection(_tables(EmbeddingBagConfig), is_weighted=weighted)
         found += [_step(bags, batch)]
-        small = [QuantizedEmbeddingBagCollection.from_float(bags, kind) for kind in (DataType.INT8, DataType.INT4)]
+        small = [QuantEmbeddingBagCollection.from_float(bags, dtype=kind) for kind in (DataType.INT8, DataType.INT4)]
         found += [own(batch).values() for own in small]
         for backend in BACKENDS:
             found += [

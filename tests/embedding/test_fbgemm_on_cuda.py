@@ -30,7 +30,7 @@ DECAYED = {spec.optimizer: replace(spec, weight_decay=0.1, weight_decay_mode=Non
 @pytest.fixture
 def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the installed fbgemm had CUDA kernels."""
-    monkeypatch.setattr(fbgemm, "_why_no_cuda", lambda: None)
+    monkeypatch.setattr(fbgemm, "why_no_cuda", lambda: None)
 
 
 def chosen(spec: OptimizerSpec | None, **changes: Any) -> str:
@@ -100,18 +100,18 @@ def test_native_serves_what_fbgemm_has_not(
 
 
 def test_a_cpu_build_serves_no_cuda_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    fbgemm._why_no_cuda.cache_clear()
+    fbgemm.why_no_cuda.cache_clear()
     versions = {"fbgemm-gpu-cpu": "1.8.0", "fbgemm-gpu": None}
     monkeypatch.setattr(fbgemm, "_version", versions.get)
     try:
         assert chosen(ADAM) == "native"
         with pytest.raises(ValueError, match=r"fbgemm-gpu-cpu has CPU kernels only. Fix: pip install"):
             chosen(ADAM, backend="fbgemm")
-        fbgemm._why_no_cuda.cache_clear()
+        fbgemm.why_no_cuda.cache_clear()
         versions.update({"fbgemm-gpu-cpu": None, "fbgemm-gpu": "1.8.0"})
         assert chosen(ADAM) == "fbgemm"
     finally:
-        fbgemm._why_no_cuda.cache_clear()
+        fbgemm.why_no_cuda.cache_clear()
 
 
 def test_on_cpu_fbgemm_has_three_optimizers() -> None:

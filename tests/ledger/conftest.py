@@ -19,7 +19,7 @@ DEVICES = [
 
 def skip_without_fbgemm() -> None:
     """Skips a test of fbgemm's CUDA kernels where they are not installed."""
-    reason = fbgemm._why_no_cuda() if "fbgemm" in kernels.available() else "fbgemm-gpu is not installed"
+    reason = fbgemm.why_no_cuda() if "fbgemm" in kernels.available() else "fbgemm-gpu is not installed"
     if reason:
         pytest.skip(f"needs fbgemm's CUDA kernels: {reason}")
 

@@ -92,7 +92,7 @@ class FbgemmKernel(LookupKernel):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        return _why_absent()
+        return why_absent()
 
     @classmethod
     def refuses(
@@ -110,7 +110,7 @@ class FbgemmKernel(LookupKernel):
             return f"it runs on cpu and cuda, not on {kind}"
         if optimizer is None:
             return "it always steps an optimizer in backward, and keeps no gradients"
-        if kind == "cuda" and (reason := _why_no_cuda()) is not None:
+        if kind == "cuda" and (reason := why_no_cuda()) is not None:
             notice_once(f"kernel 'fbgemm' is not used on CUDA: {reason}")
             return reason
         if kind == "cpu" and optimizer.optimizer not in _CPU_OPTIMIZERS:
@@ -345,7 +345,8 @@ def _refuses_slot(device: str, slot: Slot, optimizer: OptimizerSpec) -> str | No
 
 
 @cache
-def _why_absent() -> str | None:
+def why_absent() -> str | None:
+    """Why fbgemm does not load here, or None."""
     if find_spec("fbgemm_gpu") is None:
         return 'fbgemm_gpu is not installed (pip install "recshard-lab[cpu]" or "[cuda]" brings it)'
     try:
@@ -357,7 +358,7 @@ def _why_absent() -> str | None:
 
 
 @cache
-def _why_no_cuda() -> str | None:
+def why_no_cuda() -> str | None:
     """Why the installed build has no CUDA kernels, or None. Both builds have one import name."""
     if _version("fbgemm-gpu-cpu") is not None:
         return 'the installed fbgemm-gpu-cpu has CPU kernels only. Fix: pip install "recshard-lab[cuda]"'

@@ -1,0 +1,11 @@
+"""Tables for serving, in fewer bytes: collections, their kernels, and how trained models become them.
+
+Files, in reading order::
+
+    formats.py        number formats: rows to bytes and back
+    storage.py        the bytes of all tables in one tensor
+    kernels/          lookups, one file per backend
+    collections.py    QuantEmbeddingBagCollection, QuantEmbeddingCollection
+    quantize.py       quantize_embeddings: every collection of a model
+    report.py         error, size and AUC against the trained model
+"""

@@ -1,0 +1,393 @@
+"""Served collections against the trained ones, their own decoded rows, and each other's kernels."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recshard_lab as rs
+from recshard_lab import DataType, PoolingType
+from recshard_lab.embedding import QuantConfig, QuantEmbeddingBagCollection, QuantEmbeddingCollection
+from recshard_lab.embedding.kernels import fbgemm
+from recshard_lab.embedding.quantized import collections, storage
+from recshard_lab.embedding.quantized.kernels import Feature, choose_quant_kernel
+from recshard_lab.embedding.quantized.storage import PackedTables
+
+KINDS = [DataType.FP32, DataType.FP16, DataType.BF16, DataType.FP8, DataType.INT8, DataType.INT4, DataType.INT2]
+MIXED = {"film": DataType.INT4, "genre": DataType.BF16, "word": DataType.INT8}
+every_kind = pytest.mark.parametrize("kind", [*KINDS, MIXED], ids=lambda kind: getattr(kind, "value", "mixed"))
+every_backend = pytest.mark.parametrize("backend", [None, "native"], ids=["chosen", "native"])
+SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
+FEATURES = ["genre", "liked", "seen", "word"]  # not the order of the tables
+
+
+def tables(dims: tuple[int, int, int] = (8, 4, 8), poolings: Any = (SUM, MEAN, SUM)) -> list[rs.EmbeddingBagConfig]:
+    return [
+        rs.EmbeddingBagConfig(50, dims[0], "film", feature_names=["seen", "liked"], pooling=poolings[0]),
+        rs.EmbeddingBagConfig(9, dims[1], "genre", feature_names=["genre"], pooling=poolings[1]),
+        rs.EmbeddingBagConfig(70, dims[2], "word", feature_names=["word", "seen"], pooling=poolings[2]),
+    ]
+
+
+def rows_of(dims: tuple[int, int, int]) -> list[rs.EmbeddingConfig]:
+    return [
+        rs.EmbeddingConfig(t.num_embeddings, t.embedding_dim, t.name, t.data_type, t.feature_names)
+        for t in tables(dims)
+    ]
+
+
+def batch(weights: bool = False, dtype: torch.dtype = torch.int64) -> rs.KeyedJaggedTensor:
+    torch.manual_seed(3)
+    lengths = torch.tensor([2, 0, 1, 0, 0, 0, 3, 1, 2, 1, 1, 4])
+    ids = torch.cat([torch.randint(0, 9, (3,)), torch.randint(0, 50, (6,)), torch.randint(0, 70, (6,))]).to(dtype)
+    return rs.KeyedJaggedTensor(FEATURES, ids, torch.rand(15) - 0.3 if weights else None, lengths=lengths)
+
+
+def decoded(served: Any, trained: nn.Module) -> nn.Module:
+    """The trained module with the rows that the served one reads."""
+    name = served.tables_name
+    configs = served._tables
+    trained.load_state_dict({f"{name}.{t.name}.weight": served.dequantized(t.name) for t in configs})
+    return trained
+
+
+@every_kind
+@every_backend
+@pytest.mark.parametrize(
+    "poolings", [(SUM, SUM, SUM), (MEAN, MEAN, MEAN), (SUM, MEAN, SUM)], ids=["sum", "mean", "both"]
+)
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+def test_pooled_lookups_are_those_of_the_decoded_rows(kind: Any, backend: Any, poolings: Any, weighted: bool) -> None:
+    torch.manual_seed(1)
+    trained = rs.EmbeddingBagCollection(tables(poolings=poolings), is_weighted=weighted)
+    served = QuantEmbeddingBagCollection.from_float(trained, dtype=kind, backend=backend)
+    found, expected = served(batch(weighted)), decoded(served, trained)(batch(weighted))
+    assert found.keys() == expected.keys()
+    assert found.length_per_key() == expected.length_per_key()
+    torch.testing.assert_close(found.values(), expected.values().detach(), rtol=1e-5, atol=1e-6)
+    assert not found.values().requires_grad
+
+
+@every_kind
+@every_backend
+@pytest.mark.parametrize("dims", [(8, 8, 8), (8, 4, 16)], ids=["one", "mixed"])
+def test_sequences_are_the_decoded_rows(kind: Any, backend: Any, dims: tuple[int, int, int]) -> None:
+    torch.manual_seed(1)
+    trained = rs.EmbeddingCollection(rows_of(dims), need_indices=True)
+    served = QuantEmbeddingCollection.from_float(trained, dtype=kind, backend=backend)
+    found, expected = served(batch()), decoded(served, trained)(batch())
+    assert list(found) == list(expected)
+    for name, own in found.items():
+        torch.testing.assert_close(own.values(), expected[name].values().detach(), rtol=1e-6, atol=1e-7)
+        assert torch.equal(own.lengths(), expected[name].lengths())
+        assert torch.equal(own.weights(), expected[name].weights())
+
+
+@pytest.mark.parametrize("kind", [DataType.INT8, DataType.INT4, DataType.INT2], ids=lambda kind: kind.value)
+def test_outputs_are_off_by_at_most_the_sum_of_half_steps(kind: DataType) -> None:
+    torch.manual_seed(2)
+    trained = rs.EmbeddingBagCollection(tables(poolings=(SUM, SUM, SUM)))
+    served = QuantEmbeddingBagCollection.from_float(trained, dtype=kind)
+    found, expected, given = served(batch()), trained(batch()), batch()
+    for table in served.embedding_bag_configs():
+        bound = served.most_error(table.name)
+        assert bound is not None
+        weight = trained.embedding_bags[table.name].weight
+        rows = weight.detach()
+        assert bool((bound <= 0.51 * (rows.amax(1) - rows.amin(1) + rows.abs().amax(1) / 200) / _top(kind)).all())
+        for feature in table.feature_names:
+            name = feature if feature != "seen" else f"seen@{table.name}"
+            bags = given[feature]
+            allowed = torch.stack([bound[own].sum() for own in bags.values().split(bags.lengths().tolist())])
+            error = (found[name] - expected[name]).abs().amax(1)
+            assert bool((error <= allowed + 1e-6).all())
+            assert bool((error[bags.lengths() > 0] > 0).all())  # it did round
+
+
+def _top(kind: DataType) -> int:
+    return {DataType.INT8: 255, DataType.INT4: 15, DataType.INT2: 3}[kind]
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_output_dtypes(backend: Any, dtype: torch.dtype) -> None:
+    trained = rs.EmbeddingBagCollection(tables())
+    wide = QuantEmbeddingBagCollection.from_float(trained, backend=backend)
+    narrow = QuantEmbeddingBagCollection.from_float(trained, output_dtype=dtype, backend=backend)
+    assert narrow.output_dtype() is dtype
+    found = narrow(batch()).values()
+    assert found.dtype is dtype
+    torch.testing.assert_close(found, wide(batch()).values().to(dtype), rtol=1e-2, atol=1e-3)
+    rows = QuantEmbeddingCollection(rows_of((8, 8, 8)), output_dtype=dtype, backend=backend)
+    assert rows(batch())["word"].values().dtype is dtype
+    with pytest.raises(ValueError, match=r"output_dtype torch.float64 is not supported. Fix: use one of torch.float32"):
+        QuantEmbeddingBagCollection(tables(), output_dtype=torch.float64)
+
+
+@every_kind
+def test_fbgemm_and_native_read_the_same_bytes(kind: Any) -> None:
+    served = QuantEmbeddingBagCollection.from_float(rs.EmbeddingBagCollection(tables()), dtype=kind)
+    native = QuantEmbeddingBagCollection(served.embedding_bag_configs(), backend="native")
+    native.load_state_dict(served.state_dict())
+    types = {t.name: t.data_type for t in served.embedding_bag_configs()}
+    expected = {name: "native" if own is DataType.BF16 else "fbgemm" for name, own in types.items()}
+    assert served.backends() == expected
+    assert set(native.backends().values()) == {"native"}
+    torch.testing.assert_close(served(batch()).values(), native(batch()).values(), rtol=1e-6, atol=1e-7)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_no_ids_no_samples_and_int32_ids(backend: Any, dtype: torch.dtype) -> None:
+    trained = rs.EmbeddingBagCollection(tables())
+    served = QuantEmbeddingBagCollection.from_float(trained, backend=backend)
+    torch.testing.assert_close(served(batch(dtype=dtype)).values(), served(batch()).values())
+    sequence = QuantEmbeddingCollection(rows_of((8, 8, 8)), backend=backend)
+    for samples in (3, 0):
+        lengths = torch.zeros(4 * samples, dtype=torch.int64)
+        empty = rs.KeyedJaggedTensor(FEATURES, torch.empty(0, dtype=dtype), lengths=lengths, stride=samples)
+        found = served(empty).values()
+        assert found.shape == (samples, 36)
+        assert not found.any()
+        assert sequence(empty)["word"].values().shape == (0, 8)
+
+
+@every_backend
+@pytest.mark.parametrize("mode", ["pooled", "sequence"])
+def test_out_of_range_ids_follow_the_policy(backend: Any, mode: str) -> None:
+    kinds: Any = {
+        "pooled": (rs.EmbeddingBagCollection, QuantEmbeddingBagCollection, tables(poolings=(SUM, MEAN, MEAN)))
+    }
+    kinds["sequence"] = (rs.EmbeddingCollection, QuantEmbeddingCollection, rows_of((8, 8, 8)))
+    trained_kind, served_kind, configs = kinds[mode]
+
+    def values(module: nn.Module, ids: list[int]) -> Tensor:
+        given = rs.KeyedJaggedTensor(FEATURES, torch.tensor(ids), lengths=torch.tensor([2, 1, 1, 1, 0, 1, 1, 2]))
+        found = module(given)
+        return found.values() if mode == "pooled" else torch.cat([own.values() for own in found.values()])
+
+    inside = [0, 1, 8, 49, 0, 3, 5, 69, 2]
+    outside = [9, 1, -1, 50, 60, -7, 70, 10**12, 2]
+    for policy in ("clamp", "ignore"):
+        trained = trained_kind(configs, out_of_range=policy)
+        served = served_kind.from_float(trained, dtype=DataType.FP32, backend=backend)
+        assert served.out_of_range == policy
+        for ids in (inside, outside):
+            torch.testing.assert_close(values(served, ids), values(trained, ids).detach(), rtol=1e-6, atol=1e-7)
+            assert served.out_of_range_count() == trained.out_of_range_count()
+        assert served.out_of_range_count() > 0
+    trained = trained_kind(configs)
+    served = served_kind.from_float(trained, dtype=DataType.FP32, backend=backend)
+    torch.testing.assert_close(values(served, inside), values(trained, inside).detach(), rtol=1e-6, atol=1e-7)
+    for place, wrong, feature, table in (
+        (0, -1, "genre", "genre"),
+        (3, 50, "liked", "film"),
+        (4, 50, "liked|seen", "film"),
+        (8, 70, "word", "word"),
+        (8, 2**40, "word", "word"),
+    ):
+        ids = list(inside)
+        ids[place] = wrong
+        with pytest.raises(
+            ValueError, match=rf"feature '({feature})', sample \d: id {wrong} is not a row of table '{table}'"
+        ):
+            values(served, ids)
+
+
+@every_backend
+def test_variable_batches(backend: Any) -> None:
+    given = rs.KeyedJaggedTensor(
+        ["genre", "liked", "seen", "word"],
+        torch.tensor([1, 2, 3, 40, 41, 7, 8]),
+        lengths=torch.tensor([2, 1, 1, 0, 1, 2]),
+        stride_per_key_per_rank=[[1], [2], [1], [2]],
+        inverse_indices=(FEATURES, torch.tensor([[0, 0, 0], [0, 1, 1], [0, 0, 0], [1, 0, 1]])),
+    )
+    trained = rs.EmbeddingBagCollection(tables())
+    served = QuantEmbeddingBagCollection.from_float(trained, dtype="fp32", backend=backend)
+    torch.testing.assert_close(served(given).values(), trained(given).values().detach(), rtol=1e-6, atol=1e-7)
+
+
+def same(one: Any, other: Any) -> None:
+    assert torch.equal(one(batch()).values(), other(batch()).values())
+
+
+@every_kind
+def test_state_dicts_pickles_and_copies(kind: Any) -> None:
+    served = QuantEmbeddingBagCollection.from_float(rs.EmbeddingBagCollection(tables()), dtype=kind)
+    state = served.state_dict()
+    assert list(state) == [f"embedding_bags.{t.name}.weight" for t in tables()]
+    assert served.weight_bytes() == sum(own.numel() for own in state.values())
+    assert not list(served.parameters())
+    for assign in (False, True):
+        again = QuantEmbeddingBagCollection(served.embedding_bag_configs())
+        again.load_state_dict({name: own.clone() for name, own in state.items()}, assign=assign)
+        same(again, served)
+    file = io.BytesIO()
+    torch.save(served, file)
+    file.seek(0)
+    pickled = pickle.dumps(served)
+    assert len(pickled) < 2 * served.weight_bytes() + 20_000
+    for again in (copy.deepcopy(served), pickle.loads(pickled), torch.load(file, weights_only=False)):
+        same(again, served)
+        before = served(batch()).values()
+        again.packed("film").zero_()
+        assert torch.equal(again.state_dict()["embedding_bags.film.weight"], torch.zeros_like(again.packed("film")))
+        assert not again(batch())["liked"].any()
+        assert torch.equal(served(batch()).values(), before)
+    served.to("cpu").float().half()  # bytes stay bytes
+    assert torch.equal(served(batch()).values(), before)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        QuantEmbeddingBagCollection(tables((8, 4, 4))).load_state_dict(state)
+
+
+def test_writing_a_buffer_writes_what_kernels_read() -> None:
+    served = QuantEmbeddingBagCollection.from_float(rs.EmbeddingBagCollection(tables()))
+    for own in served.buffers():
+        own.zero_()
+    assert not served(batch()).values().any()
+
+
+def test_a_module_on_meta_becomes_one_on_cpu() -> None:
+    served = QuantEmbeddingBagCollection.from_float(rs.EmbeddingBagCollection(tables()))
+    empty = QuantEmbeddingBagCollection(served.embedding_bag_configs(), device="meta")
+    assert empty.device.type == "meta"
+    assert all(own.is_meta for own in empty.buffers())
+    filled = empty.to_empty(device="cpu")
+    filled.load_state_dict(served.state_dict())
+    same(filled, served)
+
+
+def test_rows_are_padded_to_16_bytes_where_kernels_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = QuantEmbeddingBagCollection.from_float(rs.EmbeddingBagCollection(tables()), dtype=MIXED, backend="native")
+    for module in (storage, collections):
+        monkeypatch.setattr(module, "row_alignment", lambda device: 16)
+    padded = QuantEmbeddingBagCollection(served.embedding_bag_configs(), backend="native")
+    assert padded.packed("film").stride() == (16, 1)
+    assert all(place.start % 16 == place.stride % 16 == 0 for place in padded._packed.places)
+    padded.load_state_dict(served.state_dict())
+    same(padded, served)
+    assert torch.equal(served.to("cpu").packed("film"), padded.packed("film"))
+    assert served.packed("film").stride() == (16, 1)  # moved
+    same(padded, served)
+
+
+def test_sizes_at_64_columns_are_within_the_bounds_that_are_promised() -> None:
+    wide = [rs.EmbeddingBagConfig(1000, 64, "t", feature_names=["f"])]
+    fp32 = 1000 * 64 * 4
+    for kind, share in ((DataType.INT8, 68 / 256), (DataType.INT4, 36 / 256), (DataType.INT2, 20 / 256)):
+        served = rs.quantize_embeddings(rs.EmbeddingBagCollection(wide), kind)
+        assert served.weight_bytes() / fp32 == share  # type: ignore[operator]
+        assert len(served._packed.flat) == served.weight_bytes()  # type: ignore[union-attr, arg-type, operator]
+
+
+def test_torch_ao_quantizes_with_a_qconfig() -> None:
+    observer = torch.ao.quantization.PlaceholderObserver
+    trained = nn.Sequential(rs.EmbeddingBagCollection(tables()))
+    config = torch.ao.quantization.QConfig(
+        activation=observer.with_args(dtype=torch.float16), weight=observer.with_args(dtype=torch.quint4x2)
+    )
+    mapping = {rs.EmbeddingBagCollection: QuantEmbeddingBagCollection}
+    with pytest.warns(DeprecationWarning, match="torch.ao"):
+        served = torch.ao.quantization.quantize_dynamic(trained, {rs.EmbeddingBagCollection: config}, mapping=mapping)[
+            0
+        ]
+    assert isinstance(served, QuantEmbeddingBagCollection)
+    assert served.output_dtype() is torch.float16
+    assert {table.data_type for table in served.embedding_bag_configs()} == {DataType.INT4}
+    trained[0].qconfig = QuantConfig(config.activation, config.weight, {"word": torch.qint8})  # type: ignore[union-attr]
+    own = QuantEmbeddingBagCollection.from_float(trained[0])
+    assert [table.data_type for table in own.embedding_bag_configs()] == [DataType.INT4, DataType.INT4, DataType.INT8]
+
+
+def test_plain_tensors_below_the_batch() -> None:
+    served = QuantEmbeddingBagCollection.from_float(rs.EmbeddingBagCollection(tables(), is_weighted=True))
+    assert served.feature_names() == ["seen", "liked", "genre", "word", "seen"]
+    given = batch(True)
+    ordered = given.permute([2, 1, 0, 3, 2])
+    pooled = served.lookup(ordered.values(), ordered.offsets(), ordered.weights())
+    assert torch.equal(pooled, served(given).values())
+    rows = QuantEmbeddingCollection.from_float(rs.EmbeddingCollection(rows_of((8, 8, 8))))
+    flat = rows.lookup(ordered.values(), ordered.offsets())
+    assert torch.equal(flat, torch.cat([own.values() for own in rows(given).values()]))
+    mixed = QuantEmbeddingCollection.from_float(rs.EmbeddingCollection(rows_of((8, 8, 8))), dtype=MIXED)
+    flat = mixed.lookup(ordered.values(), ordered.offsets())
+    assert torch.equal(flat, torch.cat([own.values() for own in mixed(given).values()]))
+    with pytest.raises(ValueError, match="several embedding_dim"):
+        QuantEmbeddingCollection(rows_of((8, 4, 8))).lookup(ordered.values(), ordered.offsets())
+
+
+@pytest.mark.parametrize("backend", [None, "native"])
+@pytest.mark.parametrize("policy", ["error", "clamp", "ignore"])
+def test_torch_export_keeps_every_number(backend: Any, policy: str) -> None:
+    configs = tables()
+    configs[2].feature_names = ["word"]
+    trained = rs.EmbeddingBagCollection(configs, out_of_range=policy)
+    served = QuantEmbeddingBagCollection.from_float(trained, dtype=MIXED, backend=backend)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.served = served
+
+        def forward(self, values: Tensor, lengths: Tensor) -> Tensor:
+            pooled = self.served(rs.KeyedJaggedTensor(["seen", "liked", "genre", "word"], values, lengths=lengths))
+            found: Tensor = pooled.values()
+            return found
+
+    def drawn(samples: int) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(samples)
+        lengths = torch.randint(0, 4, (4 * samples,))
+        return torch.randint(0, 9, (int(lengths.sum()),)), lengths
+
+    dynamic = {"values": {0: torch.export.Dim.DYNAMIC}, "lengths": {0: torch.export.Dim.DYNAMIC}}
+    program = torch.export.export(Model(), drawn(5), dynamic_shapes=dynamic, strict=False).module()
+    for samples in (5, 11, 2):
+        assert torch.equal(program(*drawn(samples)), Model()(*drawn(samples)))
+    values, lengths = drawn(5)
+    values[0] = 10**6
+    if policy == "error":
+        with pytest.raises(RuntimeError):
+            program(values, lengths)
+    else:
+        assert torch.equal(program(values, lengths), Model()(values, lengths))
+
+
+def test_what_cannot_be_served_is_refused_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"backend 'tpu' is not registered. Fix: use one of 'fbgemm', 'native'"):
+        QuantEmbeddingBagCollection(tables(), backend="tpu")
+    bf16 = [rs.EmbeddingBagConfig(5, 8, "t", DataType.BF16, ["f"])]
+    with pytest.raises(ValueError, match=r"'t' \(fbgemm: it has no kernel for BF16\). Fix: leave backend out"):
+        QuantEmbeddingBagCollection(bf16, backend="fbgemm")
+    with pytest.raises(ValueError, match=r"FP64.* is not a number format of served tables"):
+        QuantEmbeddingBagCollection([rs.EmbeddingBagConfig(5, 8, "t", DataType.FP64, ["f"])])
+    served = QuantEmbeddingBagCollection(tables((8, 4, 8)))
+    with pytest.raises(ValueError, match=r"table 'films' is unknown. Fix: use one of 'film', 'genre', 'word'"):
+        served.dequantized("films")
+    with pytest.raises(
+        ValueError, match=r"rows 49 to 51 of shape \[2, 8\] do not fit table 'film', which is \[50, 8\]"
+    ):
+        served.load_packed("film", torch.zeros(2, 8), 49)
+    with pytest.raises(ValueError, match="no weights, and the collection has is_weighted=True"):
+        QuantEmbeddingBagCollection(tables(), is_weighted=True)(batch())
+    with pytest.raises(ValueError, match=r"feature 'genre' of table 'genre' is not in the batch"):
+        served(rs.KeyedJaggedTensor(["seen", "liked", "word"], torch.tensor([1]), lengths=torch.tensor([1, 0, 0])))
+    with pytest.raises(ValueError, match=r"ids are torch\.float32"):
+        served.lookup(torch.zeros(1), torch.tensor([0, 1, 1, 1, 1, 1]))
+    with pytest.raises(ValueError, match="must be an EmbeddingCollection, got EmbeddingBagCollection"):
+        QuantEmbeddingCollection.from_float(rs.EmbeddingBagCollection(tables()))
+    feature = Feature("f", "t", PackedTables(bf16, torch.device("cpu")).places[0]._replace(kind=DataType.INT8))
+    on_cpu = choose_quant_kernel(feature, torch.device("cpu"))
+    assert on_cpu.name == "fbgemm"
+    assert choose_quant_kernel(feature, torch.device("xpu")).name == "native"
+    monkeypatch.setattr("recshard_lab.embedding.quantized.kernels.fbgemm.why_absent", lambda: "not here")
+    assert choose_quant_kernel(feature, torch.device("cpu")).name == "native"
+    monkeypatch.undo()
+    cpu_build = fbgemm.why_no_cuda() is not None
+    assert choose_quant_kernel(feature, torch.device("cuda")).name == ("native" if cpu_build else "fbgemm")

@@ -1,7 +1,7 @@
 """The devices of one process: each runs its lookups beside those of the others, and has a memory account.
 
 A CPU entry is a worker thread. Several CPU entries are *virtual devices*: they share this machine's cores and memory,
-so they show how a plan works, and their times are no times of separate machines. A CUDA entry is a stream of that GPU.
+so they show how a plan works, not how fast separate machines are. A CUDA entry is a stream of that GPU.
 """
 
 from __future__ import annotations

@@ -5,16 +5,15 @@
     batch   ->  each device selects the ids of its tiles  ->  one lookup a device and number format  ->  output device
                 rows of other tiles are left out              rows [B, columns of its tiles]             sums, joins
 
-Each tile stores one row more than its shard: zeros, for ids of other tiles and for padding. `Fixed` looks up batches of
-one shape, and then selects nothing: such ids read the row of zeros. No operator of it waits for the device, and no
-shape depends on ids, which a CUDA graph needs.
+Each tile stores one row more than its shard: zeros. In sequences, an id of another tile reads it, so that the rows of
+all tiles add up to the output.
 
 Shape letters: B batch, D columns, L tile features of a group, N ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -218,8 +217,6 @@ class DeviceTiles(nn.Module):
             group.fill(self.tables, source)
         self.terms = [self._terms_of(number) for number in range(len(self.blocks))]
         self.ranges = self._adjacent()
-        #: takes the place of `forward` while a CUDA graph is recorded
-        self.replay: Callable[[KeyedJaggedTensor], Any] | None = None
 
     def _grouped(self, shardings: Mapping[str, ParameterSharding]) -> list[TileGroup]:
         """The groups. Of replicas one is kept: that of the output device, where there is one."""
@@ -293,8 +290,6 @@ class DeviceTiles(nn.Module):
         Raises:
             ValueError: as the unsharded collection, or a variable batch.
         """
-        if self.replay is not None:
-            return self.replay(features)
         batch, kept = self._read(features)
         for device in self.devices:
             device.input_bytes = device.output_bytes = 0

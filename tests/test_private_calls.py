@@ -269,6 +269,34 @@ def an_assertion_names_its_message() -> None:
         torch._assert_async(torch.tensor(False), "an id that is not a row")
 
 
+def a_traced_program_takes_sizes_0_and_1_and_parts_of_unknown_length() -> None:
+    import torch.fx.experimental._config
+
+    class Parts(torch.nn.Module):
+        def forward(self, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            first, second = lengths.tolist()
+            torch._check(first >= 0)
+            torch._check(first + second == values.shape[0])
+            return values[:first].sum() * 2 + values[first:].sum()
+
+    symbols: Any = torch.fx.experimental._config
+    with symbols.patch(backed_size_oblivious=True):
+        shapes = {"values": {0: torch.export.Dim("N", min=0, max=2**40)}, "lengths": None}
+        program = torch.export.export(Parts(), (torch.ones(3), torch.tensor([1, 2])), dynamic_shapes=shapes)
+    for first, second in [(0, 0), (1, 0), (0, 1), (2, 5)]:
+        answer = program.module()(torch.ones(first + second), torch.tensor([first, second]))
+        assert float(answer) == 2 * first + second
+
+
+def a_module_lists_its_forward_hooks() -> None:
+    module = torch.nn.Linear(1, 1)
+    assert not module._forward_hooks
+    assert not module._forward_pre_hooks
+    module.register_forward_hook(lambda *_: None)
+    module.register_forward_pre_hook(lambda *_: None)
+    assert len(module._forward_hooks) == len(module._forward_pre_hooks) == 1
+
+
 def a_storage_has_an_identity() -> None:
     tensor, other = torch.zeros(4), torch.zeros(4)
     assert tensor.untyped_storage()._cdata == tensor[2:].untyped_storage()._cdata
@@ -645,6 +673,11 @@ USES: dict[Callable[[], None], list[str]] = {
     ],
     an_assertion_names_its_message: ["torch._assert_async"],
     a_storage_has_an_identity: ["._cdata"],
+    a_traced_program_takes_sizes_0_and_1_and_parts_of_unknown_length: [
+        "torch._check",
+        "torch.fx.experimental._config",
+    ],
+    a_module_lists_its_forward_hooks: ["._forward_hooks", "._forward_pre_hooks"],
     lists_of_tensors_are_added: ["torch._foreach_add"],
     a_callback_runs_at_the_end_of_backward: ["torch.autograd.Variable._execution_engine"],
     ddp_lists_its_buckets_and_parameters: [

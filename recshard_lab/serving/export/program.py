@@ -13,10 +13,10 @@ Shape letters: B samples, F sparse features, N ids of all features.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 import torch
+import torch.fx.experimental._config
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
@@ -81,8 +81,7 @@ def trace(model: nn.Module, inputs: Inputs, outputs: Outputs, example: Batch) ->
         ExportError: the model cannot be exported, or the program computes other numbers than the model.
     """
     check_exportable(model)
-    symbols: Any = import_module("torch.fx.experimental._config")
-
+    symbols: Any = torch.fx.experimental._config
     weights = weights_of(model)
     size, ids = Dim("B", min=0, max=_MOST), Dim("N", min=0, max=_MOST)
     features = len(inputs.sparse)

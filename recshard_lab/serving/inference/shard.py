@@ -56,7 +56,7 @@ class ShardedInference(nn.Module):
 
     def __init__(self, module: nn.Module, plan: ShardingPlan, devices: Sequence[Device] = ()) -> None:
         super().__init__()
-        self.module, self.plan, self._devices = module, plan, list(devices)
+        self.module, self.plan, self._shard_devices = module, plan, list(devices)
         self.eval()
 
     @torch.no_grad()
@@ -72,8 +72,8 @@ class ShardedInference(nn.Module):
 
         Ranks do not count ids and rows apart: ``output_bytes`` are all buffers of the exchanges.
         """
-        if self._devices:
-            return [device.memory() for device in self._devices]
+        if self._shard_devices:
+            return [device.memory() for device in self._shard_devices]
         sharded = [part for part in self.module.modules() if isinstance(part, ShardedCollection)]
         weights = [
             weight for part in sharded for own in part.table_shards().values() for weight in own.local_weights.values()

@@ -120,7 +120,7 @@ class Predict:
                 raise Refused(405, "method_not_allowed", f"{scope['method']} is not supported here. Fix: send POST.")
             content_type = headers.get(b"content-type", b"").decode("latin-1")
             answer_type = _answer_type(headers, content_type)
-            timeout_s = _timeout(headers, state.config.timeout_s)
+            timeout_s = _timeout_s(headers, state.config.timeout_s)
             if state.batcher is None:
                 raise Refused(503, "loading", "the model loads. Fix: wait for /readyz.", retry_after_s=1)
             version = state.version()
@@ -239,7 +239,7 @@ def _answer_type(headers: dict[bytes, bytes], content_type: str) -> str:
     return CONTENT_TYPES.get(content_type.partition(";")[0].strip().lower(), JSON)
 
 
-def _timeout(headers: dict[bytes, bytes], most_s: float) -> float:
+def _timeout_s(headers: dict[bytes, bytes], most_s: float) -> float:
     """Seconds to the deadline: the header ``X-Timeout-Ms``, but not more than the server's."""
     given = headers.get(b"x-timeout-ms")
     if given is None:

@@ -7,5 +7,4 @@ Files, in reading order::
     kernels/          lookups, one file per backend
     collections.py    QuantEmbeddingBagCollection, QuantEmbeddingCollection
     quantize.py       quantize_embeddings: every collection of a model
-    report.py         error, size and AUC against the trained model
 """

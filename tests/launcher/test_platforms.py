@@ -152,6 +152,7 @@ import dill, fbgemm_gpu, multiprocess, numba, numpy, plotly.graph_objects, psuti
 import ipywidgets, IPython, IPython.core.magic, ipykernel, ipykernel.comm, scipy.optimize, tempfile, threadpoolctl
 import sysconfig, torch, torch.distributed, typer, yaml, anywidget, pooch, safetensors.torch
 sysconfig.get_paths()
+import uvicorn, uvicorn.protocols.http.httptools_impl
 import torch._dynamo, torch.utils.tensorboard, torch.distributed.checkpoint, torch.distributed.fsdp
 POSIX = ["fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "posix", "syslog", "_posixshmem",
          "_posixsubprocess"]

@@ -129,7 +129,7 @@ class TableShards(StateEntries):
         self._weights, self._states, self._flushes = dict(weights), dict(states), dict(flushes or {})
         for number, weight in enumerate(self._weights.values()):
             name = "weight" if len(self._weights) == 1 else f"weight_{number}"
-            self.register_parameter(name, nn.Parameter(weight))
+            self.register_parameter(name, nn.Parameter(weight, requires_grad=weight.is_floating_point()))
         self._mark()
 
     @property
@@ -380,5 +380,5 @@ def _weight_part(table: BaseEmbeddingConfig) -> Part:
 
 
 def table_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
-    """The dtype of a table's weights."""
-    return TORCH_DTYPES[table.data_type]
+    """The dtype of a table's weights; that of bytes for packed rows."""
+    return TORCH_DTYPES.get(table.data_type, torch.uint8)

@@ -61,6 +61,8 @@ from recshard_lab.embedding.quantized.collections import QuantConfig as QuantCon
 from recshard_lab.embedding.quantized.collections import QuantEmbeddingBagCollection as QuantEmbeddingBagCollection
 from recshard_lab.embedding.quantized.collections import QuantEmbeddingCollection as QuantEmbeddingCollection
 from recshard_lab.embedding.quantized.quantize import quantize_embeddings as quantize_embeddings
+from recshard_lab.embedding.quantized.report import QuantizationReport as QuantizationReport
+from recshard_lab.embedding.quantized.report import quantization_report as quantization_report
 from recshard_lab.embedding.regroup import KTRegroupAsDict as KTRegroupAsDict
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "QuantConfig",
     "QuantEmbeddingBagCollection",
     "QuantEmbeddingCollection",
+    "QuantizationReport",
     "RowWiseAdagrad",
     "Tier",
     "VocabularyEmbeddingBagCollection",
@@ -116,5 +119,6 @@ __all__ = [
     "fuse_embedding_optimizer",
     "pooling_type_to_str",
     "probabilistic_threshold_filter",
+    "quantization_report",
     "quantize_embeddings",
 ]

@@ -36,6 +36,10 @@ class DataType(Enum):
 _BYTES = {"FP64": 8.0, "FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "INT4": 0.5, "INT2": 0.25, "FP8": 1.0}
 
 
+ROW_HEADER_BYTES = 4
+"""Of a row of INT8, INT4 or INT2: scale and bias in fp16."""
+
+
 @unique
 class PoolingType(Enum):
     """How a bag's rows become one vector. NONE returns every row (sequence embeddings)."""
@@ -119,8 +123,13 @@ class BaseEmbeddingConfig:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the whole table ``[E, D]``."""
-        return int(self.num_embeddings * self.embedding_dim * self.data_type.bytes_per_element)
+        """Bytes of the whole table ``[E, D]``; of INT8, INT4 and INT2 with the scale and bias of each row.
+
+        >>> BaseEmbeddingConfig(10, 64, "movies", DataType.INT8).weight_bytes
+        680
+        """
+        header = ROW_HEADER_BYTES if self.data_type in (DataType.INT8, DataType.INT4, DataType.INT2) else 0
+        return self.num_embeddings * (int(self.embedding_dim * self.data_type.bytes_per_element) + header)
 
 
 @dataclass

@@ -52,7 +52,7 @@ class DenseArch(nn.Module):
             dense: Tensor = self.mlp(features)
             return dense
         assert self.constant is not None
-        return self.constant.expand(len(features), -1)
+        return self.constant.expand(features.shape[0], -1)
 
 
 def checked_dense(features: Tensor, in_features: int) -> Tensor:

@@ -113,12 +113,12 @@ def sharded(name: str, plan: str) -> tuple[list[float], dict[str, Tensor]]:
 
 
 def peak() -> int:
-    """The most memory that this process had since `_forget_peak`, in bytes."""
+    """The most memory that this process had since `forget_peak`, in bytes."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) << 10
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
     gc.collect()  # models of jobs before
     ctypes.CDLL(None).malloc_trim(0)  # and what the allocator kept of them
     Path("/proc/self/clear_refs").write_text("5")
@@ -127,7 +127,7 @@ def _forget_peak() -> None:
 def built_on_meta(name: str, rows: int, plan: str, small_plan: str) -> tuple[int, int, bool]:
     """On a rank: (bytes by which its peak memory grew, bytes of its rectangles, whether nothing is left on meta)."""
     _build(name, 8, small_plan)  # modules are imported, kernels loaded
-    _forget_peak()
+    forget_peak()
     before = peak()
     dmp = _build(name, rows, plan)
     held = sum(p.numel() * p.element_size() for c in dmp.collections.values() for p in c.parameters())

@@ -1,9 +1,14 @@
 """Dumps of sharded tables: written by some ranks, loaded by others, equal to those of the unsharded collection."""
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 
 import recshard_lab
 from recshard_lab import (
@@ -11,9 +16,11 @@ from recshard_lab import (
     FusedEmbeddingBagCollection,
     KeyedJaggedTensor,
     RowWiseAdagrad,
+    complete_folders,
     export_static,
 )
 from recshard_lab.embedding import EmbeddingBagConfig
+from recshard_lab.embedding.dynamic.dumps import files
 from tests.distributed import test_dynamic as base
 from tests.embedding.dynamic.test_dumps import content
 
@@ -197,3 +204,75 @@ def replayed(folder: str) -> None:
 def test_rows_of_static_tables_are_replayed_under_another_plan(tmp_path: Path) -> None:
     for world in (1, 3):
         base.launched(world, replayed, str(tmp_path / str(world)))
+
+
+MOMENTS: dict[str, tuple[Any, str, int]] = {
+    "first file": (files.FileWriter, "write", 1),
+    "a later file": (files.FileWriter, "write", 2),
+    "before a file is safe": (os, "fsync", 1),
+    "checksums": (complete_folders, "_sha256", 1),
+    "first rename": (os, "rename", 1),
+    "second rename": (os, "rename", 2),
+}
+
+
+def _deadly(call: Callable[..., Any], last: int) -> Callable[..., Any]:
+    """The call, whose ``last``-th use kills the process."""
+    uses = 0
+
+    def act(*args: Any, **kwargs: Any) -> Any:
+        nonlocal uses
+        uses += 1
+        if uses == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args, **kwargs)
+
+    return act
+
+
+def _dump_twice(rank: int, folder: Path, victims: tuple[int, ...], moment: str) -> None:
+    """Dumps, trains on and dumps over it; victims die in the second dump."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    dmp, reference = trained("adam", "row_wise")
+    dmp.dump(folder / "dump")
+    base.compared(reference, dmp, 2, 1)
+    if rank in victims:
+        home, name, last = MOMENTS[moment]
+        setattr(home, name, _deadly(getattr(home, name), last))
+    dmp.dump(folder / "dump")
+
+
+@pytest.mark.parametrize(
+    ("victims", "moment"),
+    [
+        *(((0,), moment) for moment in MOMENTS),
+        ((1,), "a later file"),
+        ((1,), "before a file is safe"),
+        ((0, 1), "first file"),
+    ],
+)
+def test_ranks_killed_while_all_dump_leave_the_dump_before_whole(
+    tmp_path: Path, victims: tuple[int, ...], moment: str
+) -> None:
+    children = []
+    for rank in range(2):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _dump_twice(rank, tmp_path, victims, moment)
+            finally:
+                os._exit(3)  # the survivor is told by Gloo that its peer has gone
+        children.append(pid)
+    ended = [os.waitpid(pid, 0)[1] for pid in children]
+    for rank, status in enumerate(ended):
+        assert os.WTERMSIG(status) == signal.SIGKILL if rank in victims else os.WEXITSTATUS(status) == 3
+    reference, alone = (base.collection("pooled", "adam") for _ in range(2))
+    for parts in base.batches(6, 2, 0):
+        reference(base.batch_of(parts, range(2))).values().pow(2).sum().backward()
+    alone.load(tmp_path / "dump")
+    found, expected = content(alone), content(reference)
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-9)
+    alone.dump(tmp_path / "dump")  # removes what the killed ranks left
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dump", "store"]

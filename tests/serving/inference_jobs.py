@@ -54,6 +54,32 @@ def over_ranks(case: Case, folder: str) -> dict[str, Any]:
     return found
 
 
+def packed_over_ranks(case: Case, folder: str) -> dict[str, Any]:
+    """Logits of this rank's batch with INT8 tables: unsharded, and served from four sources."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    batch = batch_of(case.steps[0][rank])
+    dmp, _ = sharded_model(case)
+    rl.save_checkpoint(folder, dmp)
+    small = rl.quantize_embeddings(dmp, "int8")
+    trained = Model(case)
+    box = [dmp.full_state_dict()]
+    torch.distributed.broadcast_object_list(box, src=0)
+    if rank == 0:
+        trained.load_state_dict(box[0])  # the rows of other ranks are not read
+    turned = ShardingPlan.from_json(replace_plan(case, world))
+    served = {
+        "live": shard_for_inference(dmp, turned, dtype="int8"),
+        "unsharded": shard_for_inference(trained, turned, dtype="int8"),
+        "quantized": shard_for_inference(small, turned),
+        "checkpoint": shard_for_inference(Model(case), turned, checkpoint=folder, dtype="int8"),
+        "planned": shard_for_inference(dmp, dtype="int8"),
+    }
+    with torch.no_grad():
+        found = {name: model(batch)[1].clone() for name, model in {"expected": small, **served}.items()}
+    held = served["live"].memory()[0].table_bytes
+    return {**found, "bytes": held, "as fp32": shard_for_inference(dmp, turned).memory()[0].table_bytes}
+
+
 def replace_plan(case: Case, world: int) -> str:
     """The plan of the case with its schemes turned by one table."""
     return cases.plan_of(case.tables, SCHEMES[1:] + SCHEMES[:1], world).to_json()

@@ -175,10 +175,22 @@ def test_from_a_training_model_of_one_process_and_from_its_checkpoint(tmp_path: 
     same(read(batch_of(case.steps[0][0]))[1], expected)
 
 
+def test_from_a_state_dict_in_a_file(tmp_path: Path) -> None:
+    case = jobs.case(3)
+    model = Model(case).eval()
+    torch.save({f"module.{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "model.pt")
+    with torch.device("meta"):
+        empty = Model(case)
+    plan = ShardingPlan.from_json(case.plan)
+    served = shard_for_inference(empty, plan, ["cpu"] * 3, checkpoint=tmp_path / "model.pt")
+    batch = batch_of(case.steps[0][0])
+    same(served(batch)[1], model(batch)[1].detach())
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     case = jobs.case(1)
     rl.save_checkpoint(tmp_path / "run", nn.Linear(2, 1))
-    with pytest.raises(rl.CheckpointError, match=r"table 'movies': collection\.embedding_bags\.movies\.weight is not"):
+    with pytest.raises(rl.CheckpointError, match=r"exactly one tensor 'collection\.embedding_bags"):
         shard_for_inference(Model(case), ShardingPlan.from_json(case.plan), ["cpu"], checkpoint=tmp_path / "run")
 
 
@@ -212,6 +224,14 @@ def test_over_launched_ranks(ranks: Any, tmp_path: Path) -> None:
             assert not found["gradients"]
             for one in ("unsharded", "live", "checkpoint", "planned"):
                 same(found[one], found["expected"])
+
+
+def test_quantized_tables_over_launched_ranks(ranks: Any, tmp_path: Path) -> None:
+    case = jobs.case(ranks.world_size)
+    for found in ranks.run(jobs.packed_over_ranks, case, str(tmp_path / "run")):
+        for one in ("live", "unsharded", "quantized", "checkpoint", "planned"):
+            same(found[one], found["expected"])
+        assert found["bytes"] < found["as fp32"]
 
 
 def test_devices_need_all_rows_in_the_process(ranks: Any) -> None:

@@ -10,8 +10,6 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.sharded_collections import ShardedCollection
-from recshard_lab.distributed.state.checkpoint.load import read_into
-from recshard_lab.distributed.state.forms import requested
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.pretrained_sources import CheckpointSource, Pretrained, Source, source_of
 from recshard_lab.distributed.table_shards import TableShards
@@ -65,15 +63,12 @@ def load_pretrained(model: nn.Module, tables: Mapping[str, Pretrained | None], *
             owners = [rank for rank, entries in enumerate(by_rank) if entries[number][1] is not None]
             if len(owners) == 1 and env.world_size > 1:
                 moves.append(load.from_rank(owners[0], env))
-            elif not isinstance(load.source, CheckpointSource):
+            else:
                 load.from_rows()
         return moves
 
     with torch.no_grad():
         moves = agreed(world, read)
-        for load in loads:
-            if isinstance(load.source, CheckpointSource):
-                load.from_checkpoint(model, env)
         if moves and sharded is not None:
             move(moves, env, sharded.device)
 
@@ -114,13 +109,6 @@ class _Load:
             shards = [Shard(rank, *full) for rank in range(env.world_size)]
             targets = {env.rank: self.local_shards[0][1]}
         return Move(self.dtype, [Shard(owner, *full)], shards, sources, targets)
-
-    def from_checkpoint(self, model: nn.Module, env: ShardingEnv) -> None:
-        assert isinstance(self.source, CheckpointSource)
-        with requested("sharded_tensor"):
-            value = model.state_dict()[self.key]
-        read_into({self.source.key: value}, self.source.folder, self.source.metadata, env)
-        model.load_state_dict({self.key: value}, strict=False)  # several shards in one process are read as one matrix
 
 
 def _checked(model: nn.Module, tables: Mapping[str, Pretrained | None], env: ShardingEnv, cast: bool) -> list[_Load]:

@@ -6,7 +6,8 @@ design.
 
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from recshard_lab.complete_folders import MANIFEST
 from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT
 from recshard_lab.distributed.state.checkpoint.reader import check_tensors, read_metadata, tensors_in
+from recshard_lab.distributed.state.checkpoint.tensors import SavedTensor
 
 Pretrained: TypeAlias = Tensor | np.ndarray[Any, Any] | str | Path | tuple[str | Path, str]
 
@@ -36,7 +38,11 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, rows: slice, cols: slice) -> Tensor:
-        """One rectangle, as a tensor on any device."""
+        """One rectangle of a matrix, as a tensor on any device."""
+
+    @abstractmethod
+    def whole(self) -> Tensor:
+        """All of it, of any number of dimensions."""
 
 
 class TensorSource(Source):
@@ -51,6 +57,9 @@ class TensorSource(Source):
 
     def read(self, rows: slice, cols: slice) -> Tensor:
         return self.tensor[rows, cols]
+
+    def whole(self) -> Tensor:
+        return self.tensor
 
 
 class ArraySource(Source):
@@ -67,55 +76,47 @@ class ArraySource(Source):
     def read(self, rows: slice, cols: slice) -> Tensor:
         return self._tensor(self.array[rows, cols])
 
+    def whole(self) -> Tensor:
+        return self._tensor(self.array[...])
+
     @staticmethod
     def _tensor(rows: "np.ndarray[Any, Any]") -> Tensor:
         return torch.from_numpy(np.array(rows, dtype=rows.dtype.newbyteorder("="), order="C"))
 
 
 class SafetensorsSource(Source):
-    """One tensor of a ``.safetensors`` file."""
+    """One tensor of an opened ``.safetensors`` file."""
 
-    def __init__(self, path: Path, name: str | None, table: str) -> None:
-        try:
-            import safetensors
-        except ImportError:
-            raise ValueError(
-                f'{path} needs the package safetensors. Fix: pip install "recshard-lab[safetensors]"'
-            ) from None
-        try:
-            self._file = safetensors.safe_open(str(path), framework="pt")
-        except safetensors.SafetensorError as error:
-            raise ValueError(f"{path} is truncated, damaged or not a safetensors file: {error}") from None
-        name = _chosen(name, list(self._file.keys()), table, path)
+    def __init__(self, file: Any, path: Path, name: str) -> None:
         self.label = f"{name!r} in {path}"
-        self._slice = self._file.get_slice(name)
+        self._file, self._name, self._slice = file, name, file.get_slice(name)
         self.size = tuple(self._slice.get_shape())
         self.dtype = self._slice[tuple(slice(0, 0) for _ in self.size)].dtype
 
     def read(self, rows: slice, cols: slice) -> Tensor:
         return self._slice[rows, cols]
 
+    def whole(self) -> Tensor:
+        return self._file.get_tensor(self._name)
+
 
 class CheckpointSource(Source):
     """One tensor of a checkpoint in torch's distributed format, written by this library or another one."""
 
-    def __init__(self, folder: Path, name: str | None, table: str, rank: int, world_size: int) -> None:
-        self.folder = folder
-        if (folder / MANIFEST).is_file():
-            listed = CHECKPOINT.manifest_of(folder)["files"]
-            CHECKPOINT.check_files(folder, listed, rank, world_size)
-        else:
-            listed = {path.name: {} for path in folder.iterdir() if path.is_file()}
-        self.metadata = read_metadata(folder, listed)
-        known = {".".join(key): key for key in tensors_in(self.metadata)}
-        self.key = _chosen(name, list(known), table, folder)
-        check_tensors(self.metadata, folder, [known[self.key]])
-        entry = tensors_in(self.metadata)[known[self.key]]
-        self.label = f"{self.key!r} in {folder}"
-        self.size, self.dtype = tuple(entry.size), entry.properties.dtype
+    def __init__(self, folder: Path, metadata: Any, key: tuple[str, ...]) -> None:
+        check_tensors(metadata, folder, [key])
+        self.label = f"{'.'.join(key)!r} in {folder}"
+        self._saved = SavedTensor(folder, metadata, key)
+        self.size, self.dtype = self._saved.size, self._saved.dtype
 
     def read(self, rows: slice, cols: slice) -> Tensor:
-        raise NotImplementedError("torch's reader fills the model's tensors directly")
+        return self._saved.read(((rows.start, rows.stop), (cols.start, cols.stop)))
+
+    def whole(self) -> Tensor:
+        return self._saved.read([(0, size) for size in self.size])
+
+
+Sources: TypeAlias = dict[str, Callable[[], Source]]
 
 
 def source_of(value: Pretrained, table: str, rank: int, world_size: int) -> Source:
@@ -137,45 +138,95 @@ def source_of(value: Pretrained, table: str, rank: int, world_size: int) -> Sour
             f"(path, name of the tensor)"
         )
     path = Path(value)
-    if not path.exists():
-        raise ValueError(f"table {table!r}: {path} does not exist")
-    if path.is_dir():
-        return CheckpointSource(path, name, table, rank, world_size)
-    if path.suffix not in _FORMATS:
-        raise ValueError(
-            f"table {table!r}: {path} has an unsupported format. Supported: {', '.join(_FORMATS)}, checkpoint folders"
-        )
-    return _FORMATS[path.suffix](path, name, table)
-
-
-def _npy(path: Path, name: str | None, table: str) -> Source:
-    if name is not None:
+    if path.suffix == ".npy" and name is not None:
         raise ValueError(f"{path} contains one array without a name, not {name!r}. Fix: pass the path without a name")
     try:
-        return ArraySource(np.load(path, mmap_mode="r", allow_pickle=False), str(path))
+        sources = sources_in(path, rank, world_size)
+    except UnreadableError as error:
+        raise ValueError(f"table {table!r}: {error}") from None
+    return sources[_chosen(name, list(sources), table, path)]()
+
+
+class UnreadableError(ValueError):
+    """A path that does not exist, or a file of another kind."""
+
+
+def sources_in(path: Path, rank: int = 0, world_size: int = 1) -> Sources:
+    """Name -> function that opens the source, for every tensor in a file or in a checkpoint folder. Reads no rows.
+
+    Args:
+        path: as of `source_of`. The only array of a ``.npy`` file, or tensor of a ``.pt`` file, has the name ``""``.
+        rank, world_size: ranks share the work of comparing checksums.
+
+    Raises:
+        ValueError: a file that is missing, damaged or of an unsupported format.
+    """
+    if not path.exists():
+        raise UnreadableError(f"{path} does not exist")
+    if path.is_dir():
+        return _checkpoint(path, rank, world_size)
+    if path.suffix not in _FORMATS:
+        raise UnreadableError(f"{path} has an unsupported format. Supported: {', '.join(_FORMATS)}, checkpoint folders")
+    return _FORMATS[path.suffix](path)
+
+
+def _checkpoint(folder: Path, rank: int, world_size: int) -> Sources:
+    if (folder / MANIFEST).is_file():
+        listed = CHECKPOINT.manifest_of(folder)["files"]
+        CHECKPOINT.check_files(folder, listed, rank, world_size)
+    else:
+        listed = {path.name: {} for path in folder.iterdir() if path.is_file()}
+    metadata = read_metadata(folder, listed)
+    return {".".join(key): partial(CheckpointSource, folder, metadata, key) for key in tensors_in(metadata)}
+
+
+def _npy(path: Path) -> Sources:
+    try:
+        return {"": partial(ArraySource, np.load(path, mmap_mode="r", allow_pickle=False), str(path))}
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is truncated, damaged or not a plain array: {error}") from None
 
 
-def _torch_file(path: Path, name: str | None, table: str) -> Source:
+def _safetensors(path: Path) -> Sources:
+    try:
+        import safetensors
+    except ImportError:
+        raise ValueError(
+            f'{path} needs the package safetensors. Fix: pip install "recshard-lab[safetensors]"'
+        ) from None
+    try:
+        file = safetensors.safe_open(str(path), framework="pt")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is truncated, damaged or not a safetensors file: {error}") from None
+    return {name: partial(SafetensorsSource, file, path, name) for name in file.keys()}  # noqa: SIM118
+
+
+def _torch_file(path: Path) -> Sources:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is truncated, or was not written by torch.save of torch 1.6 or later")
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{path} cannot be read as weights only: {str(error).splitlines()[0]:.200}") from None
-    if isinstance(content, Tensor) and name is None:
-        return TensorSource(content, str(path))
+    if isinstance(content, Tensor):
+        return {"": partial(TensorSource, content, str(path))}
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} contains a {type(content).__name__}, expected a tensor or a state dict")
-    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
-    chosen = _chosen(name, list(tensors), table, path)
-    return TensorSource(tensors[chosen], f"{chosen!r} in {path}")
+    return {name: partial(TensorSource, tensor, f"{name!r} in {path}") for name, tensor in _flat(content, "")}
 
 
-_FORMATS: dict[str, Callable[[Path, str | None, str], Source]] = {
+def _flat(content: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Dotted names of the tensors in nested dictionaries."""
+    for key, value in content.items():
+        if isinstance(value, Tensor):
+            yield f"{prefix}{key}", value
+        elif isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+
+
+_FORMATS: dict[str, Callable[[Path], Sources]] = {
     ".npy": _npy,
-    ".safetensors": SafetensorsSource,
+    ".safetensors": _safetensors,
     ".pt": _torch_file,
     ".pth": _torch_file,
 }

@@ -11,6 +11,7 @@
 A new backend is one file in this folder: a subclass of `LookupKernel`, decorated with `register_kernel`.
 """
 
+from recshard_lab.embedding.kernels.base import NO_WEIGHTS as NO_WEIGHTS
 from recshard_lab.embedding.kernels.base import TORCH_DTYPES as TORCH_DTYPES
 from recshard_lab.embedding.kernels.base import LookupKernel as LookupKernel
 from recshard_lab.embedding.kernels.base import RowNorms as RowNorms

@@ -78,6 +78,8 @@ class LookupKernel(ABC):
     """
 
     name: ClassVar[str]
+    trains: ClassVar[bool] = True
+    """Whether it has a backward. `choose_kernel` takes others only by name, and no list of kernels has them."""
     deterministic: bool = False
     """Whether equal batches must step equal weights to equal bits. The kernels of replicas require it."""
 

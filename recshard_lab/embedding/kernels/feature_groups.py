@@ -45,7 +45,7 @@ class FeatureGroups:
         if counts is not None:
             starts = list(accumulate(counts, initial=0))
         else:
-            starts = offsets[::batch].tolist() if batch else [0] * (features + 1)
+            starts = offsets.index_select(0, torch.arange(features + 1, device=offsets.device) * batch).tolist()
         return list(pairwise(starts)), batch
 
     def take(self, values: Tensor, group: int, spans: Spans) -> Tensor:

@@ -32,13 +32,13 @@ def _load_own_kernels() -> None:
 
 
 def kernel_names() -> list[str]:
-    """Names of all registered kernels, whether or not this machine can run them.
+    """Names of all registered kernels that train, whether or not this machine can run them.
 
     >>> sorted(kernel_names())
     [...'native'...]
     """
     _load_own_kernels()
-    return sorted(_KERNELS)
+    return sorted(name for name, kernel in _KERNELS.items() if kernel.trains)
 
 
 def available() -> list[str]:

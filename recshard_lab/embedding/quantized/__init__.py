@@ -7,4 +7,5 @@ Files, in reading order::
     kernels/          lookups, one file per backend
     collections.py    QuantEmbeddingBagCollection, QuantEmbeddingCollection
     quantize.py       quantize_embeddings: every collection of a model
+    report.py         quantization_report: errors, bytes and scores of both models
 """

@@ -39,7 +39,7 @@ from recshard_lab.embedding.quantized.storage import PackedTables, row_alignment
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 OUTPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_CHUNK_BYTES = 4 * 1024 * 1024  # of fp32 rows that are packed at a time
+CHUNK_BYTES = 4 * 1024 * 1024  # of fp32 rows that are packed at a time
 
 Types = torch.dtype | DataType | str | Mapping[str, torch.dtype | DataType | str]
 """A number format for all tables, or for each table by name."""
@@ -183,7 +183,7 @@ class QuantCollection(nn.Module):
                 f"[{place.rows}, {place.dim}]"
             )
         target = self._packed.rows_of(number)
-        step = max(1, _CHUNK_BYTES // (4 * place.dim))
+        step = max(1, CHUNK_BYTES // (4 * place.dim))
         for start in range(0, len(rows), step):
             chunk = rows[start : start + step]
             target[first + start : first + start + len(chunk)].copy_(pack(chunk.detach(), place.kind, name))
@@ -650,22 +650,10 @@ def filled_like(
 ) -> Any:
     """A served collection with the tables and the rows of a trained one."""
     served = empty_like(kind, module, dtype, output_dtype, backend)
-    fill_from_state(served, module)
-    return served
-
-
-def fill_from_state(served: QuantCollection, module: nn.Module) -> None:
-    """Fills a served collection with the weights of a trained one, which has them in this process."""
     weights = module.state_dict()
     for table in served._tables:
         served.load_packed(table.name, weights[f"{served.tables_name}.{table.name}.weight"])
-
-
-def fill_from(served: QuantCollection, chunks: Callable[[str], Iterator[tuple[int, Tensor]]]) -> None:
-    """Fills a served collection. ``chunks`` maps a table to (first row, rows) pairs."""
-    for table in served._tables:
-        for first, rows in chunks(table.name):
-            served.load_packed(table.name, rows, first)
+    return served
 
 
 def with_types(tables: Sequence[BaseEmbeddingConfig], dtype: Types) -> list[Any]:

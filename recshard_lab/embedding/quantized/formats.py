@@ -21,6 +21,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from recshard_lab.embedding.configs import ROW_HEADER_BYTES as HEADER_BYTES
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 
 CODE_BITS: Mapping[DataType, int] = MappingProxyType({DataType.INT8: 8, DataType.INT4: 4, DataType.INT2: 2})
@@ -49,7 +50,6 @@ _NAMED: Mapping[torch.dtype, DataType] = MappingProxyType(
     | dict.fromkeys((torch.qint8, torch.quint8, torch.int8, torch.uint8), DataType.INT8)
     | {torch.quint4x2: DataType.INT4, torch.quint2x4: DataType.INT2}
 )
-HEADER_BYTES = 4
 
 
 def served_type(dtype: torch.dtype | DataType | str) -> DataType:
@@ -121,9 +121,7 @@ def pack(rows: Tensor, kind: DataType, table: str = "") -> Tensor:
     scale = _half_above((rows.amax(1, keepdim=True) - bias.float()) / top)
     step = torch.where(scale > 0, scale, 1).float()
     codes = ((rows - bias.float()) / step).round_().clamp_(0, top).to(torch.uint8)
-    packed = codes[:, :: 8 // bits].clone()
-    for place in range(1, 8 // bits):
-        packed |= codes[:, place :: 8 // bits] << (bits * place)
+    packed = _joined_codes(codes, bits)
     return torch.cat([torch.cat([scale, bias], 1).view(torch.uint8), packed], 1)
 
 
@@ -138,10 +136,30 @@ def unpack(packed: Tensor, kind: DataType) -> Tensor:
         return wide / _FP8_SCALE if kind is DataType.FP8 else wide
     header = _dense(packed[:, :HEADER_BYTES]).view(torch.float16).float()
     codes, bits = packed[:, HEADER_BYTES:], CODE_BITS[kind]
-    if bits < 8:
-        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-        codes = ((codes.unsqueeze(2) >> shifts) & (2**bits - 1)).flatten(1)
+    codes = _split_codes(codes, bits)
     return codes * header[:, :1] + header[:, 1:]
+
+
+def take_columns(packed: Tensor, kind: DataType, start: int, end: int) -> Tensor:
+    """Columns ``[start, end)`` of packed rows: ``[n, R]`` -> ``[n, bytes of end - start columns]``.
+
+    They keep the scale and bias of the whole row, so a lookup reads the same numbers.
+
+    >>> rows = torch.arange(8.0).view(1, 8)
+    >>> packed = pack(rows, DataType.INT4)
+    >>> own = take_columns(packed, DataType.INT4, 3, 7)
+    >>> torch.equal(unpack(own, DataType.INT4), unpack(packed, DataType.INT4)[:, 3:7])
+    True
+    """
+    if kind in FLOATS:
+        size = FLOATS[kind].itemsize
+        return packed[:, start * size : end * size]
+    header, codes, per_byte = packed[:, :HEADER_BYTES], packed[:, HEADER_BYTES:], 8 // CODE_BITS[kind]
+    if start % per_byte == 0:
+        own = codes[:, start // per_byte : -(-end // per_byte)]
+    else:
+        own = _joined_codes(_split_codes(codes, CODE_BITS[kind])[:, start:end], CODE_BITS[kind])
+    return torch.cat([header, own], 1)
 
 
 def most_error(packed: Tensor, kind: DataType) -> Tensor | None:
@@ -150,6 +168,21 @@ def most_error(packed: Tensor, kind: DataType) -> Tensor | None:
     if kind in FLOATS:
         return None
     return _dense(packed[:, :2]).view(torch.float16).float().squeeze(1) / 2
+
+
+def _joined_codes(codes: Tensor, bits: int) -> Tensor:
+    """``[n, D]`` uint8, one code each -> ``[n, D * bits / 8]``, the first code in the lowest bits."""
+    packed = codes[:, :: 8 // bits].clone()
+    for place in range(1, 8 // bits):
+        packed |= codes[:, place :: 8 // bits] << (bits * place)
+    return packed
+
+
+def _split_codes(codes: Tensor, bits: int) -> Tensor:
+    if bits == 8:
+        return codes
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
+    return ((codes.unsqueeze(2) >> shifts) & (2**bits - 1)).flatten(1)
 
 
 def _dense(packed: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +17,16 @@ from recshard_lab.embedding.dynamic.collections import DynamicCollection
 from recshard_lab.embedding.dynamic.export import export_static
 from recshard_lab.embedding.fused_base import FusedCollection
 from recshard_lab.embedding.quantized.collections import (
+    CHUNK_BYTES,
     QuantEmbeddingBagCollection,
     QuantEmbeddingCollection,
     Types,
     empty_like,
-    fill_from,
-    fill_from_state,
 )
 from recshard_lab.embedding.quantized.formats import served_type
 
-Rows = Callable[[str, str], Iterator[tuple[int, Tensor]]]
-"""Path of a collection and name of a table -> (first row, rows ``[n, D]``) until every row was there."""
+if TYPE_CHECKING:
+    from recshard_lab.distributed.state.saved_model import SavedModel
 
 
 @names_wrong_arguments
@@ -37,25 +37,32 @@ def quantize_embeddings(
     *,
     output_dtype: torch.dtype = torch.float32,
     backend: str | None = None,
+    checkpoint: str | Path | None = None,
 ) -> nn.Module:
-    """Makes a model for serving: every embedding collection gets small rows, the rest is copied.
+    """Makes a model for serving: embedding collections get small rows, the rest is copied.
 
     `EmbeddingBagCollection`, `EmbeddingCollection` and their fused forms become `QuantEmbeddingBagCollection` and
     `QuantEmbeddingCollection`. Dynamic collections go through `export_static` first.
 
-    A `DistributedModelParallel` is unsharded on the way, which is collective: every rank returns the whole model.
-    Ranks send a few megabytes of rows at a time, and none has a whole table in fp32.
+    Rows are read a few megabytes at a time, so no whole table is copied in fp32. A `DistributedModelParallel` is
+    unsharded on the way, which is collective: every rank returns the whole model. With ``checkpoint=``, this process
+    reads alone.
 
     Args:
-        module: a trained model.
-        dtype: the number format of all tables, or table name -> format; tables left out keep theirs. A `DataType` of
-            FP32, FP16, BF16, FP8, INT8, INT4 and INT2, its name, or torch's dtype, such as ``qint8``, ``quint4x2``.
+        module: a trained model. With ``checkpoint=``, its weights are not read, and it may be on the meta device.
+        dtype: the number format of all tables, or table name -> format. Tables that the mapping lacks keep their
+            format. A format is a `DataType` (FP32, FP16, BF16, FP8, INT8, INT4 or INT2), its name, or torch's dtype,
+            such as ``qint8`` or ``quint4x2``.
         inplace: change the model instead of a copy. Not for sharded models. The result is in eval mode either way.
         output_dtype: of looked up rows: float32, float16 or bfloat16.
         backend: ``"fbgemm"`` or ``"native"``. Default: fbgemm where it can.
+        checkpoint: read all weights from files: a folder that `save_checkpoint` or ``torch.distributed.checkpoint``
+            wrote under any plan, or a state dict in a ``.safetensors``, ``.pt`` or ``.pth`` file. Tensors of the meta
+            device move to the CPU.
 
     Raises:
-        ValueError: an unknown format or table, no collection to quantize, or weights that do not fit the format.
+        ValueError: an unknown format or table, no collection to quantize, weights that do not fit the format, or a
+            checkpoint that is missing, damaged or of another model.
 
     >>> from recshard_lab.embedding import EmbeddingBagConfig
     >>> tables = [EmbeddingBagConfig(100, 16, "movies", feature_names=["seen"])]
@@ -65,43 +72,68 @@ def quantize_embeddings(
     """
     if not isinstance(inplace, bool):
         raise ValueError(f"inplace must be True or False, got {inplace!r:.80}")
-    bare = getattr(module, "_bare", module)  # of DistributedModelParallel
-    return replaced(bare, dtype, inplace, output_dtype, backend)
-
-
-def replaced(
-    module: nn.Module,
-    dtype: Types,
-    inplace: bool,
-    output_dtype: torch.dtype,
-    backend: str | None,
-    rows: Rows | None = None,
-) -> nn.Module:
-    """The model with served collections in place of its own.
-
-    Args:
-        rows: reads the tables. Default: those of the model.
-    """
-    found = {path: part for path, part in module.named_modules(remove_duplicate=False) if is_collection(part)}
-    if not found:
+    module = getattr(module, "_bare", module)  # of DistributedModelParallel
+    collections = {path: part for path, part in module.named_modules(remove_duplicate=False) if is_collection(part)}
+    if not collections:
         raise ValueError(
             f"{type(module).__name__} has no embedding collection to quantize. Fix: pass the module that contains an "
             f"EmbeddingBagCollection or EmbeddingCollection"
         )
-    _check_names(dtype, found.values())
-    if inplace and any(hasattr(part, "row_chunks") for part in found.values()):
+    _check_names(dtype, collections.values())
+    if inplace and any(hasattr(part, "row_chunks") for part in collections.values()):
         raise ValueError("inplace=True cannot change a sharded model. Fix: leave inplace out")
-    made: dict[int, nn.Module] = {}
-    for path, part in found.items():
-        if id(part) not in made:
-            made[id(part)] = _served(path, part, dtype, output_dtype, backend, rows)
-    if "" in found:
-        return made[id(module)].eval()
-    target = module if inplace else deepcopy(module, {id(part): part for part in found.values()})
-    for path, part in found.items():
+    saved = None if checkpoint is None else saved_model(checkpoint, collections)
+    served: dict[int, nn.Module] = {}
+    for path, part in collections.items():
+        if id(part) not in served:
+            served[id(part)] = _served(path, part, dtype, output_dtype, backend, saved)
+    if "" in collections:
+        return served[id(module)].eval()
+    target = module if inplace else deepcopy(module, {id(part): part for part in collections.values()})
+    for path, part in collections.items():
         parent, _, name = path.rpartition(".")
-        setattr(target.get_submodule(parent), name, made[id(part)])
+        setattr(target.get_submodule(parent), name, served[id(part)])
+    if saved is not None:
+        saved.fill(target, skip=collections)
     return target.eval()
+
+
+def saved_model(path: str | Path, collections: Mapping[str, Any]) -> SavedModel:
+    """The checkpoint of a model with these collections.
+
+    Raises:
+        ValueError: it is missing, damaged or of another model, or a collection has dynamic tables.
+    """
+    from recshard_lab.distributed.state.saved_model import SavedModel  # torch.distributed.checkpoint loads slowly
+
+    for part in collections.values():
+        if isinstance(part, DynamicCollection):
+            raise ValueError(
+                "checkpoint= does not read dynamic tables. Fix: load the checkpoint into the model and leave "
+                "checkpoint out"
+            )
+    collection_path, part = next(iter(collections.items()))
+    return SavedModel(path, weight_name(collection_path, part, configs_of(part)[0].name))
+
+
+def weight_name(path: str, collection: Any, table: str) -> str:
+    """The name of a table's weight in the state dict of the model."""
+    kind = "embedding_bags" if hasattr(collection, "embedding_bag_configs") else "embeddings"
+    return f"{path}.{kind}.{table}.weight".removeprefix(".")
+
+
+def row_chunks(path: str, collection: Any, table: Any, saved: SavedModel | None) -> Iterator[tuple[int, Tensor]]:
+    """A table's first row, and rows ``[n, D]``, a few megabytes at a time: from a checkpoint or from the collection."""
+    if saved is not None:
+        size = (table.num_embeddings, table.embedding_dim)
+        yield from saved.row_chunks(weight_name(path, collection, table.name), size)
+    elif hasattr(collection, "row_chunks"):
+        yield from collection.row_chunks(table.name)
+    else:
+        weight = collection.state_dict()[weight_name("", collection, table.name)]
+        step = max(1, CHUNK_BYTES // (4 * table.embedding_dim))
+        for first in range(0, len(weight), step):
+            yield first, weight[first : first + step]
 
 
 def is_collection(part: nn.Module) -> bool:
@@ -128,19 +160,21 @@ def _check_names(dtype: Types, collections: Iterable[nn.Module]) -> None:
 
 
 def _served(
-    path: str, part: Any, dtype: Types, output_dtype: torch.dtype, backend: str | None, rows: Rows | None
+    path: str,
+    part: Any,
+    dtype: Types,
+    output_dtype: torch.dtype,
+    backend: str | None,
+    saved: SavedModel | None,
 ) -> nn.Module:
     if isinstance(part, DynamicCollection):
         static: Any = export_static(part)
         static.collection = _served(path, static.collection, dtype, output_dtype, backend, None)
         return static
     kind = QuantEmbeddingBagCollection if hasattr(part, "embedding_bag_configs") else QuantEmbeddingCollection
-    on_meta = part.device.type == "meta"
-    served = empty_like(kind, part, dtype, output_dtype, backend, "cpu" if rows is not None and on_meta else None)
-    if rows is not None:
-        fill_from(served, lambda name: rows(path, name))
-    elif hasattr(part, "row_chunks"):
-        fill_from(served, part.row_chunks)
-    else:
-        fill_from_state(served, part)
+    device = "cpu" if saved is not None and part.device.type == "meta" else part.device
+    served: Any = empty_like(kind, part, dtype, output_dtype, backend, device)
+    for table in configs_of(part):
+        for first, rows in row_chunks(path, part, table, saved):
+            served.load_packed(table.name, rows, first)
     return served

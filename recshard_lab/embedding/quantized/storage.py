@@ -84,4 +84,9 @@ class PackedTables:
     def rows_of(self, number: int) -> Tensor:
         """``[E, R]``: a view of one table, without padding."""
         place = self.places[number]
-        return self.flat.as_strided((place.rows, place.row_bytes), (place.stride, 1), place.start)
+        return rows_in(self.flat, place.start, place.rows, place)
+
+
+def rows_in(flat: Tensor, start: int, rows: int, place: Place) -> Tensor:
+    """``[rows, R]``: a view of rows like those of `place`, from byte ``start`` of ``flat``, which may be a view too."""
+    return flat.narrow(0, start, rows * place.stride).view(rows, place.stride).narrow(1, 0, place.row_bytes)

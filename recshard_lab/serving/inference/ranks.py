@@ -20,7 +20,18 @@ from recshard_lab.distributed.sharders import (
 )
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.embedding import EmbOptimType, OptimizerSpec
-from recshard_lab.serving.inference.sources import Source
+from recshard_lab.embedding.quantized.collections import QuantCollection
+from recshard_lab.embedding.quantized.formats import pack
+from recshard_lab.embedding.quantized.lookup_kernel import PackedKernel
+from recshard_lab.serving.inference.packed import (
+    Chunks,
+    Tables,
+    fill_shards,
+    from_rank_0,
+    packed_rows,
+    packed_table,
+)
+from recshard_lab.serving.inference.sources import Source, live_source
 from recshard_lab.sharding import EmbeddingComputeKernel, ParameterSharding, ShardingPlan
 
 _NO_STATE = OptimizerSpec(EmbOptimType.EXACT_SGD, 0.0)
@@ -50,6 +61,7 @@ def over_ranks(
     env: ShardingEnv,
     device: torch.device,
     sources: Mapping[str, Source] | None,
+    typed: Mapping[str, Tables] | None = None,
 ) -> dict[str, ShardedCollection]:
     """Module path -> the sharded collection with the rows of `collections`. Collective.
 
@@ -58,14 +70,16 @@ def over_ranks(
         pooled: whether they pool.
         plan: with explicit shards.
         sources: read the rows on every rank instead, such as from a checkpoint.
+        typed: stores packed rows of these tables.
     """
 
     def build() -> dict[str, ShardedCollection]:
         made = {}
         for path, shardings in plan.plan.items():
-            sharder: CollectionSharder = _PooledSharder() if pooled[path] else _SequenceSharder()
+            backend = None if typed is None else PackedKernel.name
+            sharder: CollectionSharder = (_PooledSharder if pooled[path] else _SequenceSharder)(backend=backend)
             params = {name: forward_only(sharding) for name, sharding in shardings.items()}
-            made[path] = sharder.build(collections[path], params, env, device)
+            made[path] = sharder.build(collections[path] if typed is None else typed[path], params, env, device)
         return made
 
     create_route_groups(plan, env)
@@ -73,7 +87,9 @@ def over_ranks(
     moves: list[Move] = []
     for path, sharded in made.items():
         old: Any = collections[path]
-        if sources is not None:
+        if typed is not None:
+            _pack(sharded, old, None if sources is None else sources[path], env)
+        elif sources is not None:
             agreed(env, lambda own=sharded, source=sources[path]: _read(own, source))  # type: ignore[misc]
         elif isinstance(old, ShardedCollection):
             for name, shards in sharded.table_shards().items():
@@ -88,6 +104,22 @@ def over_ranks(
     for sharded in made.values():
         sharded.requires_grad_(False)
     return made
+
+
+@torch.no_grad()
+def _pack(sharded: ShardedCollection, old: Any, source: Source | None, env: ShardingEnv) -> None:
+    """Fills packed shards: every rank reads a checkpoint, or receives the rows of the other ranks by chunk."""
+    for table in sharded.tables:
+        targets = list(sharded.table_shards()[table.name].shards())
+        if source is not None:
+            chunks: Chunks = packed_rows(table, source)
+        elif isinstance(old, ShardedCollection):
+            whole = old.row_chunks(table.name)
+            chunks = ((first, pack(rows.cpu(), table.data_type, table.name)) for first, rows in whole)
+        else:
+            own = packed_table(old, table) if isinstance(old, QuantCollection) else packed_rows(table, live_source(old))
+            chunks = own if env.pg is None else from_rank_0(table, own, env, sharded.device)
+        fill_shards(chunks, table.data_type, targets)
 
 
 def _read(sharded: ShardedCollection, source: Source) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,25 @@ from recshard_lab.distributed import (
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
 )
-from recshard_lab.distributed.state.checkpoint.files import CheckpointError
-from recshard_lab.distributed.state.checkpoint.reader import tensors_in
+from recshard_lab.distributed.state.saved_model import SavedModel
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
     EmbeddingCollection,
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
+    QuantEmbeddingBagCollection,
+    QuantEmbeddingCollection,
 )
+from recshard_lab.embedding.quantized.collections import QuantCollection, Types, with_types
+from recshard_lab.embedding.quantized.quantize import saved_model, weight_name
 from recshard_lab.planner import EmbeddingShardingPlanner
+from recshard_lab.serving.inference.capture import CapturedInference
 from recshard_lab.serving.inference.devices import Device, DeviceMemory, devices_named
+from recshard_lab.serving.inference.packed import Tables, packed_rows, packed_table
 from recshard_lab.serving.inference.ranks import over_ranks, replicate_dense
-from recshard_lab.serving.inference.sources import Checkpoint, live_source, open_checkpoint, read_rectangles
-from recshard_lab.serving.inference.tiles import DeviceEmbeddingBagCollection, DeviceEmbeddingCollection
+from recshard_lab.serving.inference.sources import Saved, Source, live_source
+from recshard_lab.serving.inference.tiles import DeviceEmbeddingBagCollection, DeviceEmbeddingCollection, DeviceTiles
 from recshard_lab.sharding import (
     ParameterConstraints,
     PlanError,
@@ -42,8 +48,8 @@ from recshard_lab.sharding import (
     scheme_names,
 )
 
-_POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
-_SEQUENCE = (EmbeddingCollection, FusedEmbeddingCollection)
+_POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection, QuantEmbeddingBagCollection)
+_SEQUENCE = (EmbeddingCollection, FusedEmbeddingCollection, QuantEmbeddingCollection)
 
 
 class ShardedInference(nn.Module):
@@ -66,6 +72,48 @@ class ShardedInference(nn.Module):
         Over launched ranks it is collective: each rank passes its own batch, and has the result of that batch.
         """
         return self.module(*args, **kwargs)
+
+    def capture(
+        self,
+        *example: Any,
+        batch_sizes: Sequence[int] = (1, 16, 256),
+        ids_per_sample: float | Mapping[str, float] | None = None,
+    ) -> CapturedInference:
+        """The model at fixed batch sizes: on CUDA one graph each, which a call launches as a whole.
+
+        A batch runs at the smallest size that it fits into. The model must not read numbers of the batch on the host.
+
+        Args:
+            example: arguments of one call: tensors with one row a sample, and `KeyedJaggedTensor`.
+            batch_sizes: samples of each fixed size.
+            ids_per_sample: ids for which there is room, for all features or feature -> number: a mean over the
+                samples of a batch. Default: the most that a sample of the example has.
+
+        Raises:
+            ValueError: a model over launched ranks or over several devices of which one is a GPU, or other arguments.
+
+        >>> from recshard_lab import EmbeddingBagConfig, KeyedJaggedTensor
+        >>> tables = [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
+        >>> served = shard_for_inference(EmbeddingBagCollection(tables=tables), devices=["cpu"])
+        >>> batch = KeyedJaggedTensor(["f"], torch.tensor([1, 7, 2]), lengths=torch.tensor([2, 1]))
+        >>> captured = served.capture(batch, batch_sizes=[4])
+        >>> captured
+        CapturedInference(programs without graphs of 4 samples)
+        >>> torch.equal(captured(batch).values(), served(batch).values())
+        True
+        """
+        parts = [part for part in self.module.modules() if isinstance(part, DeviceTiles)]
+        if not parts:
+            raise ValueError(
+                "capture() is for devices of one process, and this model is over launched ranks. Fix: pass devices= to "
+                "shard_for_inference"
+            )
+        output = parts[0].output
+        places = {group.place for part in parts for group in part.groups} | {output}
+        if len(places) > 1:
+            names = ", ".join(sorted(map(str, places)))
+            raise ValueError(f"a graph runs on one device, and the shards are on {names}. Fix: devices=['{output}']")
+        return CapturedInference(self, parts, output, example, batch_sizes, ids_per_sample)
 
     def memory(self) -> list[DeviceMemory]:
         """The memory account of each device of this process, after the last batch. Over launched ranks: of this rank.
@@ -91,6 +139,7 @@ def shard_for_inference(
     *,
     output_device: torch.device | str | None = None,
     checkpoint: str | Path | None = None,
+    dtype: Types | None = None,
 ) -> ShardedInference:
     """Splits the tables of a trained model over devices of this process, or over launched ranks, for inference.
 
@@ -111,8 +160,11 @@ def shard_for_inference(
             (``cost_model="latency"``); on devices of one process without replicas.
         devices: ``["cuda:0", "cuda:1"]``, ``["cpu", "cuda:0"]``, ``["cpu", "cpu"]``. Default: the running ranks.
         output_device: runs the dense part and has the outputs. Default: the first of ``devices``.
-        checkpoint: a folder that `save_checkpoint` wrote. Tables and dense part are read from it, and the model may be
-            on ``meta``.
+        checkpoint: files with the weights of tables and dense part, as `quantize_embeddings` takes them. The model may
+            be on ``meta``.
+        dtype: quantizes the tables on the way: a number format, or table name -> format, as `quantize_embeddings` takes
+            it. Default: tables keep theirs. A model that `quantize_embeddings` made keeps its formats too. Shards of
+            columns keep the scale and bias of whole rows, so lookups read the same numbers as unsharded.
 
     Returns:
         The model in eval mode. It takes the arguments of ``model``.
@@ -137,19 +189,23 @@ def shard_for_inference(
     bare = model._bare if isinstance(model, DistributedModelParallel) else model
     collections = _collections(bare)
     tables = {path: list(configs_of(part) or []) for path, part in collections.items()}
+    if dtype is not None:
+        tables = _typed(collections, tables, dtype)
+    packed = dtype is not None or any(isinstance(part, QuantCollection) for part in collections.values())
     if devices is None:
         if output_device is not None:
             raise ValueError("output_device applies to devices of one process. Fix: pass devices= too, or omit it")
-        return _over_ranks(model, bare, collections, tables, plan, checkpoint)
+        return _over_ranks(model, bare, collections, tables, plan, checkpoint, packed)
     places = devices_named(devices)
     output = places[0] if output_device is None else devices_named([output_device])[0]
-    saved = None if checkpoint is None else open_checkpoint(checkpoint)
-    sources = {
-        path: live_source(part) if saved is None else _saved_source(saved, path, part, tables[path])
-        for path, part in collections.items()
-    }
+    saved = None if checkpoint is None else saved_model(checkpoint, collections)
+    sources: dict[str, Any] = {}
+    for path, part in collections.items():
+        sources[path] = partial(packed_table, part) if isinstance(part, QuantCollection) else _source(saved, path, part)
+        if packed and not isinstance(part, QuantCollection):
+            sources[path] = partial(packed_rows, source=sources[path])
     if plan is None:
-        plan = _planned(bare, tables, places)
+        plan = _planned(_with_tables(bare, collections, tables) if packed else bare, tables, places)
     plan = _resolved(plan, tables, len(places), None)
     runners = [Device(place, number) for number, place in enumerate(places)]
     made: dict[str, nn.Module] = {}
@@ -165,9 +221,7 @@ def shard_for_inference(
             out_of_range=str(getattr(part, "out_of_range", "error")),
             need_indices=bool(getattr(part, "need_indices", lambda: False)()),
         )
-    module = _with(bare, collections, made)
-    if saved is not None:
-        _read_dense(module, made, *saved)
+    module = _with(bare, collections, made, saved)
     return ShardedInference(module.to(output), plan, runners)
 
 
@@ -178,27 +232,27 @@ def _over_ranks(
     tables: Mapping[str, list[BaseEmbeddingConfig]],
     plan: ShardingPlan | None,
     checkpoint: str | Path | None,
+    packed: bool,
 ) -> ShardedInference:
     """The form over launched ranks. Collective."""
+    shown = _with_tables(bare, collections, tables) if packed else bare
     env = model.env if isinstance(model, DistributedModelParallel) else ShardingEnv.default()
     device = model.device if isinstance(model, DistributedModelParallel) else compute_device(env)
     if plan is None:
         kind = "cpu" if device.type == "cpu" else "cuda"
         topology = Topology(env.world_size, compute_device=kind, local_world_size=env.local_world_size)
-        plan = from_first_rank(env, lambda: EmbeddingShardingPlanner(topology, cost_model="latency").plan(bare))
+        plan = from_first_rank(env, lambda: EmbeddingShardingPlanner(topology, cost_model="latency").plan(shown))
     found: ShardingPlan = plan
     found = agreed(env, lambda: _resolved(found, tables, env.world_size, env.local_world_size))
     saved, sources = None, None
     if checkpoint is not None:
         folder = checkpoint
-        saved = agreed(env, lambda: open_checkpoint(folder))
-        sources = {path: _saved_source(saved, path, part, tables[path]) for path, part in collections.items()}
+        saved, sources = agreed(env, lambda: _opened(folder, collections))
     pooled = {path: _pools(part) for path, part in collections.items()}
-    made = over_ranks(collections, pooled, found, env, device, sources)
-    module = _with(bare, collections, made)
-    if saved is not None:
-        dense, read = module, saved
-        agreed(env, lambda: _read_dense(dense, made, *read))
+    typed = {path: Tables(part, tables[path]) for path, part in collections.items()} if packed else None
+    made = over_ranks(collections, pooled, found, env, device, sources, typed)
+    dense, read = made, saved
+    module = agreed(env, lambda: _with(bare, collections, dense, read))
     module = module.to(device)
     replicate_dense(module, made, env)
     return ShardedInference(module, found)
@@ -240,11 +294,45 @@ def _resolved(
     return plan.resolved(tables, world_size, local_world_size)
 
 
-def _saved_source(
-    saved: tuple[Path, Any], path: str, part: nn.Module, tables: Sequence[BaseEmbeddingConfig]
-) -> Checkpoint:
-    inner = "embedding_bags" if _pools(part) else "embeddings"
-    return Checkpoint(*saved, path, {table.name: f"{inner}.{table.name}.weight" for table in tables})
+def _opened(checkpoint: str | Path, collections: Mapping[str, nn.Module]) -> tuple[SavedModel, dict[str, Source]]:
+    saved = saved_model(checkpoint, collections)
+    return saved, {path: _source(saved, path, part) for path, part in collections.items()}
+
+
+def _source(saved: SavedModel | None, path: str, part: nn.Module) -> Source:
+    """The rows of a collection, in memory or in files."""
+    if saved is None:
+        return live_source(part)
+    tables = configs_of(part) or []
+    return Saved(
+        saved,
+        {one.name: (weight_name(path, part, one.name), (one.num_embeddings, one.embedding_dim)) for one in tables},
+    )
+
+
+def _typed(
+    collections: Mapping[str, nn.Module], tables: Mapping[str, list[BaseEmbeddingConfig]], dtype: Types
+) -> dict[str, list[BaseEmbeddingConfig]]:
+    """The tables in other number formats.
+
+    Raises:
+        ValueError: an unknown format or table, or tables that are quantized already.
+    """
+    if any(isinstance(part, QuantCollection) for part in collections.values()):
+        raise ValueError("dtype= applies to trained tables, and this model is quantized. Fix: leave dtype out")
+    if isinstance(dtype, Mapping):
+        names = [table.name for own in tables.values() for table in own]
+        for name in dtype:
+            if name not in names:
+                raise ValueError(f"dtype names table {name!r}, which the model does not have. Fix: use one of {names}")
+    return {path: with_types(own, dtype) for path, own in tables.items()}
+
+
+def _with_tables(
+    model: nn.Module, collections: Mapping[str, nn.Module], tables: Mapping[str, Sequence[BaseEmbeddingConfig]]
+) -> nn.Module:
+    """The model for the planner: its collections have configs and no rows."""
+    return _with(model, collections, {path: Tables(part, tables[path]) for path, part in collections.items()})
 
 
 def _collections(model: nn.Module) -> dict[str, nn.Module]:
@@ -279,41 +367,21 @@ def _pools(part: nn.Module) -> bool:
     raise ValueError(f"{type(part).__name__} cannot be sharded for inference. Fix: {fix}")
 
 
-def _with(model: nn.Module, old: Mapping[str, nn.Module], new: Mapping[str, nn.Module]) -> nn.Module:
-    """A copy of the model with other collections; the old ones are not copied."""
+def _with(
+    model: nn.Module, old: Mapping[str, nn.Module], new: Mapping[str, nn.Module], saved: SavedModel | None = None
+) -> nn.Module:
+    """A copy of the model with other collections; the old ones are not copied. The rest is filled from files.
+
+    Raises:
+        CheckpointError: a tensor that the files lack, or have in another size.
+    """
     if "" in new:
         return new[""]
-    copy = deepcopy(model, {id(part): part for part in old.values()})
+    copy = deepcopy(model, {id(part): nn.Identity() for part in old.values()})
+    if saved is not None:
+        saved.fill(copy, skip=())
+        copy.requires_grad_(False)
     for path, part in new.items():
         parent, _, name = path.rpartition(".")
         setattr(copy.get_submodule(parent), name, part)
     return copy
-
-
-@torch.no_grad()
-def _read_dense(module: nn.Module, collections: Mapping[str, nn.Module], folder: Path, metadata: Any) -> None:
-    """Fills the dense part from a checkpoint.
-
-    Raises:
-        CheckpointError: a tensor that is not in the checkpoint.
-    """
-    inside = tuple(f"{path}." if path else "" for path in collections)
-    saved = tensors_in(metadata)
-    for path, owner in module.named_modules():
-        prefix = f"{path}." if path else ""
-        if prefix.startswith(inside):
-            continue
-        for name, tensor in [*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)]:
-            key = ("model", prefix + name)
-            if key not in saved and not isinstance(tensor, nn.Parameter) and not tensor.is_meta:
-                continue  # a buffer that is not part of a state dict
-            if key not in saved or tuple(saved[key].size) != tuple(tensor.shape):
-                raise CheckpointError(
-                    f"{prefix}{name} is not in checkpoint {folder}. Fix: pass the model that was saved"
-                )
-            filled = torch.empty_like(tensor, device="cpu")
-            read_rectangles(folder, metadata, key, [(tuple((0, size) for size in tensor.shape), filled)])
-            if isinstance(tensor, nn.Parameter):
-                setattr(owner, name, nn.Parameter(filled, requires_grad=False))
-            else:
-                setattr(owner, name, filled)

@@ -13,7 +13,7 @@ Shape letters: B batch, D columns, L tile features of a group, N ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -32,7 +32,10 @@ from recshard_lab.embedding import (
 from recshard_lab.embedding.inputs import check_weights, fit_features
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
+from recshard_lab.embedding.quantized.lookup_kernel import PackedKernel
+from recshard_lab.serving.inference.capture import at_fixed_shapes
 from recshard_lab.serving.inference.devices import Device
+from recshard_lab.serving.inference.packed import Chunks, fill_shards
 from recshard_lab.serving.inference.sources import Source
 from recshard_lab.sharding import ParameterSharding, Shard
 from recshard_lab.sharding.plan.types import DDR
@@ -77,6 +80,7 @@ class TileGroup:
         tiles: the shards.
         blocks: for each block its table.
         pooled, weighted: of the collection.
+        packed: whether rows are stored as `QuantEmbeddingBagCollection` stores them.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class TileGroup:
         *,
         pooled: bool,
         weighted: bool,
+        packed: bool,
     ) -> None:
         self.device, self.place, self.tiles, self.pooled = device, place, list(tiles), pooled
         #: (block, tile) of each tile feature, in the order of the kernel's columns
@@ -101,14 +106,16 @@ class TileGroup:
             config, shard = tables[tile.table], tile.shard
             name, rows = config.name, shard.num_rows + 1
             slots.append(Slot(name, rows, shard.num_cols, config.data_type, config.embedding_dim, shard.rows[0]))
-        backend = choose_kernel(slots, None, pooled=pooled, weighted=weighted, exchanges_row_norms=False, device=place)
+        named = PackedKernel.name if packed else None
+        options: Any = {"pooled": pooled, "weighted": weighted, "exchanges_row_norms": False, "backend": named}
+        backend = choose_kernel(slots, None, device=place, **options)
         self.kernel: LookupKernel = backend(slots, [n for _, n in self.features], None, pooled=pooled, device=place)
         shards = [tiles[n].shard for _, n in self.features]
         #: whether some ids have their rows in another tile
         self.split = any(tile.shard.num_rows < tables[tile.table].num_embeddings for tile in tiles)
         self.first = torch.tensor([shard.rows[0] for shard in shards], device=place)
         self.size = torch.tensor([shard.num_rows for shard in shards], device=place)
-        self.order = torch.tensor([j for j, _ in self.features])
+        self._constants: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor, Tensor]] = {}  # at fixed shapes
         device.table_bytes += self.table_bytes
 
     @property
@@ -116,13 +123,20 @@ class TileGroup:
         """Bytes of the weights."""
         return sum(weight.numel() * weight.element_size() for weight in self.kernel.weights())
 
-    def fill(self, tables: Sequence[BaseEmbeddingConfig], source: Source) -> None:
-        """Reads the rows of each tile. The last row of its memory stays zero."""
-        for tile, weight in zip(self.tiles, self.kernel.weights(), strict=True):
-            source.fill(tables[tile.table].name, [(tile.shard.rect, weight[: tile.shard.num_rows])])
+    def stored(self, table: int) -> list[tuple[Shard, Tensor]]:
+        """The tiles of a table, each with its rows to fill. The row after them stays zero."""
+        pairs = zip(self.tiles, self.kernel.weights(), strict=True)
+        return [(tile.shard, weight[: tile.shard.num_rows]) for tile, weight in pairs if tile.table == table]
 
-    def look_up(self, batch: Batch) -> Tensor:
-        """Pooled: ``[B, columns]``. Not pooled: flat, the ``[n, d]`` rows of each tile feature one after the other."""
+    def look_up(self, batch: Batch, fixed: bool) -> Tensor:
+        """Pooled: ``[B, columns]``. Not pooled: flat, the ``[n, d]`` rows of each tile feature one after the other.
+
+        Args:
+            fixed: shapes may depend on ``batch.counts`` only, and the host does not wait after the first such call.
+        """
+        if fixed:
+            values, offsets, weights, own = self._at_fixed_shapes(batch)
+            return self.kernel.forward(values, offsets, weights, own)[0]
         segments = torch.tensor([batch.segment[j] for j, _ in self.features])
         counts = [batch.counts[number] for number in segments.tolist()]
         samples, total = batch.lengths.shape[1], sum(counts)
@@ -159,6 +173,32 @@ class TileGroup:
         flat, own, of_ids = gather_segments(values, lengths.reshape(-1), order, weights, output_size=total)
         return flat, own.view(segments.numel(), samples), of_ids
 
+    def _at_fixed_shapes(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, list[int]]:
+        """Rows in the tiles, offsets, weights, and how many ids each tile feature has.
+
+        Ids of other tiles read the row of zeros.
+        """
+        segments = [batch.segment[j] for j, _ in self.features]
+        counts = [batch.counts[number] for number in segments]
+        key = (*segments, -1, *counts)
+        if key not in self._constants:
+            device, sizes = self.place, torch.tensor(counts)
+            shards = [self.tiles[n].shard for _, n in self.features]
+            self._constants[key] = (
+                torch.tensor(segments, device=device),
+                torch.tensor([0, *accumulate(counts)], device=device),
+                torch.tensor([shard.rows[0] for shard in shards]).repeat_interleave(sizes).to(device),
+                torch.tensor([shard.num_rows for shard in shards]).repeat_interleave(sizes).to(device),
+            )
+        chosen, starts, first, size = self._constants[key]
+        ends = list(accumulate(batch.counts, initial=0))
+        parts = [(ends[number], ends[number + 1]) for number in segments]
+        values = torch.cat([batch.values[a:b] for a, b in parts])
+        weights = None if batch.weights is None else torch.cat([batch.weights[a:b] for a, b in parts])
+        values, _ = zeros_elsewhere(values - first, size)
+        lengths = batch.lengths.index_select(0, chosen).reshape(-1)
+        return values, complete_cumsum(lengths) if self.pooled else starts, weights, counts
+
     def _local(self, ids: Tensor, counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
         """Row of each id in its tile, or its row of zeros; and whether the tile has it."""
         first = self.first.repeat_interleave(counts, output_size=total)
@@ -188,7 +228,7 @@ class DeviceTiles(nn.Module):
         shardings: table -> its shards; rank k is ``devices[k]``.
         devices: run the lookups.
         output: device of the outputs.
-        source: the rows.
+        source: the rows, or table -> its packed rows by chunk.
         weighted, out_of_range, need_indices: of the collection.
     """
 
@@ -200,7 +240,7 @@ class DeviceTiles(nn.Module):
         shardings: Mapping[str, ParameterSharding],
         devices: Sequence[Device],
         output: torch.device,
-        source: Source,
+        source: Source | Callable[[BaseEmbeddingConfig], Chunks],
         *,
         weighted: bool,
         out_of_range: str,
@@ -212,13 +252,17 @@ class DeviceTiles(nn.Module):
         self._policy = OutOfRange(out_of_range)
         self.blocks = blocks_of(tables)
         self.means = [number for number, block in enumerate(self.blocks) if block.mean]
-        self.groups = self._grouped(shardings)
-        for group in self.groups:
-            group.fill(self.tables, source)
+        self.groups = self._grouped(shardings, not isinstance(source, Source))
+        for number, table in enumerate(self.tables):
+            targets = [target for group in self.groups for target in group.stored(number)]
+            if isinstance(source, Source):
+                source.fill(table.name, [(shard.rect, rows) for shard, rows in targets])
+            else:
+                fill_shards(source(table), table.data_type, targets)
         self.terms = [self._terms_of(number) for number in range(len(self.blocks))]
         self.ranges = self._adjacent()
 
-    def _grouped(self, shardings: Mapping[str, ParameterSharding]) -> list[TileGroup]:
+    def _grouped(self, shardings: Mapping[str, ParameterSharding], packed: bool) -> list[TileGroup]:
         """The groups. Of replicas one is kept: that of the output device, where there is one."""
         found: dict[tuple[int, str, DataType], list[Tile]] = {}
         for number, table in enumerate(self.tables):
@@ -240,6 +284,7 @@ class DeviceTiles(nn.Module):
                 [block.table for block in self.blocks],
                 pooled=self.pooled,
                 weighted=self.weighted,
+                packed=packed,
             )
             for (rank, place, _), tiles in found.items()
         ]
@@ -290,24 +335,39 @@ class DeviceTiles(nn.Module):
         Raises:
             ValueError: as the unsharded collection, or a variable batch.
         """
-        batch, kept = self._read(features)
+        fixed = at_fixed_shapes()
+        batch, kept = self._read(features, checked=fixed)
         for device in self.devices:
             device.input_bytes = device.output_bytes = 0
-        waits = [group.device.start(partial(group.look_up, batch)) for group in self.groups]
-        rows = [wait().to(self.output) for wait in waits]
+        if fixed and self.output.type != "cpu":  # on one stream of one device, see `capture`
+            rows = [group.look_up(batch, fixed) for group in self.groups]
+        else:
+            waits = [group.device.start(partial(group.look_up, batch, fixed)) for group in self.groups]
+            rows = [wait().to(self.output) for wait in waits]
         return self._output(rows, features, batch, kept)
 
     def _output(self, rows: list[Tensor], features: KeyedJaggedTensor, batch: Batch, kept: list[Tensor | None]) -> Any:
         raise NotImplementedError
 
-    def _read(self, features: KeyedJaggedTensor) -> tuple[Batch, list[Tensor | None]]:
+    def accepts(self, features: KeyedJaggedTensor) -> bool:
+        """Whether no id of a batch must be clamped or ignored.
+
+        Raises:
+            ValueError: as the unsharded collection.
+        """
+        if self._within(features):
+            return True
+        self._read(features)  # raises, under the policy "error"
+        return False
+
+    def _read(self, features: KeyedJaggedTensor, checked: bool = False) -> tuple[Batch, list[Tensor | None]]:
         """The bags of a batch, whose ids are rows, and for each block the positions of ids that were not dropped."""
         if isinstance(features, KeyedJaggedTensor) and features.variable_stride_per_key():
             raise ValueError(
                 "the batch has another number of bags for each feature (stride_per_key_per_rank), which sharded "
                 "inference does not support. Fix: send one bag a sample"
             )
-        if not isinstance(features, KeyedJaggedTensor) or not self._within(features):
+        if not isinstance(features, KeyedJaggedTensor) or not (checked or self._within(features)):
             fitted = fit_features(features, self.tables, self._policy)  # raises, clamps or drops
             bags, kept = [own for _, own, _ in fitted], [own for *_, own in fitted]
             weights = None

@@ -9,5 +9,16 @@ from recshard_lab.train.job.export import export_run as export_run
 from recshard_lab.train.job.run import Trained as Trained
 from recshard_lab.train.job.run import TrainingRun as TrainingRun
 from recshard_lab.train.job.run import run_training as run_training
+from recshard_lab.train.job.trained import TrainedModel as TrainedModel
+from recshard_lab.train.job.trained import load_trained as load_trained
 
-__all__ = ["TrainConfig", "Trained", "TrainingRun", "export_run", "read_config", "run_training"]
+__all__ = [
+    "TrainConfig",
+    "Trained",
+    "TrainedModel",
+    "TrainingRun",
+    "export_run",
+    "load_trained",
+    "read_config",
+    "run_training",
+]

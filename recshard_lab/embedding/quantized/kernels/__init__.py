@@ -72,7 +72,14 @@ class QuantKernel(ABC):
         """Why this backend cannot look up a feature, or None if it can."""
 
     @abstractmethod
-    def forward(self, flat: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        flat: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        counts: Sequence[int] | None = None,
+    ) -> Tensor:
         """Looks up one batch, with torch operators or operators that have a meta kernel.
 
         Args:
@@ -81,6 +88,7 @@ class QuantKernel(ABC):
             offsets: the same dtype. Pooled: where bags begin, ``[F * B + 1]``, feature-major. Not pooled: where
                 features begin, ``[F + 1]``.
             weights: ``[N]`` fp32 or None. Pooled only.
+            counts: ids of each feature, if the host knows them.
 
         Returns:
             Pooled ``[B, sum of D]``, else ``[N, D]``.

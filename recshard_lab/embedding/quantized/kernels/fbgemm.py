@@ -76,7 +76,14 @@ class FbgemmQuantKernel(QuantKernel):
         self._most_fp8 = most[DataType.FP8]
         self._operator = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function
 
-    def forward(self, flat: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        flat: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        counts: Sequence[int] | None = None,
+    ) -> Tensor:
         if self._index_dtype is not None:
             ids, offsets = ids.to(self._index_dtype), offsets.to(self._index_dtype)
         rows: Tensor = self._operator(

@@ -13,11 +13,15 @@ from torch import Tensor
 from recshard_lab.embedding.kernels.feature_groups import FeatureGroups
 from recshard_lab.embedding.quantized.formats import unpack
 from recshard_lab.embedding.quantized.kernels import Feature, QuantKernel, register_quant_kernel
+from recshard_lab.embedding.quantized.storage import rows_in
 
 
 @register_quant_kernel
 class NativeQuantKernel(QuantKernel):
-    """`QuantKernel` on torch operators. Tables of several classes make it read offsets on the host."""
+    """`QuantKernel` on torch operators.
+
+    With tables of several classes, and without ``counts``, it reads offsets on the host.
+    """
 
     name = "native"
 
@@ -41,10 +45,17 @@ class NativeQuantKernel(QuantKernel):
             alike = len(set(firsts)) == 1
             self._firsts.append(firsts[0] if alike else torch.tensor(firsts, device=device))
 
-    def forward(self, flat: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        flat: Tensor,
+        ids: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None,
+        counts: Sequence[int] | None = None,
+    ) -> Tensor:
         pooled = self.pooling != "none"
         batch = (offsets.numel() - 1) // len(self.features) if pooled else 1
-        spans = [] if self._groups.whole else self._groups.spans(offsets, pooled, None)[0]
+        spans = [] if self._groups.whole else self._groups.spans(offsets, pooled, counts)[0]
         outputs = []
         for index in range(len(self._groups.groups)):
             own_ids = self._groups.take(ids, index, spans)
@@ -64,8 +75,7 @@ class NativeQuantKernel(QuantKernel):
     def _decoded(self, flat: Tensor, index: int, ids: Tensor, offsets: Tensor, batch: int) -> Tensor:
         """``[n, D]`` fp32."""
         place = self.features[self._groups.groups[index][0]].place
-        size, strides = (place.class_rows, place.row_bytes), (place.stride, 1)
-        table = flat.as_strided(size, strides, place.class_start)
+        table = rows_in(flat, place.class_start, place.class_rows, place)
         first: int | Tensor = self._firsts[index]
         if isinstance(first, Tensor):
             ends = offsets.index_select(0, torch.arange(len(first) + 1, device=offsets.device) * batch)

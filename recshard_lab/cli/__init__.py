@@ -19,6 +19,7 @@ from recshard_lab.cli.bench import bench
 from recshard_lab.cli.calibrate import calibrate
 from recshard_lab.cli.compare import compare
 from recshard_lab.cli.data import app as data
+from recshard_lab.cli.export import export
 from recshard_lab.cli.plan import plan
 from recshard_lab.cli.selftest import selftest
 from recshard_lab.cli.serve import serve
@@ -47,6 +48,7 @@ app = typer.Typer(
 app.command()(bench)
 app.command()(calibrate)
 app.command()(compare)
+app.command()(export)
 app.command(epilog=_TABLES_HELP)(plan)
 app.command()(selftest)
 app.command()(serve)

@@ -12,8 +12,12 @@ from recshard_lab.compat.torchrec_names import PUBLIC
 NEAREST: tuple[tuple[str, str, str], ...] = (
     (r".*\.BoundsCheckMode$", "what becomes of ids that are no rows", "out_of_range= of collections and sharders"),
     # pattern over "torchrec.module.name", what it is for, what comes nearest
-    (r"(?i).*quant(?!izedcomm).*|torchrec\.inference.*", "quantized inference", "recshard_lab.quantize_embeddings"),
-    (r".*\.(InferenceStorageReservation|\w*[Ii]nfer\w*)$", "inference", "the training classes"),
+    (
+        r"(?i).*quant(?!izedcomm).*|torchrec\.inference.*",
+        "quantized inference",
+        "recshard_lab.quantize_embeddings and shard_for_inference",
+    ),
+    (r".*\.(InferenceStorageReservation|\w*[Ii]nfer\w*)$", "inference", "recshard_lab.shard_for_inference"),
     (
         r"torchrec\.metrics.*",
         "metrics over ranks",

@@ -4,6 +4,7 @@
 
     model.json              inputs, outputs and stages
     program.pt2             torch.export program; its weights are arguments
+    compiled.pt2            the same as machine code, where it was asked for (AOTInductor)
     weights.safetensors     the weights, once
     example.safetensors     one batch, as a client sends it
     answer.py               loads the bundle and answers the example; imports only torch
@@ -17,7 +18,11 @@ Shape letters: B samples, F sparse features, N ids of all features.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,7 +35,9 @@ from recshard_lab.serving.batch import Batch as Batch
 from recshard_lab.serving.batch import Inputs as Inputs
 from recshard_lab.serving.batch import SparseInput as SparseInput
 from recshard_lab.serving.batch import split_answers as split_answers
-from recshard_lab.serving.export.program import Outputs, check_equal, imports_of, trace, weights_of
+from recshard_lab.serving.export.compiled import FILE as COMPILED
+from recshard_lab.serving.export.compiled import compile_program, load_compiled, machine, why_not
+from recshard_lab.serving.export.program import Outputs, arguments_of, check_equal, imports_of, trace, weights_of
 from recshard_lab.serving.export.script import answer_script
 from recshard_lab.serving.export.weights import read_tensors, write_tensors
 
@@ -62,18 +69,57 @@ class Servable(Protocol):
         ...
 
 
+_LOADING = threading.Lock()
+"""`torch.export.load` fails if another thread is in it."""
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """torch writes a line to stderr for each size that a program does not read."""
+    logger = logging.getLogger("torch._export.serde.serialize")
+    logger.addFilter(_is_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
 class ProgramServable:
     """A program with its weights, as a `Servable`.
 
+    Args:
+        folder: the bundle.
+        content: its model.json.
+        compiled: whether to run the compiled program. None: if there is one for this machine.
+
     Attributes:
         inputs, outputs: as of `Servable`.
+        not_compiled: why the program does not run as machine code; None if it does.
     """
 
-    def __init__(self, folder: Path, content: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, content: Mapping[str, Any], compiled: bool | None = None) -> None:
         self.inputs = Inputs.from_json(content["inputs"])
         self.outputs: tuple[str, ...] = tuple(content["outputs"])
         self._weights = read_tensors(folder / "weights.safetensors")
-        self._run = torch.export.load(folder / "program.pt2").module()
+        if any("fbgemm_gpu" in stage.get("imports", ()) for stage in content["stages"]):
+            try:
+                import_module("fbgemm_gpu")  # registers the operators of the program
+            except ImportError as error:
+                why = "its program has operators of fbgemm_gpu, which is not installed"
+                raise BundleError(f"bundle {str(folder)!r} cannot be loaded: {why}. Fix: install fbgemm-gpu") from error
+        with _LOADING, _without_notes():
+            program = torch.export.load(folder / "program.pt2").module()
+        # `forward` skips the hook that compares every weight with its constraints: 28% of a call with one sample
+        self._run = self._interpreted = program.forward
+        self.not_compiled = "compiled=False" if compiled is False else why_not(content["stages"][0].get("compiled"))
+        if self.not_compiled is None:
+            self._run = load_compiled(folder)
+        elif compiled:
+            raise BundleError(f"bundle {str(folder)!r}: {self.not_compiled}. Fix: compiled=None, or save it here")
 
     def predict(self, batch: Batch) -> dict[str, Tensor]:
         """Computes the outputs.
@@ -85,7 +131,8 @@ class ProgramServable:
         batch.check_shapes(self.inputs)
         weights = batch.weights if self.inputs.weighted else None
         with torch.inference_mode():
-            answer = self._run(self._weights, batch.dense, batch.values, batch.lengths.long(), weights)
+            run = self._run if batch.size else self._interpreted  # machine code of torch 2.13 crashes without samples
+            answer = run(self._weights, batch.dense, batch.values, batch.lengths.long(), weights)
         return dict(zip(self.outputs, answer, strict=True))
 
 
@@ -97,6 +144,7 @@ def save_bundle(
     inputs: Inputs,
     outputs: Any = ("score",),
     example: Batch | None = None,
+    compile: bool = False,
 ) -> None:
     """Exports a model and saves it as a bundle. Replaces a bundle at ``path``.
 
@@ -108,31 +156,41 @@ def save_bundle(
         outputs: names of the outputs, or a dict of name -> function applied to that output or None, such as
             ``{"probability": torch.sigmoid}``.
         example: a batch to try the bundle with. Default: a random one.
+        compile: also compile the program to machine code (AOTInductor), which takes tens of seconds and a C++ compiler.
+            It runs where torch and the processor are as here. Everywhere else the program runs.
 
     Raises:
         BundleError: ``path`` is something else.
-        ExportError: the model cannot be exported.
+        ExportError: the model cannot be exported, or compiled.
     """
     named: Outputs = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs)
     batch = _random_batch(inputs) if example is None else example
     batch.check(inputs)
     program = trace(model, inputs, named, batch)
-    for tried in (batch, _random_batch(inputs, 1), _random_batch(inputs, batch.size + 1)):
-        check_equal(program, model, inputs, named, tried)
+    tries = (batch, _random_batch(inputs, 1), _random_batch(inputs, batch.size + 1))
+    for tried in tries:
+        check_equal(program.module(), model, inputs, named, tried)
     staging = Staging(FORMAT, Path(path))
     try:
         torch.export.save(program, staging.path / "program.pt2")
         write_tensors(staging.path / "weights.safetensors", weights_of(model))
         sent = {"dense": batch.dense, "values": batch.values, "lengths": batch.lengths.long(), "weights": batch.weights}
         write_tensors(staging.path / "example.safetensors", {k: each for k, each in sent.items() if each is not None})
-        imports = imports_of(program)
+        stage: dict[str, Any] = {"name": "model", "kind": "program", "imports": imports_of(program)}
+        if compile:
+            compile_program(program, arguments_of(model, inputs, batch), staging.path / COMPILED)
+            compiled = load_compiled(staging.path)
+            for tried in (each for each in tries if each.size):
+                check_equal(compiled, model, inputs, named, tried)
+            stage["compiled"] = machine()
+        imports = stage["imports"]
         script = answer_script(list(named), imports, inputs.weighted)
         (staging.path / "answer.py").write_text(script, encoding="utf-8")
         content = {
             "format": 1,
             "inputs": inputs.to_json(),
             "outputs": list(named),
-            "stages": [{"name": "model", "kind": "program", "imports": imports}],
+            "stages": [stage],
         }
         (staging.path / "model.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
         staging.commit(described(sorted(staging.path.iterdir())))
@@ -141,15 +199,17 @@ def save_bundle(
 
 
 @checks_arguments
-def load_bundle(path: str | Path, *, check_hashes: bool = False) -> Servable:
+def load_bundle(path: str | Path, *, check_hashes: bool = False, compiled: bool | None = None) -> Servable:
     """Loads a bundle.
 
     Args:
         path: the folder.
         check_hashes: also read every file and compare its SHA-256. Sizes are always compared.
+        compiled: run the program as machine code. Default: if the bundle has it for this torch and processor. The
+            answers are equal.
 
     Raises:
-        BundleError: no bundle, a damaged one, or another format.
+        BundleError: no bundle, a damaged one, another format, or one whose operators are not installed.
     """
     folder = FORMAT.readable(path)
     files = FORMAT.manifest_of(folder)["files"]
@@ -159,7 +219,7 @@ def load_bundle(path: str | Path, *, check_hashes: bool = False) -> Servable:
         from recshard_lab.serving.retrieval.two_stage import RetrieveThenRank
 
         return RetrieveThenRank.read(folder, content, check_hashes)
-    return ProgramServable(folder, content)
+    return ProgramServable(folder, content, compiled)
 
 
 def _random_batch(inputs: Inputs, size: int = 3) -> Batch:

@@ -14,18 +14,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recshard_lab import (
+    DLRM,
     DLRM_DCN,
     DeepFMNN,
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingConfig,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
     FeatureProcessedEmbeddingBagCollection,
+    KeyedJaggedTensor,
     KeyedTensor,
     PoolingType,
     SimpleDeepFMNN,
     TwoTower,
     export_static,
+    quantize_embeddings,
 )
 from recshard_lab.embedding import DataType
 from recshard_lab.models import PositionWeightedModuleCollection
@@ -62,9 +67,26 @@ def vocabulary() -> nn.Module:
     return export_static(dynamic)
 
 
+class Sequences(nn.Module):
+    """Sums of each sample's rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        configs = [EmbeddingConfig(50 + i, 8, f"t{i}", feature_names=[f"f{i}"]) for i in range(3)]
+        self.collection = EmbeddingCollection(configs)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        rows = self.collection(features).values()
+        sums = [torch.segment_reduce(each.values(), "sum", lengths=each.lengths(), unsafe=True) for each in rows]
+        return torch.cat(sums, 1)
+
+
+MIXED = {"t0": "int4", "t1": "bf16", "t2": "fp8"}  # fbgemm has no kernel for bf16
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "dlrm": dlrm,
     "weighted": lambda: dlrm(weighted=True),
+    "no dense columns": lambda: DLRM(bags(), 0, [], [8, 1]),
     "dcn": lambda: DLRM_DCN(bags(), 3, [8, 8], [8, 1], 2, 4),
     "simple deepfm": lambda: SimpleDeepFMNN(3, bags(), 8, 4),
     "deepfm": lambda: DeepFMNN(bags(), 3, [8, 1]),
@@ -74,13 +96,20 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mean and fp16": several_formats,
     "positions": positions,
     "vocabulary": vocabulary,
+    "int8": lambda: quantize_embeddings(dlrm(), "int8"),
+    "int4 weighted": lambda: quantize_embeddings(dlrm(weighted=True), "int4"),
+    "int8 shared features": lambda: quantize_embeddings(several_formats(), "int8"),
+    "several kernels": lambda: quantize_embeddings(dlrm(out_of_range="clamp"), MIXED),
+    "native": lambda: quantize_embeddings(dlrm(), {**MIXED, "t1": "int2"}, backend="native"),
+    "int8 sequences": lambda: quantize_embeddings(Sequences(), "int8"),
+    "sequences of several kernels": lambda: quantize_embeddings(Sequences(), MIXED),
 }
 
 
 def answer_of(model: nn.Module, inputs: Inputs, batch: Batch) -> list[Tensor]:
     with torch.no_grad():
         features = batch.to_keyed_jagged(inputs)
-        answer = model(batch.dense, features) if inputs.dense else model(features)
+        answer = model(batch.dense, features) if inputs.dense or isinstance(model, DLRM) else model(features)
     columns = answer if isinstance(answer, tuple) else (answer.values() if isinstance(answer, KeyedTensor) else answer,)
     return [column.squeeze(1) if column.shape[1] == 1 else column for column in columns]
 
@@ -88,7 +117,8 @@ def answer_of(model: nn.Module, inputs: Inputs, batch: Batch) -> list[Tensor]:
 def saved(name: str, folder: Path) -> tuple[nn.Module, Inputs]:
     torch.manual_seed(0)
     model = MODELS[name]().eval()
-    dense = COLUMNS if isinstance(model, (DLRM_DCN, DeepFMNN, SimpleDeepFMNN)) or "dense_arch" in dir(model) else ()
+    takes_dense = isinstance(model, (DLRM_DCN, DeepFMNN, SimpleDeepFMNN)) or "dense_arch" in dir(model)
+    dense = COLUMNS if takes_dense and name != "no dense columns" else ()
     inputs = Inputs.of(model, dense)
     save_bundle(model, folder, inputs=inputs, outputs=["query", "candidate"] if name == "two towers" else ["score"])
     return model, inputs
@@ -203,6 +233,39 @@ def test_weights_are_stored_once_in_a_safetensors_file_that_can_be_mapped(
     assert sum(sizes.values()) < 200_000
 
 
+def test_a_quantized_bundle_has_the_bytes_of_its_tables_once(tmp_path: Path) -> None:
+    tables = [EmbeddingBagConfig(20_000, 64, f"t{i}", feature_names=[f"f{i}"]) for i in range(2)]
+    exact = EmbeddingBagCollection(tables).eval()
+    sizes = {}
+    for name, model in {"fp32": exact, "int8": quantize_embeddings(exact, "int8")}.items():
+        save_bundle(model, tmp_path / name, inputs=Inputs.of(model))
+        sizes[name] = sum(path.stat().st_size for path in (tmp_path / name).iterdir())
+    assert sizes["int8"] <= 0.3 * sizes["fp32"]
+    assert (tmp_path / "int8" / "program.pt2").stat().st_size < 200_000
+    (tables_in_file,) = load_bundle(tmp_path / "int8")._weights.values()  # type: ignore[attr-defined]
+    assert tables_in_file.untyped_storage().nbytes() == (tmp_path / "int8" / "weights.safetensors").stat().st_size
+
+
+def test_a_fresh_process_loads_a_quantized_bundle_by_this_library(bundle_of: Callable[[str], Saved]) -> None:
+    *_, folder = bundle_of("int8")
+    code = "import sys; from recshard_lab.serving import load_bundle; print(load_bundle(sys.argv[1]).outputs)"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    assert done.stdout == "('score',)\n", done.stderr
+
+
+@pytest.mark.parametrize("backend", ["fbgemm", "native"])
+def test_ids_outside_a_quantized_table_are_refused(backend: str, tmp_path: Path) -> None:
+    model = quantize_embeddings(EmbeddingBagCollection(tables()).eval(), "int8", backend=backend)
+    inputs = Inputs.of(model)
+    save_bundle(model, tmp_path / "1", inputs=inputs)
+    loaded = load_bundle(tmp_path / "1")
+    for wrong in (-1, 50):
+        batch = batch_of(inputs, 3)
+        batch.values[0] = wrong
+        with pytest.raises(RuntimeError, match="an id is not a row of its table"):
+            loaded.predict(batch)
+
+
 def test_a_bundle_names_no_path_of_the_machine_that_wrote_it(folder: Path) -> None:
     import zipfile
 
@@ -229,6 +292,30 @@ def test_threads_may_predict_at_the_same_time(folder: Path) -> None:
         together = list(pool.map(lambda batch: loaded.predict(batch)["score"], batches))
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
     assert all(answer.is_inference() for answer in together)
+
+
+def test_a_process_that_only_serves_loads_operators_of_fbgemm_and_no_training_code(tmp_path: Path) -> None:
+    model = dlrm()
+    served = quantize_embeddings(model, "int8")
+    save_bundle(served, tmp_path / "1", inputs=Inputs.of(model, COLUMNS))
+    imports = json.loads((tmp_path / "1" / "model.json").read_text())["stages"][0]["imports"]
+    assert imports == ["fbgemm_gpu"]
+    code = (
+        "import sys; from recshard_lab.serving import load_bundle; from recshard_lab.serving.server import process; "
+        f"load_bundle({str(tmp_path / '1')!r}); "
+        "print([name for name in sys.modules if name in ('recshard_lab.distributed', 'recshard_lab.embedding')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_threads_load_at_the_same_time(tmp_path: Path) -> None:
+    model = dlrm()
+    save_bundle(model, tmp_path / "1", inputs=Inputs.of(model, COLUMNS))
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(load_bundle, [tmp_path / "1"] * 4))
+    batch = batch_of(loaded[0].inputs, 2)
+    assert all(torch.equal(loaded[0].predict(batch)["score"], each.predict(batch)["score"]) for each in loaded)
 
 
 def test_a_failed_save_leaves_the_old_bundle_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

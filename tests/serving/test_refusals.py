@@ -8,9 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recshard_lab import DynamicEmbeddingBagCollection, DynamicEmbeddingConfig, EmbeddingBagCollection
-from recshard_lab.serving import ExportError, Inputs, SparseInput, save_bundle
-from tests.serving.bundles import tables
+from recshard_lab import (
+    DistributedModelParallel,
+    DynamicEmbeddingBagCollection,
+    DynamicEmbeddingConfig,
+    EmbeddingBagCollection,
+    HashZchManagedCollisionModule,
+    ManagedCollisionCollection,
+    ManagedCollisionEmbeddingBagCollection,
+    quantize_embeddings,
+)
+from recshard_lab.comm import ShardingEnv
+from recshard_lab.serving import ExportError, Inputs, SparseInput, load_bundle, save_bundle
+from tests.serving.bundles import COLUMNS, batch_of, dlrm, eager, tables
 
 INPUTS = Inputs(("a", "b"), (SparseInput("x", None),))
 
@@ -59,12 +69,35 @@ def dynamic() -> nn.Module:
     return nn.Sequential(DynamicEmbeddingBagCollection([config], torch.optim.SGD, {"lr": 0.5})).eval()
 
 
+def sharded() -> DistributedModelParallel:
+    return DistributedModelParallel(dlrm(), ShardingEnv.from_local(1, 0), torch.device("cpu")).eval()
+
+
+def managed() -> nn.Module:
+    collection = EmbeddingBagCollection(tables(features=1))
+    modules: dict[str, Any] = {"t0": HashZchManagedCollisionModule(50, torch.device("cpu"), total_num_buckets=1)}
+    collisions = ManagedCollisionCollection(modules, collection.embedding_bag_configs())
+    return nn.Sequential(ManagedCollisionEmbeddingBagCollection(collection, collisions)).eval()
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "training": (lambda: nn.Sequential(nn.Linear(1, 1)), r"Sequential is in training mode.*Fix: model.eval\(\)"),
     "hooks": (hooked, "'0', a Linear, has forward hooks.*Fix: call remove"),
     "dynamic": (
         dynamic,
         r"'0', a DynamicEmbeddingBagCollection, has dynamic tables.*Fix: .*export_static\(collection\)",
+    ),
+    "sharded": (
+        sharded,
+        r"DistributedModelParallel is sharded over ranks.* Fix: quantize_embeddings\(model, 'fp32'\) on all ranks",
+    ),
+    "part sharded": (
+        lambda: nn.Sequential(sharded().module).eval(),
+        r"'0.embedding_bag_collection', a \w+, is sharded over ranks.* save_checkpoint\(model, path\) on all ranks",
+    ),
+    "managed collision": (
+        managed,
+        "'0', a ManagedCollisionEmbeddingBagCollection, remaps ids, and its table of ids cannot be exported. Fix: ",
     ),
     "meta": (lambda: EmbeddingBagCollection(tables(), device="meta").eval(), "is on the meta device.*Fix: load"),
     "decides": (
@@ -90,3 +123,13 @@ def test_a_model_that_cannot_be_exported_is_refused_with_its_reason(name: str, t
         save_bundle(make(), tmp_path / "1", inputs=INPUTS)
     assert len(str(refused.value).splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_a_sharded_model_is_exported_as_its_refusal_says(dtype: str, tmp_path: Path) -> None:
+    whole = quantize_embeddings(sharded(), dtype)
+    inputs = Inputs.of(whole, COLUMNS)
+    save_bundle(whole, tmp_path / "1", inputs=inputs)
+    batch = batch_of(inputs, 4)
+    expected = eager(quantize_embeddings(dlrm(), dtype), inputs, batch)
+    assert torch.equal(load_bundle(tmp_path / "1").predict(batch)["score"], expected)

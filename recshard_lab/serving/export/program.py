@@ -12,17 +12,24 @@ Shape letters: B samples, F sparse features, N ids of all features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx.experimental._config
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.nn import functional
 
 from recshard_lab.serving.batch import Batch, Inputs
 from recshard_lab.serving.export.refusals import ExportError, check_exportable, reason_of
+from recshard_lab.serving.export.weights import ALIGNMENT
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
+
+if TYPE_CHECKING:
+    from recshard_lab.embedding.quantized.collections import QuantCollection
 
 Outputs = Mapping[str, Callable[[Tensor], Tensor] | None]
 """Names of a model's outputs, in order; each with a function that is applied to it, such as ``torch.sigmoid``."""
@@ -35,7 +42,8 @@ class Program(nn.Module):
     """A model as a function of its weights and of plain tensors.
 
     Args:
-        model: takes ``(dense, KeyedJaggedTensor)``, or only the one that `inputs` has.
+        model: takes ``(dense, KeyedJaggedTensor)``, or only the one that `inputs` has. A model that requires both
+            gets a dense part ``[B, 0]`` if `inputs` has no dense columns.
         inputs, outputs: of the model.
     """
 
@@ -43,12 +51,13 @@ class Program(nn.Module):
         super().__init__()
         self._model = [model]  # in a list: its parameters are arguments, not parameters of the program
         self._inputs, self._outputs = inputs, outputs
+        self._takes_dense = bool(inputs.dense) or (bool(inputs.sparse) and _required(model) > 1)
 
     def forward(
         self, weights: dict[str, Tensor], dense: Tensor, values: Tensor, lengths: Tensor, per_id: Tensor | None
     ) -> tuple[Tensor, ...]:
         """Computes the outputs, each ``[B]`` or ``[B, ...]``."""
-        arguments: list[Any] = [dense] if self._inputs.dense else []
+        arguments: list[Any] = [dense] if self._takes_dense else []
         if self._inputs.sparse:
             keys, size = self._inputs.names(), dense.shape[0]
             if per_id is not None:
@@ -56,16 +65,32 @@ class Program(nn.Module):
                 per_id = per_id.narrow(0, 0, values.shape[0])  # from here on one symbol for both sizes
             arguments.append(KeyedJaggedTensor._unchecked(keys, values, per_id, lengths, stride=size))
             arguments[-1]._length_per_key = _counts(values, lengths, len(keys), size)
-        answer = torch.func.functional_call(self._model[0], weights, tuple(arguments))
+        with _packed_tables(self._model[0], weights) as others:
+            answer = torch.func.functional_call(self._model[0], others, tuple(arguments))
         return tuple(
             _shaped(column if function is None else function(column))
             for column, function in zip(_columns(answer, list(self._outputs)), self._outputs.values(), strict=True)
         )
 
 
+def _required(model: nn.Module) -> int:
+    """Positional arguments that a model's forward requires."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    own = signature(model.forward).parameters.values()
+    return sum(one.kind in kinds and one.default is Parameter.empty for one in own)
+
+
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, each once, in the order of their names, which is part of the program."""
+    """Parameters and buffers by name, each once, in the order of their names, which is part of the program.
+
+    The tables of a quantized collection are one tensor, ``{collection}.tables``: their kernels read it, and its buffers
+    are views of it. It is padded, so that the file can be mapped.
+    """
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for path, part in _quantized(model).items():
+        views = f"{_below(path)}{part.tables_name}."
+        named = {name: weight for name, weight in named.items() if not name.startswith(views)}
+        named[f"{_below(path)}tables"] = functional.pad(part._packed.flat, (0, -part._packed.flat.numel() % ALIGNMENT))
     return {name: weight.detach() for name, weight in sorted(named.items())}
 
 
@@ -92,8 +117,7 @@ def trace(model: nn.Module, inputs: Inputs, outputs: Outputs, example: Batch) ->
         "lengths": {0: features * size} if features else None,
         "per_id": {0: ids} if inputs.weighted else None,
     }
-    per_id = example.weights if inputs.weighted else None
-    arguments = (weights, example.dense, example.values, example.lengths.long(), per_id)
+    arguments = (weights, *arguments_of(model, inputs, example)[1:])
     # sizes 0 and 1 are traced like all others
     with torch.no_grad(), symbols.patch(backed_size_oblivious=True):
         try:
@@ -116,16 +140,21 @@ def trace(model: nn.Module, inputs: Inputs, outputs: Outputs, example: Batch) ->
     return program
 
 
-def check_equal(program: ExportedProgram, model: nn.Module, inputs: Inputs, outputs: Outputs, batch: Batch) -> None:
+def arguments_of(model: nn.Module, inputs: Inputs, batch: Batch) -> tuple[Any, ...]:
+    """The arguments of a program for a batch."""
+    per_id = batch.weights if inputs.weighted else None
+    return weights_of(model), batch.dense, batch.values, batch.lengths.long(), per_id
+
+
+def check_equal(program: Callable[..., Any], model: nn.Module, inputs: Inputs, outputs: Outputs, batch: Batch) -> None:
     """Runs the program and the model on a batch.
 
     Raises:
         ExportError: an output differs by more than rounding.
     """
-    per_id = batch.weights if inputs.weighted else None
-    arguments = (weights_of(model), batch.dense, batch.values, batch.lengths.long(), per_id)
+    arguments = arguments_of(model, inputs, batch)
     with torch.inference_mode():
-        answers = program.module()(*arguments)
+        answers = program(*arguments)
         expected = Program(model, inputs, outputs)(*arguments)
     for name, answer, wanted in zip(outputs, answers, expected, strict=True):
         if not torch.allclose(answer, wanted, rtol=1e-4, atol=1e-6, equal_nan=True):
@@ -140,6 +169,31 @@ def imports_of(program: ExportedProgram) -> list[str]:
     """Modules beside torch that have the operators of a program."""
     used = {str(node.target).partition(".")[0] for node in program.graph.nodes if node.op == "call_function"}
     return ["fbgemm_gpu"] if "fbgemm" in used else []
+
+
+def _quantized(model: nn.Module) -> dict[str, QuantCollection]:
+    from recshard_lab.embedding.quantized.collections import QuantCollection  # a server does not import it
+
+    return {path: part for path, part in model.named_modules() if isinstance(part, QuantCollection)}
+
+
+def _below(path: str) -> str:
+    return f"{path}." if path else ""
+
+
+@contextmanager
+def _packed_tables(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Quantized collections read their tables from the weights meanwhile. Gives the weights of all other modules."""
+    others, parts = dict(weights), _quantized(model)
+    own = {path: part._packed.flat for path, part in parts.items()}
+    try:
+        for path, part in parts.items():
+            # fbgemm compares ids with the end of the tensor
+            part._packed.flat = others.pop(f"{_below(path)}tables").narrow(0, 0, own[path].numel())
+        yield others
+    finally:
+        for path, part in parts.items():
+            part._packed.flat = own[path]
 
 
 def _counts(values: Tensor, lengths: Tensor, features: int, size: int) -> list[int]:

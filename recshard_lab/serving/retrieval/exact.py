@@ -113,7 +113,7 @@ class ExactIndex(CandidateIndex):
         """``[M]`` ids -> ``[M, K]`` float32, as stored.
 
         Raises:
-            ValueError: an id that is no item.
+            ValueError: an id that the index does not contain.
         """
         state = self._state
         return _decoded(state, torch.from_numpy(state.positions.find(ids.cpu().numpy())).to(state.rows.device))

@@ -147,7 +147,7 @@ class CandidateIndex(ABC):
         Args:
             queries: ``[Q, K]`` or one query ``[K]``, floating point.
             k: 1 to N.
-            exclude: Q sequences of item ids that are no results of that query. Unknown ids are allowed.
+            exclude: Q sequences of item ids to leave out of the results of that query. Unknown ids are allowed.
 
         Raises:
             ValueError: no item, another shape, a value that is not finite, or k outside 1 to N.

@@ -20,7 +20,7 @@ def best(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest scores of each row and their ids, descending, equal scores by ascending id.
 
     Args:
-        scores: ``[Q, n]``; -inf is no result.
+        scores: ``[Q, n]``; -inf marks a missing result.
         ids: ``[n]`` or ``[Q, n]`` int64.
 
     Returns:
@@ -46,7 +46,7 @@ def best(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def without(scores: Tensor, ids: Tensor, k: int, exclude: list[Tensor] | None) -> Found:
-    """The first k results of sorted rows ``[Q, n]`` that are not excluded; -inf is no result."""
+    """The first k results of sorted rows ``[Q, n]`` that are not excluded; -inf marks a missing result."""
     if exclude is not None:
         scores = scores.clone()
         for row, own in enumerate(exclude):

@@ -45,7 +45,7 @@ class Positions(NamedTuple):
         """``[M]``: positions of items.
 
         Raises:
-            ValueError: an id that is no item.
+            ValueError: an id that the index does not contain.
         """
         known = self.has(ids)
         if not known.all():

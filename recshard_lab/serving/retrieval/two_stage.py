@@ -62,7 +62,7 @@ class RetrieveThenRank:
             have it, else from the user.
         candidates: k, items that the index finds for each user.
         results: n, at most k.
-        exclude_feature: an input whose ids are no results of that user, such as items that were seen.
+        exclude_feature: an input whose ids are left out of the results of that user, such as seen items.
 
     Raises:
         ValueError: counts that do not fit, or an item of the index without features.
@@ -265,7 +265,7 @@ class _Features:
         return tuple(bags.values().split(bags.lengths().tolist()))
 
     def repeated(self, rows: Tensor, items: ItemFeatures, ids: Tensor) -> _Features:
-        """Samples ``[M]``, with the features of one item each instead of those of the same name."""
+        """Samples ``[M]``, where the features of one item replace those of the same name."""
         dense = {name: column[rows] for name, column in self.dense.items()}
         sparse = {}
         for name, bags in self.sparse.items():

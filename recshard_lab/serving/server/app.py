@@ -391,7 +391,7 @@ class App:
             message = f"{'. '.join(refusals)}: {serving}. Fix: write the version again under a new name."
             return self._json(Refused(409, "version_refused", message))
         if self.state.in_group:
-            os.kill(os.getppid(), signal.SIGHUP)  # the supervisor tells the other workers
+            os.kill(os.getppid(), signal.SIGHUP)  # the supervisor forwards it to the other workers
         return self._answer({"version": self.state.version().name})
 
 

@@ -30,7 +30,7 @@ Answer = Mapping[str, "NDArray[Any]"]
 
 
 class Disconnected(Exception):
-    """The client closed its connection; nobody reads an answer."""
+    """The client closed its connection."""
 
 
 class Entry:
@@ -175,8 +175,10 @@ class Batcher:
         begun = time.perf_counter()
         version = entries[0].version
         results: Sequence[Answer | Exception]
+        stages: Mapping[str, float] = {}
         try:
             results = list(version.predict([entry.batch for entry in entries]))
+            stages = version.stage_seconds()
         except Exception as error:
             if len(entries) > 1:  # one request cannot fail the others
                 for entry in entries:
@@ -186,12 +188,21 @@ class Batcher:
             results = [error]
         ended = time.perf_counter()
         self._call_s += 0.1 * (ended - begun - self._call_s)
-        self._loop.call_soon_threadsafe(self._deliver, list(entries), results, begun, ended)
+        self._loop.call_soon_threadsafe(self._deliver, list(entries), results, begun, ended, stages)
 
-    def _deliver(self, entries: list[Entry], results: Sequence[Answer | Exception], begun: float, ended: float) -> None:
+    def _deliver(
+        self,
+        entries: list[Entry],
+        results: Sequence[Answer | Exception],
+        begun: float,
+        ended: float,
+        stages: Mapping[str, float],
+    ) -> None:
         """Runs in the event loop."""
         metrics = self.metrics
         metrics.model_seconds.observe(ended - begun)
+        for stage, seconds in stages.items():
+            metrics.stage_seconds.labels(stage).observe(seconds)
         metrics.batch_samples.observe(sum(entry.samples for entry in entries))
         for entry, result in zip(entries, results, strict=True):
             metrics.queue_seconds.observe(begun - entry.arrived)

@@ -114,7 +114,7 @@ class Decoder:
         optional |= {"values", "lengths"} if not count else set()
         for name in tensors:
             if name not in expected:
-                raise _invalid(name, f"the model has no such tensor; it takes {', '.join(expected)}", "leave it out")
+                raise _invalid(name, f"the tensor is unknown; the model takes {', '.join(expected)}", "leave it out")
         arrays: dict[str, NDArray[Any]] = {}
         for name, dtypes in expected.items():
             if name not in tensors:
@@ -217,7 +217,8 @@ class Decoder:
     def _check_lengths(self, lengths: NDArray[Any], ids: int, samples: int) -> None:
         """Raises if lengths are negative or do not sum to the number of ids."""
         self._bound_ids(ids)
-        if (bad := (lengths < 0) | (lengths > ids)).any():
+        if lengths.min() < 0 or lengths.max() > ids:
+            bad = (lengths < 0) | (lengths > ids)
             place = int(bad.argmax())
             field, position = f"sparse.{self.names[place // samples]}", place % samples
             why = f"length {lengths[place]:,} is not between 0 and the {ids:,} ids of the request"
@@ -266,7 +267,7 @@ class Decoder:
             why = f"{dense[position, column]} is not a finite float32"
             raise _invalid(f"dense.{self.inputs.dense[column]}", why, "send a finite number", position)
         if len(values):
-            counts = lengths.reshape(-1, samples).sum(1, dtype=np.int64)
+            counts = lengths if samples == 1 else lengths.reshape(-1, samples).sum(1, dtype=np.int64)
             lowest, highest = self.lowest.repeat(counts), self.highest.repeat(counts)
             bad = (values < lowest) | (values > highest)
             if bad.any():
@@ -333,10 +334,12 @@ def _floats(values: list[Any], field: str) -> NDArray[np.float32]:
 
 
 def encode(kind: str, answer: Mapping[str, NDArray[Any]]) -> bytes:
-    """The body of an answer; arrays are contiguous. JSON has null for NaN, which JSON cannot express.
+    """The body of an answer; arrays are contiguous. JSON has null for NaN and infinity.
 
     >>> encode(JSON, {"probability": np.array([0.5, 0.25], dtype=np.float32)})
     b'{"probability":[0.5,0.25]}'
+    >>> encode(JSON, {"probability": np.array([np.nan, np.inf], dtype=np.float32)})
+    b'{"probability":[null,null]}'
     """
     if kind == JSON:
         return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -35,7 +35,7 @@ class ServeError(RuntimeError):
 
 
 class Client:
-    """Requests to one server. Not for several threads at a time: create one for each.
+    """Requests to one server. A thread needs a separate client.
 
     Args:
         address: ``http://host:port``.
@@ -118,7 +118,7 @@ class Client:
             weights: weighted feature -> B lists of weights.
 
         Returns:
-            Output -> list of B values.
+            Output -> list of B values. NaN and infinity are None; `predict_batch` returns them unchanged.
         """
         parts = {"dense": dense, "sparse": sparse, "weights": weights}
         body = json.dumps({name: part for name, part in parts.items() if part is not None}).encode()

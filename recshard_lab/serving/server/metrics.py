@@ -24,7 +24,7 @@ SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
 class Metrics:
-    """What ``GET /metrics`` reports. Create one for each process.
+    """What ``GET /metrics`` reports. A process creates one.
 
     >>> metrics = Metrics()
     >>> metrics.requests.labels("200").inc()

@@ -118,6 +118,7 @@ class Process:
         with asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory()) as runner:
             runner.run(self._serve())
         self._log.info("stopped", status=self._status)
+        self._log.close()
         return self._status
 
     async def _serve(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -66,7 +67,14 @@ class Server:
                 time.sleep(0.02)
 
     def _last_words(self) -> str:
-        return self.log_path.read_text(errors="replace").strip()[-2000:]
+        """The message of the event ``cannot_start``, or the end of the log."""
+        text = self.log_path.read_text(errors="replace").strip()
+        for line in reversed(text.splitlines()):
+            with suppress(ValueError, TypeError, KeyError):
+                record = json.loads(line)
+                if record["event"] == "cannot_start":
+                    return str(record["message"])
+        return text[-2000:]
 
     def __enter__(self) -> Server:
         return self

@@ -150,4 +150,5 @@ def _request(inputs: Inputs) -> dict[str, Any]:
 
 
 def _outputs(outputs: Sequence[str]) -> dict[str, Any]:
-    return {"type": "object", "properties": {name: {"type": "array"} for name in outputs}}
+    values = {"type": "array", "description": "B values or lists; null for NaN and infinity, which JSON does not have"}
+    return {"type": "object", "properties": dict.fromkeys(outputs, values)}

@@ -69,6 +69,11 @@ class Version:
             yield {name: output[start:end] for name, output in outputs.items()}
             start = end
 
+    def stage_seconds(self) -> Mapping[str, float]:
+        """Seconds of each stage in the last `predict` of this thread, of a model with stages. Otherwise empty."""
+        stages = getattr(self.model, "stage_seconds", None)
+        return {} if stages is None else stages()
+
 
 def version_key(name: str) -> list[tuple[int, int, str]]:
     """Sorts names with their numbers as numbers.
@@ -168,7 +173,11 @@ class Versions:
         self.metrics.swaps.labels("loaded").inc()
         self.metrics.version.labels(version.name).set(1)
         self.log.info(
-            "version_loaded", version=version.name, seconds=round(version.seconds, 3), replaces=old and old.name
+            "version_loaded",
+            version=version.name,
+            seconds=round(version.seconds, 3),
+            replaces=old and old.name,
+            not_compiled=getattr(version.model, "not_compiled", "not a program"),
         )
         if old is not None:
             if old.name != version.name:

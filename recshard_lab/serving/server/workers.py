@@ -81,6 +81,7 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
         self._log.info("stopped", status=CANNOT_START if self._cannot_start else 0)
+        self._log.close()
         return CANNOT_START if self._cannot_start else 0
 
     def _run(self, folder: str) -> None:

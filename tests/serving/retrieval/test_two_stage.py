@@ -1,6 +1,8 @@
 """Retrieve, then rank, against scores of single pairs; and the bundle of both stages."""
 
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from recshard_lab.serving.retrieval import (
     index_of_items,
     save_retrieval_bundle,
 )
+from recshard_lab.serving.server import serve
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 from tests.serving.retrieval import jobs
 
@@ -107,6 +110,12 @@ def test_a_bundle_of_both_stages_returns_the_best_ranked_candidates(saved: Path)
     assert nobody["item"].shape == (0, RESULTS)
 
 
+def test_loading_writes_nothing(saved: Path) -> None:
+    code = "import sys; from recshard_lab.serving import load_bundle; load_bundle(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_the_saved_user_tower_has_no_table_of_items(saved: Path) -> None:
     shapes = {tuple(weight.shape) for weight in load_file(saved / "stages" / "user" / "weights.safetensors").values()}
     assert (10, 4) in shapes
@@ -191,3 +200,17 @@ def test_a_damaged_index_in_a_bundle_is_refused(saved: Path, tmp_path: Path) -> 
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(IndexFolderError, match=r"vectors.npy is truncated"):
         load_bundle(copy)
+
+
+def test_the_server_answers_both_stages_and_reports_their_seconds_apart(saved: Path) -> None:
+    sent = users([1001], [1002, 1003], [])
+    expected = load_bundle(saved).predict(sent)
+    with serve(saved) as server, server.client() as client:
+        before = client.metrics()
+        found = client.predict_batch(sent)
+        after = client.metrics()
+    assert found["item"].tolist() == expected["item"].tolist()
+    for stage in ("encode", "retrieve", "rank"):
+        count, seconds = (f'recshard_stage_seconds_{kind}{{stage="{stage}"}}' for kind in ("count", "sum"))
+        assert after[count] == before.get(count, 0) + 1
+        assert after[seconds] > before.get(seconds, 0)

@@ -148,7 +148,7 @@ def test_json_is_refused_with_its_place(body: bytes, status: int, words: str) ->
         (b"", 400, "safetensors"),
         (b"\xff" * 200, 400, "safetensors"),
         (tensors()[:-1], 400, "safetensors"),
-        (tensors(extra=torch.zeros(1)), 422, "extra: the model has no such tensor"),
+        (tensors(extra=torch.zeros(1)), 422, "extra: the tensor is unknown"),
         (tensors(dense=None), 422, "dense: the tensor is missing"),
         (tensors(values=None), 422, "values: the tensor is missing"),
         (tensors(values=torch.zeros(4)), 422, "values: its dtype is F32"),

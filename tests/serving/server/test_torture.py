@@ -19,10 +19,9 @@ import pytest
 
 from recshard_lab.serving.server import Server, serve
 from tests.serving.server.stub import LOADER, request, write
-from tests.serving.server.traffic import Traffic, connect, post, raw
+from tests.serving.server.traffic import ROUNDS, Traffic, connect, post, raw
 from tests.sweep import SWEEP
 
-ROUNDS = 10 if SWEEP else 1
 DISCONNECTS = 1000
 GOOD = json.dumps(request()).encode()
 
@@ -84,7 +83,11 @@ def test_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
             attack()
         wait_until(lambda: is_empty(server))
         wait_until(lambda: held(server) <= before)
-        assert psutil.Process(server.pid).memory_info().rss - memory < 30e6
+        grown = psutil.Process(server.pid).memory_info().rss - memory
+        print(
+            f"{ROUNDS * DISCONNECTS} disconnects: {held(server)} fds and threads, {before} before, {grown:,} bytes more"
+        )
+        assert grown < 30e6
         with server.client() as client:
             assert client.predict(**request()) == {"probability": [12.0]}
 
@@ -94,7 +97,7 @@ def test_a_full_queue_refuses_the_rest_and_answers_what_it_took(tmp_path: Path) 
 
     async def test(server: Server) -> Traffic:
         async with Traffic(server.address, 40, {"v1": 1.0}) as traffic:
-            await traffic.answered(400)
+            await traffic.answered(400 * ROUNDS)
         return traffic
 
     options = {"queue": 8, "max_batch": 4, "watch_s": 0, "log_level": "warning", "drain_s": 0}

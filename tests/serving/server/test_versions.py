@@ -17,7 +17,7 @@ from recshard_lab.serving.server.log import Log
 from recshard_lab.serving.server.metrics import Metrics
 from recshard_lab.serving.server.versions import Versions, find_versions
 from tests.serving.server.stub import LOADER, request, write
-from tests.serving.server.traffic import Traffic
+from tests.serving.server.traffic import ROUNDS, Traffic
 
 
 def versions(folder: Path) -> Versions:
@@ -105,30 +105,29 @@ def test_reload_answers_with_the_version_or_why_it_was_refused(folder: Path) -> 
 
 
 def test_swaps_under_load_lose_no_request_and_mix_no_versions(folder: Path) -> None:
-    scales = {f"v{number}": float(number) for number in range(1, 8)}
+    scales = {f"v{number}": float(number) for number in range(1, 6 * ROUNDS + 2)}
+    broken = {f"v{6 * number + 5}" for number in range(ROUNDS)}
 
     async def test(server: Server) -> Traffic:
         async with Traffic(server.address, 16, scales) as traffic:
             await traffic.version("v1")
-            for name in ("v2", "v3", "v4"):
-                write(folder, name, scale=scales[name])
-                await traffic.version(name)
-            write(folder, "v5", broken=True)
-            await traffic.answered(300)
-            for name in ("v6", "v7"):
-                write(folder, name, scale=scales[name])
-                await traffic.version(name)
+            for name in [*scales][1:]:
+                write(folder, name, scale=scales[name], broken=name in broken)
+                if name in broken:
+                    await traffic.answered(300)
+                else:
+                    await traffic.version(name)
         return traffic
 
     with serve(folder, loader=LOADER, watch_s=0.05, drain_s=0, log_level="warning") as server:
         traffic = asyncio.run(test(server))
         assert set(traffic.statuses) == {200}
         assert (traffic.lost, traffic.refused, traffic.wrong) == (0, 0, [])
-        assert set(traffic.versions) == set(scales) - {"v5"}
+        assert set(traffic.versions) == set(scales) - broken
         with server.client() as client:
             metrics: dict[str, Any] = client.metrics()
         assert metrics["recshard_queue_requests"] == 0
-        assert metrics['recshard_swaps_total{result="loaded"}'] == 6
+        assert metrics['recshard_swaps_total{result="loaded"}'] == 5 * ROUNDS + 1
 
 
 def test_swaps_leave_no_memory_behind(folder: Path) -> None:

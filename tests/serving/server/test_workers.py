@@ -12,7 +12,7 @@ import pytest
 
 from recshard_lab.serving.server import Server, serve
 from tests.serving.server.stub import LOADER, write
-from tests.serving.server.traffic import Traffic
+from tests.serving.server.traffic import ROUNDS, Traffic
 
 
 def wait_until(true: Callable[[], bool], patience_s: float = 40) -> None:
@@ -35,11 +35,12 @@ def test_a_killed_worker_is_restarted_and_nothing_else_is_lost(folder: Path) -> 
     async def test(server: Server) -> Traffic:
         async with Traffic(server.address, 8, {"v1": 1.0, "v2": 2.0}) as traffic:
             await traffic.answered(100)
-            killed = workers_of(server)[0]
-            killed.send_signal(signal.SIGKILL)
-            await traffic.answered(200)
-            await asyncio.to_thread(wait_until, lambda: len(workers_of(server)) == 2 and serving(server, "v1") == 2)
-            assert killed.pid not in [worker.pid for worker in workers_of(server)]
+            for number in range(ROUNDS):
+                killed = workers_of(server)[number % 2]
+                killed.send_signal(signal.SIGKILL)
+                await traffic.answered(200)
+                await asyncio.to_thread(wait_until, lambda: len(workers_of(server)) == 2 and serving(server, "v1") == 2)
+                assert killed.pid not in [worker.pid for worker in workers_of(server)]
             write(folder, "v2", scale=2.0)
             os.kill(server.pid, signal.SIGHUP)  # every worker swaps
             await asyncio.to_thread(wait_until, lambda: serving(server, "v2") == 2)
@@ -51,11 +52,11 @@ def test_a_killed_worker_is_restarted_and_nothing_else_is_lost(folder: Path) -> 
         traffic = asyncio.run(test(server))
         assert set(traffic.statuses) == {200}
         assert (traffic.wrong, traffic.refused) == ([], 0)
-        assert traffic.lost <= 8  # at most one request of each client was in the killed process
+        assert traffic.lost <= 8 * ROUNDS  # at most one request of each client was in the killed process
         with server.client() as client:
             metrics = client.metrics()
         # the killed worker's counters remain in the sums; an answer may have been counted and not sent, or not counted
-        assert abs(metrics['recshard_requests_total{status="200"}'] - traffic.statuses[200]) <= 8
+        assert abs(metrics['recshard_requests_total{status="200"}'] - traffic.statuses[200]) <= 8 * ROUNDS
         assert "worker_ended" in server.log_path.read_text()
         running = workers_of(server)
         assert server.stop() == 0

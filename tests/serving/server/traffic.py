@@ -11,6 +11,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.serving.server.stub import request
+from tests.sweep import SWEEP
+
+ROUNDS = 10 if SWEEP else 1
+"""Rounds of the tests that torture a server: the gate runs one of each."""
 
 
 def connect(address: str, timeout_s: float = 10) -> socket.socket:

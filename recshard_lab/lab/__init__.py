@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from recshard_lab.lab.live_model import Proof as Proof
     from recshard_lab.lab.measure import Measured as Measured
     from recshard_lab.lab.measure import measure_plan as measure_plan
+    from recshard_lab.lab.number_formats import FormatComparison as FormatComparison
+    from recshard_lab.lab.number_formats import compare_formats as compare_formats
     from recshard_lab.lab.plan_comparison import PlanComparison as PlanComparison
     from recshard_lab.lab.plan_comparison import compare_plans as compare_plans
     from recshard_lab.lab.report import write_report as write_report
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "Candidate": "exportable",
     "DrawingBoard": "widgets",
+    "FormatComparison": "number_formats",
     "LiveCounters": "widgets",
     "LiveModel": "live_model",
     "Measured": "measure",
@@ -44,6 +47,7 @@ _HOME_OF = {
     "SchemeSwitcher": "widgets",
     "SkewScale": "widgets",
     "View": "view",
+    "compare_formats": "number_formats",
     "compare_plans": "plan_comparison",
     "export": "exporting",
     "measure_plan": "measure",
@@ -56,6 +60,7 @@ _HOME_OF = {
 __all__ = [
     "Candidate",
     "DrawingBoard",
+    "FormatComparison",
     "LiveCounters",
     "LiveModel",
     "Measured",
@@ -66,6 +71,7 @@ __all__ = [
     "SchemeSwitcher",
     "SkewScale",
     "View",
+    "compare_formats",
     "compare_plans",
     "export",
     "measure_plan",

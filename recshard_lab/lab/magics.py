@@ -235,6 +235,39 @@ class RecshardMagics(Magics):
             return _running().pull(asked.name)
         return _running().pull(asked.name, ranks=[asked.rank])[0]
 
+    @magic_arguments()
+    @argument("path", nargs="?", help="a bundle, or a folder of bundles; without it: what is served")
+    @argument("--port", type=int, default=0, help="port to listen on; default: a free one")
+    @argument("--workers", type=int, default=1, help="processes; default: 1")
+    @argument("--max-batch", type=int, default=256, help="samples of one call of the model; default: 256")
+    @argument(
+        "--delay-ms", type=float, default=0.0, metavar="MS", help="how long a request waits for others; default: 0"
+    )
+    @argument("--stop", action="store_true", help="stop the server")
+    @line_magic
+    def recshard_serve(self, line: str) -> None:
+        """Serve a bundle beside the notebook, as ``server``. The server ends with the kernel."""
+        from recshard_lab.lab import serving
+
+        asked = parse_argstring(self.recshard_serve, line)
+        try:
+            if asked.stop:
+                address = serving.stop()
+                print("no server is running; nothing to stop." if address is None else f"{address} stopped.")
+                return
+            if asked.path is None:
+                server = serving.current()
+                idle = "no server is running. %recshard_serve FOLDER starts one."
+                print(idle if server is None else serving.status(server))
+                return
+            options = {"workers": asked.workers, "max_batch": asked.max_batch, "delay_ms": asked.delay_ms}
+            path = asked.path.strip("\"'")
+            self.shell.user_ns["server"] = server = serving.start(path, port=asked.port, **options)
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            raise UsageError(f"%recshard_serve: {error}") from None
+        print(serving.status(server))
+        print("server.client() sends requests; the address opens a page to try them. %recshard_serve --stop ends it.")
+
 
 def _running() -> Ranks:
     ranks = launcher.current()
@@ -296,7 +329,10 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Stops the ranks and takes the magics away."""
+    """Stops the ranks and the server, and takes the magics away."""
+    from recshard_lab.lab import serving
+
+    serving.stop()
     ranks = launcher.current()
     if ranks is not None:
         ranks.stop()

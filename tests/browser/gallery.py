@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
+from tests.lab.every_view import formats
 
 ROOT = Path(__file__).resolve().parents[2]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
@@ -144,6 +145,7 @@ def example_views() -> dict[str, Any]:
     drawn["counters"] = views.counters(seen)
     drawn["waterfall"] = views.waterfall({"before": 8.0, "graphs": 4.0, "copies": 5.0}, published={"before": 9.0})
     drawn["parameter_server"] = views.parameter_server(compare_servers(tables, Workload(512, 10.0, zipf_alpha=1.05)))
+    drawn["number_formats"] = views.number_formats(formats())
     return {name: drawn[name] for name in views.view_names() if name in drawn}
 
 

@@ -73,6 +73,10 @@ area => {
     at.observer.observe(one, { subtree: true, childList: true, characterData: true, attributes: true });
 }
 """
+_SETTLED = """
+() => ![...document.querySelectorAll("[data-rank][data-state]")].some(row => row.dataset.state === "running")
+  && document.hasFocus()
+"""
 _KEPT = """
 () => { const node = document.activeElement, used = window.rsAnswer.node;
   return node !== document.body && !!node.closest("[data-shown]") || used.isConnected && used.disabled; }
@@ -161,6 +165,8 @@ def _stops(page: Any, area: str) -> Iterator[dict[str, Any]]:
         page.keyboard.press("Tab")
         stop = page.evaluate(_STOP, [area, number])
         if stop is None:
+            where = page.evaluate("() => document.activeElement.outerHTML.slice(0, 200)")
+            assert number, f"Tab does not come into the widget, but to {where}"
             return
         yield stop
     raise AssertionError(f"Tab does not leave the widget after {MOST_STOPS} stops")
@@ -168,13 +174,18 @@ def _stops(page: Any, area: str) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _before(page: Any, area: str) -> Iterator[None]:
-    """With the focus just before the widget, and no traces afterwards."""
+    """With the focus just before the widget, and no traces afterwards.
+
+    Waits until no rank is running: what a widget started before would change the controls of another meanwhile.
+    """
+    page.wait_for_function(_SETTLED, timeout=2 * PATIENCE_MS)
     first = "<button id='rs-before'>before</button>"
     page.evaluate(
         "([area, first]) => document.querySelector(area).insertAdjacentHTML('afterbegin', first)", [area, first]
     )
     page.evaluate("() => document.querySelectorAll('[data-stop]').forEach(node => node.removeAttribute('data-stop'))")
     page.locator("#rs-before").focus()
+    page.wait_for_function("() => document.activeElement.id === 'rs-before'")
     try:
         yield
     finally:

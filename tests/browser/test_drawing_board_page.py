@@ -58,7 +58,6 @@ def test_pieces_are_drawn_refused_mended_and_run(page: Any) -> None:
     widget = page.locator(WIDGET)
     box = widget.locator("[data-tile] rect").first.bounding_box()
     widget.get_by_label("Draw as").select_option(label="rank 1")
-    page.wait_for_timeout(300)  # until the page has heard which rank draws
     drag(page, box, (0.5, 0.0), (1.0, 0.6))
     page.wait_for_function("() => document.querySelectorAll('.rs-tile-canvas [data-tile]').length === 3")
     page.wait_for_selector(f"{WIDGET} :text('A tiling: 3 pieces on 2 ranks')")

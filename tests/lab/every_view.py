@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from recshard_lab.lab.counters import Sample
+from recshard_lab.lab.number_formats import FormatComparison, FormatResult
 from recshard_lab.lab.plan_comparison import PlanComparison
 from recshard_lab.lab.question import Answer, Question
 from recshard_lab.planner import (
@@ -62,6 +63,7 @@ def nothing() -> dict[str, Any]:
         "history": [],
         "comparison": PlanComparison([], {}),
         "servers": ServerComparison((), "", 1.0, 1),
+        "formats": FormatComparison(()),
     }
 
 
@@ -110,6 +112,7 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
         "history": samples([table(LONG, 1000)], 2, 3, value),
         "comparison": compared(found["plan"], found["tables"], found["topology"], bad),
         "servers": spoilt_servers(found["servers"], value),
+        "formats": formats(value),
     }
 
 
@@ -178,7 +181,17 @@ def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int,
         "history": samples(tables, ranks, min(steps, 3), 9.0),
         "comparison": compared(plan, tables, topology, found),
         "servers": compare_servers(tables, Workload(64, 3.0), workers=[2**n for n in range(min(steps, 12))]),
+        "formats": formats(),
     }
+
+
+def formats(value: float | None = None) -> FormatComparison:
+    """Four models; with a value, one time and one score are it."""
+    sizes = {"FP32": 256_000, "FP16": 128_000, "INT8": 68_000, LONG: 36_000}
+    found = [FormatResult(name, size, 0.7743 - size * 1e-9, 2.0, 0.1) for name, size in sizes.items()]
+    if value is not None:
+        found[1] = replace(found[1], ms=value, score=value)
+    return FormatComparison(tuple(found))
 
 
 def spoilt_servers(servers: ServerComparison, value: float) -> ServerComparison:

@@ -48,7 +48,7 @@ def rectangles(svg: str) -> list[tuple[str, float, float]]:
 
 def test_every_view_is_registered_in_the_order_it_is_offered() -> None:
     others = ["access_skew", "jagged_anatomy", "follow_id", "timeline", "planner_search", "counters", "side_by_side"]
-    others += ["pareto", "waterfall", "parameter_server"]
+    others += ["pareto", "waterfall", "parameter_server", "number_formats"]
     assert views.view_names() == [*ALL[:3], "balance", *ALL[3:], *others]
     assert views.views_of("estimate") == ["memory", "phases", "balance", "traffic"]
 
@@ -198,6 +198,8 @@ def test_curves_that_are_not_meant_to_agree_are_told_in_words() -> None:
     view = views.curves({"a": ([8, 16], [2.0, 1.0]), "b": ([8, 16], [1.0, 1.0])}, summary="They were simulated.")
     assert view.summary == "They were simulated."
     assert view.svg.count(" 0z") == 4  # few points are marked
+    alone = views.curves({"a": ([8, 16], [2.0, 1.0]), "b": ([9], [1.5])})
+    assert alone.svg.count(" 0z") == 3  # a curve of one point has no line
 
 
 def test_an_empty_plan_is_a_message() -> None:

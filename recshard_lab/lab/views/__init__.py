@@ -7,7 +7,8 @@ A view is a pure function whose parameter names say what it wants to see::
 
 Whoever shows views (the plan comparison, a report) offers it wherever an ``estimate`` is at hand.
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
-``search``, ``servers`` (of parameter servers), ``comparison`` (of plans), ``groups`` (sharding groups of replicas),
+``search``, ``servers`` (of parameter servers), ``formats`` (of served tables), ``comparison`` (of plans), ``groups``
+(sharding groups of replicas),
 ``note``, ``width``, ``extent`` (of pictures to one scale).
 """
 
@@ -18,6 +19,7 @@ from recshard_lab.lab.views.counters import counters as counters
 from recshard_lab.lab.views.curves import curves as curves
 from recshard_lab.lab.views.follow import follow_id as follow_id
 from recshard_lab.lab.views.memory import memory as memory
+from recshard_lab.lab.views.number_formats import number_formats as number_formats
 from recshard_lab.lab.views.parameter_server import parameter_server as parameter_server
 from recshard_lab.lab.views.pareto import pareto as pareto
 from recshard_lab.lab.views.phases import phases as phases

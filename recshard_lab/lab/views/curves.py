@@ -160,7 +160,7 @@ def _draw(
         keep = _thinned(np.isfinite(y))
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in (at(float(x[k]), float(y[k])) for k in keep))
         svg.path(f"M{points}", style, f"{_label(name)}: ends at {number(float(y[-1]), 4)}")
-        if 1 < len(keep) <= FEW_POINTS:
+        if len(keep) <= FEW_POINTS:
             r = 2 + thick / 2
             for k in keep:
                 px, py = at(float(x[k]), float(y[k]))

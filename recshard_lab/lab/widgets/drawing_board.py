@@ -156,7 +156,7 @@ class DrawingBoard(Exports, LabWidget):
         self.rank.style.description_width = "initial"
         self.carves = ipw.Checkbox(value=True, description="cut away what is underneath", indent=False)
         self.carves.layout.width = "auto"
-        ipw.link((self.rank, "value"), (self.canvas, "rank"))
+        ipw.jslink((self.rank, "index"), (self.canvas, "rank"))  # on the page: who draws at once draws as this rank
         ipw.link((self.carves, "value"), (self.canvas, "carves"))
         self.lines = ipw.Textarea(
             description="Pieces",

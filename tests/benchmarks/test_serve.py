@@ -1,0 +1,47 @@
+"""`recshard bench serve`: what it reads of the load generator, and the bundle that it serves."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks import benchmark_named, serve
+from recshard_lab.serving import load_bundle
+from recshard_lab.serving.server.bodies import example
+
+
+def test_a_request_that_was_not_answered_ends_the_run() -> None:
+    good = "1700000000000000\t200\t900\n"
+    assert serve.parsed(good * 2) == [0.0009, 0.0009]
+    with pytest.raises(RuntimeError, match="3 requests, some with the status 503"):
+        serve.parsed(good * 2 + "1700000000000000\t503\t100\n")
+    with pytest.raises(RuntimeError, match="0 requests"):
+        serve.parsed("")
+
+
+def test_requests_in_flight_at_the_end_and_in_the_warm_up_are_left_out() -> None:
+    early, late = "1700000000000000\t200\t900\n", "1700000002000000\t200\t700\n"
+    cut = "1700000002000100\t0\t300\n"
+    assert serve.parsed(early + late + cut, warm_s=1, in_flight=1) == [0.0007]
+    with pytest.raises(RuntimeError, match="status 0"):
+        serve.parsed(early + cut * 2, in_flight=1)
+
+
+def test_without_the_load_generator_it_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="apt-get install nghttp2-client"):
+        benchmark_named("serve").run()
+
+
+def test_quantiles_are_times_that_were_measured() -> None:
+    times = [float(one) for one in range(1, 101)]
+    assert [serve.quantile(times, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
+
+
+def test_the_bundle_has_the_features_of_the_figure(tmp_path: Path) -> None:
+    serve.write_model(tmp_path / "v1", rows=20, width=8)
+    model = load_bundle(tmp_path / "v1")
+    assert (len(model.inputs.sparse), len(model.inputs.dense)) == (serve.FEATURES, serve.DENSE)
+    assert model.predict(example(model.inputs, 1))["probability"].shape == (1,)

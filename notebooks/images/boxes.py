@@ -38,6 +38,8 @@ MAP = {  # column, row, what you can do after it
     "07_the_training_pipeline": (2, 2, "hide what can be hidden; tell measured from simulated"),
     "08_out_of_the_notebook": (3, 2, "train on a cluster, survive a kill, bring TorchRec code"),
     "09_dynamic_tables": (3, 0, "train on ids without a vocabulary, choose which rows stay in fast memory"),
+    "10_serving": (0, 2, "make a model small, serve it, replace it under load"),
+    "11_retrieval": (1, 2, "find 100 of many items for a user, rank them, serve both"),
 }
 FILLS = ["#9ad6ae", "#9cc4ee", "#f6bd83"]
 
@@ -46,7 +48,7 @@ def draw_map() -> str:
     """Which notebook leads where; seconds are those of TEACHING.md, which a test compares with reality."""
     told = (Path(__file__).parents[1] / "TEACHING.md").read_text()
     seconds = {name: re.search(rf"{name}\.ipynb\) \| (\d+) s \| (\d+) min", told) for name in MAP}
-    words = "Begin at 01. Above: batches and tables. In the middle: ranks and plans. Below: speed, and leaving."
+    words = "Begin at 01. Above: batches and tables. Middle: ranks and plans. Below: serving, speed, and leaving."
     svg = Svg(880, 462, "The notebooks", words)
     wide, high, gap_x, gap_y, top = 196.0, 112.0, 26.0, 22.0, 56.0
     svg.head("The notebooks", words, 14)
@@ -63,15 +65,18 @@ def draw_map() -> str:
         assert found, f"TEACHING.md has no times for {name}"
         times = f"{found[1]} s to run, {found[2]} min in class"
         svg.text(x + 10, y + high - 9, times, size=10, ink=LABEL_INK, extra='opacity=".85"')
-    sides = [("02", "03"), ("03", "09"), ("01", "04"), ("04", "05"), ("05", "06"), ("07", "08")]
+    sides = [("02", "03"), ("03", "09"), ("01", "04"), ("04", "05"), ("05", "06"), ("07", "08"), ("10", "11")]
     place = {name[:2]: at(name) for name in MAP}
     for one, other in sides:
         (x, y), (to_x, _) = place[one], place[other]
         arrow(svg, (x + wide, y + high / 2), (to_x, y + high / 2))
     (x, y), (to_x, to_y) = place["01"], place["02"]
     arrow(svg, (x + wide / 2, y), (x + wide / 2, to_y + high / 2), (to_x, to_y + high / 2))
+    (x, y), (_, to_y) = place["01"], place["10"]
+    arrow(svg, (x + wide / 2, y + high), (x + wide / 2, to_y))
     (x, y), (to_x, to_y) = place["04"], place["07"]
-    arrow(svg, (x + wide / 2, y + high), (x + wide / 2, to_y + high / 2), (to_x, to_y + high / 2))
+    between = y + high + gap_y / 2
+    arrow(svg, (x + wide / 2, y + high), (x + wide / 2, between), (to_x + wide / 2, between), (to_x + wide / 2, to_y))
     return standalone(str(svg)) + "\n"
 
 
@@ -85,6 +90,8 @@ TITLES = {
     "07_the_training_pipeline": "The training pipeline",
     "08_out_of_the_notebook": "Out of the notebook",
     "09_dynamic_tables": "Dynamic tables",
+    "10_serving": "Serving",
+    "11_retrieval": "Retrieval",
 }
 
 
@@ -145,6 +152,47 @@ def draw_dynamic() -> str:
     return standalone(str(svg)) + "\n"
 
 
+def draw_serving() -> str:
+    """From a trained model to answers."""
+    words = "A trained model becomes small. It is split over devices, or exported to a bundle for the server."
+    svg = Svg(880, 262, "From a trained model to answers", words)
+    svg.head("From a trained model to answers", words, 14)
+    card(svg, 14, 122, 150, 52, "a trained model", ["rows in fp32"], FILLS[1])
+    card(svg, 206, 122, 158, 52, "quantized", ["rows in INT8, INT4 ..."], FILLS[0])
+    arrow(svg, (164, 148), (206, 148))
+    ways = [("split over devices", "by the plans of training"), ("a bundle, v1", "torch.export and weights")]
+    for number, (head, line) in enumerate(ways):
+        y = 72 + 100 * number
+        card(svg, 412, y, 186, 52, head, [line], FILLS[1])
+        arrow(svg, (364, 148), (388, 148), (388, y + 26), (412, y + 26))
+    card(svg, 660, 172, 206, 52, "recshard serve", ["JSON or tensors, in batches"], FILLS[2])
+    arrow(svg, (598, 198), (660, 198))
+    card(svg, 660, 72, 206, 52, "a newer bundle, v2", ["replaces v1, no request lost"], FILLS[1])
+    arrow(svg, (763, 124), (763, 172))
+    return standalone(str(svg)) + "\n"
+
+
+def draw_retrieval() -> str:
+    """From a user to the best items."""
+    words = "An index finds few of many items by their vectors. A ranking model scores only these."
+    svg = Svg(880, 250, "Retrieve, then rank", words)
+    svg.head("Retrieve, then rank", words, 14)
+    card(svg, 14, 72, 150, 52, "a user", ["id, age, occupation"], FILLS[1])
+    card(svg, 206, 72, 150, 52, "user tower", ["a vector"], FILLS[0])
+    card(svg, 398, 72, 168, 52, "the index", ["the 100 nearest vectors"], FILLS[2])
+    card(svg, 608, 72, 118, 52, "ranking model", ["100 scores"], FILLS[0])
+    card(svg, 766, 72, 100, 52, "the answer", ["the best ten"], FILLS[1])
+    for start, end in [(164, 206), (356, 398), (566, 608), (726, 766)]:
+        arrow(svg, (start, 98), (end, 98))
+    card(svg, 14, 172, 150, 52, "all items", ["millions"], FILLS[1])
+    card(svg, 206, 172, 150, 52, "item tower", ["once for each item"], FILLS[0])
+    arrow(svg, (164, 198), (206, 198))
+    arrow(svg, (356, 198), (482, 198), (482, 124))
+    return standalone(str(svg)) + "\n"
+
+
+Path(__file__).with_name("11_retrieval.svg").write_text(draw_retrieval())
+Path(__file__).with_name("10_serving.svg").write_text(draw_serving())
 Path(__file__).with_name("09_dynamic_tables.svg").write_text(draw_dynamic())
 Path(__file__).with_name("08_one_script.svg").write_text(draw_one_script())
 Path(__file__).with_name("00_map.svg").write_text(draw_map())

@@ -45,6 +45,7 @@ _ROOM_OF = {
     "PoolingType": "embedding",
     "QuantEmbeddingBagCollection": "embedding",
     "QuantEmbeddingCollection": "embedding",
+    "QuantizationReport": "embedding",
     "RowWiseAdagrad": "embedding",
     "Tier": "embedding",
     "VocabularyEmbeddingBagCollection": "embedding",
@@ -53,6 +54,7 @@ _ROOM_OF = {
     "apply_optimizer_in_backward": "embedding",
     "export_static": "embedding",
     "fuse_embedding_optimizer": "embedding",
+    "quantization_report": "embedding",
     "quantize_embeddings": "embedding",
     # optim
     "CombinedOptimizer": "optim",

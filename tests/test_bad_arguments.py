@@ -376,6 +376,11 @@ def calls() -> dict[str, Call]:
             lambda features: rl.quantize_embeddings(ebc())(features),
             {"features": batch()},
         ),
+        "quantization_report": (
+            rl.quantization_report,
+            {"trained": (plain := ebc()), "served": rl.quantize_embeddings(plain), "scores": None},
+        ),
+        "QuantizationReport": (rl.QuantizationReport, {"tables": (), "scores": {}}),
         "quantize_embeddings": (
             lambda **own: rl.quantize_embeddings(**own)(batch()),
             {"module": ebc(), "dtype": rl.DataType.INT8, "inplace": False},

@@ -2,10 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import recshard_lab as rs
+from recshard_lab.serving.server import serve
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -44,3 +47,16 @@ def test_the_table_of_the_parameter_server_is_what_its_block_computes() -> None:
     for point in found.points:
         cells = [f"{point.megabytes[name]:.4g} / {ms:.3g}" for name, ms in point.ms.items()]
         assert f"| {point.workers} | {point.servers} | {' | '.join(cells)} |" in page
+
+
+def test_the_client_of_the_serving_page_asks_a_server_with_the_model_of_that_page() -> None:
+    blocks = [block.values[0] for block in BLOCKS if block.id.startswith("serving-")]
+    made, client = (next(code for code in blocks if word in code) for word in ("save_bundle", "def predict"))
+    names: dict[str, Any] = {}
+    exec(made, names)
+    exec(client, names)
+    wanted = names["load_bundle"](names["folder"] / "v1").predict(names["example"])["probability"]
+    dense = dict(zip(("age", "year"), names["example"].dense.T.tolist(), strict=True))
+    with serve(names["folder"]) as server:
+        found = names["predict"](server.address, dense, {"movie": [[1, 5], [7]], "genre": [[3], [4]]})
+    torch.testing.assert_close(torch.tensor(found["probability"]), wanted)

@@ -27,7 +27,7 @@ def loaded_beyond_torch(code: str) -> set[str]:
 
 def test_importing_the_library_loads_no_other_package() -> None:
     loaded = run_python(
-        "import os, typing, sys; before = set(sys.modules); import recshard_lab; "
+        "import importlib, os, typing, sys; before = set(sys.modules); import recshard_lab; "
         "print(*sorted(set(sys.modules) - before))"
     )
     assert loaded.split() == ["recshard_lab"]
@@ -70,7 +70,7 @@ def test_planning_imports_no_tensor_library(room: str) -> None:
 def test_importing_torchrec_is_never_needed() -> None:
     apparatus = PACKAGE.parent / "benchmarks" / "apparatus"
     # run in TorchRec's own environment alone
-    names = ("step_theirs.py", "plan_theirs.py", "train_theirs.py", "torchrec_dlrm.py")
+    names = ("lookup_theirs.py", "step_theirs.py", "plan_theirs.py", "train_theirs.py", "torchrec_dlrm.py")
     theirs = {apparatus / name for name in names}
     both_ways = PACKAGE / "compat" / "plans.py"  # when one of its functions is called
     assert all(file.exists() for file in theirs)

@@ -288,6 +288,14 @@ def a_traced_program_takes_sizes_0_and_1_and_parts_of_unknown_length() -> None:
         assert float(answer) == 2 * first + second
 
 
+def programs_are_compiled_into_packages() -> None:
+    """Their arguments; `tests/serving/test_compiled.py` compiles a program and loads the package."""
+    compile_arguments = inspect.signature(torch._inductor.aoti_compile_and_package).parameters
+    assert next(iter(compile_arguments)) == "exported_program"
+    assert "package_path" in compile_arguments
+    assert next(iter(inspect.signature(torch._inductor.aoti_load_package).parameters)) == "path"
+
+
 def a_module_lists_its_forward_hooks() -> None:
     module = torch.nn.Linear(1, 1)
     assert not module._forward_hooks
@@ -677,6 +685,7 @@ USES: dict[Callable[[], None], list[str]] = {
         "torch._check",
         "torch.fx.experimental._config",
     ],
+    programs_are_compiled_into_packages: ["torch._inductor"],
     a_module_lists_its_forward_hooks: ["._forward_hooks", "._forward_pre_hooks"],
     lists_of_tensors_are_added: ["torch._foreach_add"],
     a_callback_runs_at_the_end_of_backward: ["torch.autograd.Variable._execution_engine"],

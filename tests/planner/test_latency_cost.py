@@ -41,7 +41,7 @@ def test_forward_phases_are_those_of_training_without_gradients() -> None:
 
 
 def test_memory_has_the_bytes_of_each_number_format() -> None:
-    for data_type, row in ((DataType.FP32, 64 * 4), (DataType.FP16, 128), (DataType.INT8, 72), (DataType.INT4, 36)):
+    for data_type, row in ((DataType.FP32, 64 * 4), (DataType.FP16, 128), (DataType.INT8, 68), (DataType.INT4, 36)):
         table = EmbeddingBagConfig(1000, 64, "t", data_type, ["f"])
         whole = rl.plan([table], 2, cost_model="latency", t="table_wise").estimate
         assert whole.memory_bytes[:, 0].max() == 1000 * row

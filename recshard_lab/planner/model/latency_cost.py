@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
+from recshard_lab.embedding.configs import ROW_HEADER_BYTES, BaseEmbeddingConfig, DataType
 from recshard_lab.planner.model.cost import PHASES, CostModel, dense_step
 from recshard_lab.planner.model.loads import BACK, HOST, MEMORY, NORMS, OUT, ROWS, SUM, UPDATE, Rects
 from recshard_lab.planner.model.memory import MEMORY_CATEGORIES
@@ -23,8 +23,8 @@ from recshard_lab.planner.workload import Array, Workload
 from recshard_lab.sharding import ParameterConstraints, Topology
 
 FORWARD = PHASES[:4]
-SCALE_BYTES = {DataType.INT8: 8, DataType.INT4: 4, DataType.INT2: 4}
-"""Bytes of a row's scale and offset: fp32 for INT8, fp16 for INT4 and INT2."""
+SCALE_BYTES = dict.fromkeys((DataType.INT8, DataType.INT4, DataType.INT2), ROW_HEADER_BYTES)
+"""Bytes of a row's scale and bias, fp16 both."""
 _TRAINING = [UPDATE, NORMS, SUM]
 
 
@@ -36,7 +36,7 @@ class LatencyCostModel(CostModel):
     >>> whole = Rects(*(np.array([x]) for x in (0, 1000.0, 16.0, 0.0, 0.0)))
     >>> loads = np.append(model.rect_loads(whole), np.zeros((len(model.rect_loads(whole)), 1)), axis=1)
     >>> model.phase_names, model.memory(loads)[:2, 0].tolist()  # weights with scales, no optimizer state
-    (('input_dist', 'lookup', 'output_dist', 'dense'), [24000.0, 0.0])
+    (('input_dist', 'lookup', 'output_dist', 'dense'), [20000.0, 0.0])
     """
 
     name = "latency"

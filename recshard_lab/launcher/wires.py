@@ -37,6 +37,8 @@ __all__ = ["Event", "Wires"]
 LAST_LINES = 2000  # characters of a rank's output kept, to be shown if it dies
 AHEAD_CHARS = 1 << 18  # of output that a running cell has not taken yet: ranks wait, so that a stop ends it soon
 IDLE_CHARS = 1 << 18  # of output kept between cells
+PIPE_BYTES = 1 << 16  # that a pipe holds, on Linux and macOS
+FULL_READS = 2  # of a pipe at a time: all that was in it, and little of what a rank prints meanwhile
 LEFT_S = 10.0  # for a rank that was killed to end
 
 
@@ -374,7 +376,7 @@ class Wires:
         parts = []
         while True:
             try:
-                data = os.read(fd, 1 << 16)
+                data = os.read(fd, PIPE_BYTES)
             except BlockingIOError:
                 break
             if not data:
@@ -382,7 +384,7 @@ class Wires:
                     self._selector.unregister(fd)
                 break
             parts.append(data)
-            if len(parts) >= 64:  # a rank that floods must not keep the others waiting
+            if len(parts) == FULL_READS:  # a rank that floods must delay neither the others nor a stop
                 break
         if parts:
             text = self._decoders[rank, stream].decode(b"".join(parts))

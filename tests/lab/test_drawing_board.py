@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recshard_lab.lab import DrawingBoard, measure_plan
+from recshard_lab.lab import DrawingBoard
 from recshard_lab.lab.widgets.drawing_board import parse
 from recshard_lab.launcher import launch
 from recshard_lab.planner import Workload, estimate
@@ -157,19 +157,3 @@ def test_what_is_drawn_runs_and_equals_the_unsharded_table() -> None:
         assert "line 6" in made.verdict.value
         assert made.badge.value == ""  # of another drawing
         assert made.measured is None
-
-
-def test_a_run_is_timed_as_the_plan_comparison_times_it() -> None:
-    """The unsharded table that is trained beside it takes several times as long, and is not in the figure."""
-    large = table("movies", 50_000, 64)
-    with launch(2) as ranks:
-        made = DrawingBoard(
-            large, Topology(2), Workload(2048, 20.0), [(0, (0, 25_000), (0, 64)), (1, (25_000, 50_000), (0, 64))]
-        )
-        made.run(2)
-        assert made.plan is not None
-        assert made.measured is not None
-        alone = measure_plan(ranks, made.plan, [large], made.workload)
-    assert made.measured.step_ms < 2 * alone.step_ms
-    assert made.measured.others is not None
-    assert 0 <= made.measured.others <= 1

@@ -160,11 +160,15 @@ def begin_signals(pair: Ranks) -> None:
         "def kill():\n    while not on.wait(1e-3): os.kill(os.getpid(), signal.SIGUSR2)\n"
         "errors = os.dup(2)\nos.dup2(os.open(os.devnull, os.O_WRONLY), 2)"  # the tracebacks
     )
-    pair.exec("killer = threading.Thread(target=kill); killer.start()")
+    with suppress(RankError):  # the first signals may arrive in the cell that starts them
+        pair.exec("killer = threading.Thread(target=kill); killer.start()")
 
 
 def end_signals(pair: Ranks) -> None:
-    pair.exec("on.set()")
+    for _ in range(20):  # a signal may end this cell before it does anything
+        with suppress(RankError):
+            pair.exec("on.set()\nkiller.join()")
+            break
     pair.exec("killer.join()\nos.dup2(errors, 2)\nsignal.signal(signal.SIGUSR2, signal.SIG_DFL)")
 
 

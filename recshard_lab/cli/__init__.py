@@ -117,7 +117,7 @@ def demo(
     from recshard_lab.launcher import warm
 
     warm()  # the ranks' imports run beside this process's own
-    from recshard_lab.lab.demo import run_demo
+    from recshard_lab.lab.demo.command import run_demo
 
     raise typer.Exit(0 if run_demo(data, ranks, out, Console(highlight=False), plotly, full) else 1)
 

@@ -215,9 +215,9 @@ def _write(
             )  # a class of this library, by which from_torchrec recognises the plan
         torch.save(theirs, torchrec)
     if html is not None:
-        from recshard_lab.lab.exportable import Candidate
-        from recshard_lab.lab.exporting import write_page
-        from recshard_lab.lab.plan_report import plan_page
+        from recshard_lab.lab.exporting.exportable import Candidate
+        from recshard_lab.lab.exporting.exporting import write_page
+        from recshard_lab.lab.exporting.plan_report import plan_page
 
         more = {} if search is None else {"search": search}
         found = Candidate.of("plan", planned, read.tables, machine, workload, more=more)

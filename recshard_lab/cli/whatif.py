@@ -35,7 +35,7 @@ def whatif(
     csv: Annotated[Path | None, typer.Option(help="Path of all points, CSV.")] = None,
 ) -> None:
     """Simulate plans for other machines: ranks, batches, memory, codecs. Nothing is launched."""
-    from recshard_lab.lab.whatif import run_whatif
+    from recshard_lab.lab.exporting.sweep_report import run_whatif
 
     axes = {
         "world_size": world_size,

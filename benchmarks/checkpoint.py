@@ -53,15 +53,13 @@ def _measure(folder: str) -> dict[str, list[float]]:
     from recshard_lab import (
         DistributedModelParallel,
         EmbeddingBagCollection,
-        EmbeddingBagCollectionSharder,
         EmbeddingBagConfig,
-        async_save_checkpoint,
         column_wise,
         load_checkpoint,
-        load_pretrained,
         row_wise,
         save_checkpoint,
     )
+    from recshard_lab.distributed import EmbeddingBagCollectionSharder, async_save_checkpoint, load_pretrained
     from recshard_lab.sharding import ShardingPlan, construct_module_sharding_plan
 
     def sharded(scheme: Callable[[], Any]) -> DistributedModelParallel:

@@ -96,7 +96,7 @@ def figure_of(data: Dataset, share: float, counted: Callable[[rs.ShardingPlan, B
     where = rs.Topology(RANKS, "cuda", **room, **NO_FIXED_COSTS)
     planner = rs.EmbeddingShardingPlanner(where, workload=load, constraints=limits)
     plan = planner.plan_tables(data.tables)
-    predicted = rs.tier_shares(plan, data.tables, where, load)
+    predicted = rs.planner.tier_shares(plan, data.tables, where, load)
     even = rs.Workload.measured(data.train, data.tables)
     whole = rs.EmbeddingShardingPlanner(where, workload=even, constraints=limits).plan_tables(data.tables)
     held = fast_share(plan, data.tables)
@@ -135,7 +135,7 @@ def count_lookups(tables: Sequence[rs.EmbeddingBagConfig], plan: str, batches: B
         rs.EmbeddingBagCollection(list(tables), device=torch.device("meta")),
         device=torch.device("cpu"),
         plan=rs.ShardingPlan.from_json(plan),
-        sharders=[rs.EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.1})],
+        sharders=[rs.distributed.EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.1})],
     ).eval()
     seen = {False: 0, True: 0}
 
@@ -167,22 +167,24 @@ def row_wise_uvm(tables: Sequence[rs.EmbeddingBagConfig], fast: float) -> rs.Sha
             shards += [rs.Shard(rank, (start, middle), cols)] if middle > start else []
             shards += [rs.Shard(rank, (middle, end), cols, DDR)] if middle < end else []
         entries[one.name] = rs.ParameterSharding("row_wise", shards=shards)
-    return rs.ShardingPlan({"": rs.EmbeddingModuleShardingPlan(entries)})
+    return rs.ShardingPlan({"": rs.sharding.EmbeddingModuleShardingPlan(entries)})
 
 
 def published() -> Dataset:
     """Tables whose rows are used as in the histogram that Meta published for 856 tables."""
-    return _drawn("published histogram", [rs.AccessProfile.meta_2021(n).row_shares(rows) for rows, n in PRODUCTION])
+    return _drawn(
+        "published histogram", [rs.planner.AccessProfile.meta_2021(n).row_shares(rows) for rows, n in PRODUCTION]
+    )
 
 
 def zipf() -> Dataset:
     """The same tables with ids of Zipf alpha 0.7 to 1.2."""
     skews = [ALPHAS[i % len(ALPHAS)] for i in range(len(PRODUCTION))]
-    curves = [rs.RowShares.zipf(rows, alpha) for (rows, _), alpha in zip(PRODUCTION, skews, strict=True)]
+    curves = [rs.sharding.RowShares.zipf(rows, alpha) for (rows, _), alpha in zip(PRODUCTION, skews, strict=True)]
     return _drawn("Zipf 0.7 to 1.2", curves)
 
 
-def _drawn(name: str, curves: Sequence[rs.RowShares]) -> Dataset:
+def _drawn(name: str, curves: Sequence[rs.sharding.RowShares]) -> Dataset:
     """Independent ids. The rows are in no order of use."""
     draw = np.random.default_rng(SEED)
     tables = [
@@ -209,7 +211,7 @@ def _drawn(name: str, curves: Sequence[rs.RowShares]) -> Dataset:
 
 def clicks() -> Dataset:
     """Synthetic clicks in the shape of Criteo's: 26 features, one id each, MLPerf's rows up to 100,000 a table."""
-    source = rs.SyntheticClicks(
+    source = rs.data.SyntheticClicks(
         (TRAIN + HELD_OUT) * BATCH, rows=[min(rows, 100_000) for rows in mlperf.ROWS], seed=SEED
     )
     batches = [source.batch(range(start, start + BATCH)).sparse_features for start in range(0, len(source), BATCH)]

@@ -65,7 +65,8 @@ def _by_kind(runs: Sequence[Run]) -> tuple[list[list[float]], list[list[float]]]
 
 def _measure(rounds: int) -> Run:
     """Pairs of times. The first pair, which allocates, is dropped."""
-    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagCollectionSharder
+    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection
+    from recshard_lab.distributed import EmbeddingBagCollectionSharder
     from recshard_lab.embedding import EmbeddingBagConfig
     from recshard_lab.sharding import construct_module_sharding_plan
 

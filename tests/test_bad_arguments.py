@@ -42,9 +42,9 @@ def dynamic() -> rl.DynamicEmbeddingConfig:
     return rl.DynamicEmbeddingConfig("t", 4, capacity=128, feature_names=["f"])
 
 
-def managed(sequence: bool = False) -> rl.ManagedCollisionCollection:
-    module = rl.HashZchManagedCollisionModule(10, "cpu", 1)
-    return rl.ManagedCollisionCollection({"t": module}, [sequences() if sequence else bags()])
+def managed(sequence: bool = False) -> rl.embedding.ManagedCollisionCollection:
+    module = rl.embedding.HashZchManagedCollisionModule(10, "cpu", 1)
+    return rl.embedding.ManagedCollisionCollection({"t": module}, [sequences() if sequence else bags()])
 
 
 def batch(variable: bool = False) -> rl.KeyedJaggedTensor:
@@ -68,17 +68,17 @@ def weight() -> nn.Parameter:
     return nn.Parameter(torch.ones(2, 2))
 
 
-def keyed(**changes: Any) -> rl.KeyedOptimizerWrapper:
-    return rl.KeyedOptimizerWrapper({"w": weight()}, lambda params: torch.optim.SGD(params, lr=0.1))
+def keyed(**changes: Any) -> rl.optim.KeyedOptimizerWrapper:
+    return rl.optim.KeyedOptimizerWrapper({"w": weight()}, lambda params: torch.optim.SGD(params, lr=0.1))
 
 
-def planted() -> rl.SyntheticClicks:
-    return rl.SyntheticClicks(20, rows=[5, 6])
+def planted() -> rl.data.SyntheticClicks:
+    return rl.data.SyntheticClicks(20, rows=[5, 6])
 
 
 def preprocessed(folder: Path, **settings: Any) -> Path:
     (folder / "day_0").write_text("\t".join(["1", *["5"] * 13, *["0000000a"] * 26]) + "\n")
-    rl.preprocess_criteo([folder / "day_0"], folder / "out", **settings)
+    rl.data.preprocess_criteo([folder / "day_0"], folder / "out", **settings)
     return folder / "out"
 
 
@@ -90,7 +90,7 @@ def criteo_files() -> TemporaryDirectory[str]:
 
 
 def ratings() -> RatingsDataset:
-    return rl.SyntheticRatings(num_users=20, num_movies=15, num_ratings=80, seed=0)
+    return rl.data.SyntheticRatings(num_users=20, num_movies=15, num_ratings=80, seed=0)
 
 
 JUNK: list[Any] = [
@@ -123,7 +123,7 @@ JUNK: list[Any] = [
     nn.Linear(2, 2),
     bags(),
     batch(),
-    rl.ShardingType.ROW_WISE,
+    rl.sharding.ShardingType.ROW_WISE,
     rl.Topology(2),
     plan(),
 ]
@@ -177,7 +177,7 @@ def read_written(path: Any) -> None:
         if path == "t.csv":
             path = Path(folder) / path
             path.write_text("name,num_embeddings,embedding_dim,feature_names\nt,10,4,f\n")
-        rl.read_tables(path)
+        rl.planner.read_tables(path)
 
 
 def wishes_read(path: Any, tables: Any) -> None:
@@ -186,7 +186,7 @@ def wishes_read(path: Any, tables: Any) -> None:
         if path == "wishes.json":
             path = Path(folder) / path
             path.write_text('{"t": {"ranks": [0]}}')
-        rl.read_constraints(path, tables)
+        rl.planner.read_constraints(path, tables)
 
 
 class OnTwoNodes:
@@ -198,7 +198,7 @@ class OnTwoNodes:
 def calibrated(**own: Any) -> None:
     """Refused for its nodes at the latest."""
     with pytest.raises(ValueError, match=r"nodes|ranks|seconds|seed"):
-        rl.calibrate(**own)
+        rl.calibration.calibrate(**own)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def read_profile(path: Any, **figures: Any) -> None:
     with TemporaryDirectory() as folder:
         if path == "here.json":
             path = Path(folder) / path
-            rl.DeviceProfile(**profile()).save(path)
+            rl.sharding.DeviceProfile(**profile()).save(path)
         with contextlib.suppress(OSError):  # no such file
             rl.Topology.from_profile(path, **figures)
 
@@ -245,7 +245,7 @@ def config_read(path: Any) -> None:
         if path == "run.json":
             path = Path(folder) / path
             path.write_text(json.dumps(small_run()))
-        rl.read_config(path)
+        rl.train.read_config(path)
 
 
 class Clicks(nn.Module):
@@ -311,7 +311,7 @@ def calls() -> dict[str, Call]:
     """By public name, with ``.method`` behind a constructor's."""
     shards = [rl.Shard(0, (0, 5), (0, 4)), rl.Shard(1, (5, 10), (0, 4))]
     betas = {"betas": (0.9, 0.99), "eps": 1e-8}
-    stages = [rl.WarmupStage(rl.WarmupPolicy.LINEAR, max_iters=4, value=0.1)]
+    stages = [rl.optim.WarmupStage(rl.optim.WarmupPolicy.LINEAR, max_iters=4, value=0.1)]
     table = {"t": rl.ParameterConstraints()}
     dense = nn.Linear(2, 1)
     piped: dict[str, Any] = {
@@ -329,8 +329,8 @@ def calls() -> dict[str, Call]:
     return {
         "DataType": (rl.DataType, {"value": "FP32"}),
         "PoolingType": (rl.PoolingType, {"value": "SUM"}),
-        "EmbOptimType": (rl.EmbOptimType, {"value": "adam"}),
-        "WeightDecayMode": (rl.WeightDecayMode, {"value": 1}),
+        "EmbOptimType": (rl.embedding.EmbOptimType, {"value": "adam"}),
+        "WeightDecayMode": (rl.embedding.WeightDecayMode, {"value": 1}),
         "EmbeddingBagConfig": config_call(rl.EmbeddingBagConfig, pooling=rl.PoolingType.MEAN),
         "EmbeddingConfig": config_call(rl.EmbeddingConfig),
         "EmbeddingBagCollection": (
@@ -347,7 +347,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "QuantEmbeddingBagCollection": (
-            lambda **own: rl.QuantEmbeddingBagCollection(**own)(batch()),
+            lambda **own: rl.embedding.QuantEmbeddingBagCollection(**own)(batch()),
             {
                 "tables": [rl.EmbeddingBagConfig(10, 4, "t", rl.DataType.INT4, ["f"])],
                 "is_weighted": False,
@@ -358,7 +358,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "QuantEmbeddingCollection": (
-            lambda **own: rl.QuantEmbeddingCollection(**own)(batch()),
+            lambda **own: rl.embedding.QuantEmbeddingCollection(**own)(batch()),
             {
                 "tables": [rl.EmbeddingConfig(10, 4, "t", rl.DataType.INT4, ["f"])],
                 "device": "cpu",
@@ -369,7 +369,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "QuantEmbeddingBagCollection.from_float": (
-            rl.QuantEmbeddingBagCollection.from_float,
+            rl.embedding.QuantEmbeddingBagCollection.from_float,
             {"module": ebc(), "dtype": rl.DataType.INT8, "output_dtype": torch.float32, "backend": "native"},
         ),
         "QuantEmbeddingBagCollection.forward": (
@@ -377,10 +377,10 @@ def calls() -> dict[str, Call]:
             {"features": batch()},
         ),
         "quantization_report": (
-            rl.quantization_report,
+            rl.embedding.quantization_report,
             {"trained": (plain := ebc()), "served": rl.quantize_embeddings(plain), "scores": None},
         ),
-        "QuantizationReport": (rl.QuantizationReport, {"tables": (), "scores": {}}),
+        "QuantizationReport": (rl.embedding.QuantizationReport, {"tables": (), "scores": {}}),
         "quantize_embeddings": (
             lambda **own: rl.quantize_embeddings(**own)(batch()),
             {"module": ebc(), "dtype": rl.DataType.INT8, "inplace": False},
@@ -408,24 +408,27 @@ def calls() -> dict[str, Call]:
                 "choices": 2,
                 "weight_init_min": -1.0,
                 "weight_init_max": 1.0,
-                "tiers": [rl.Tier("host", capacity=128)],
+                "tiers": [rl.embedding.Tier("host", capacity=128)],
                 "seed": 0,
             },
         ),
         "Tier": (
-            rl.Tier,
+            rl.embedding.Tier,
             {
                 "kind": "host",
                 "capacity": 128,
                 "path": None,
                 "url": None,
                 "mode": "cache",
-                "cost": rl.EmulatedCost(1),
+                "cost": rl.embedding.EmulatedCost(1),
                 "name": "slow",
             },
         ),
-        "CacheParams": (rl.CacheParams, {"algorithm": "lru", "load_factor": 0.2, "cost": rl.EmulatedCost(1)}),
-        "EmulatedCost": (rl.EmulatedCost, {"latency_us": 1.0, "gb_per_s": 2.0}),
+        "CacheParams": (
+            rl.sharding.CacheParams,
+            {"algorithm": "lru", "load_factor": 0.2, "cost": rl.embedding.EmulatedCost(1)},
+        ),
+        "EmulatedCost": (rl.embedding.EmulatedCost, {"latency_us": 1.0, "gb_per_s": 2.0}),
         "DynamicEmbeddingBagCollection": (
             lambda **own: rl.DynamicEmbeddingBagCollection(**own)(batch()).values().sum().backward(),
             {
@@ -449,22 +452,22 @@ def calls() -> dict[str, Call]:
             },
         ),
         "VocabularyEmbeddingBagCollection": (
-            lambda **own: rl.VocabularyEmbeddingBagCollection(**own)(batch()),
+            lambda **own: rl.embedding.VocabularyEmbeddingBagCollection(**own)(batch()),
             {"tables": [dynamic()], "is_weighted": False, "device": "cpu"},
         ),
         "VocabularyEmbeddingCollection": (
-            lambda **own: rl.VocabularyEmbeddingCollection(**own)(batch()),
+            lambda **own: rl.embedding.VocabularyEmbeddingCollection(**own)(batch()),
             {"tables": [dynamic()], "device": "cpu", "need_indices": True},
         ),
         "export_static": (
-            rl.export_static,
+            rl.embedding.export_static,
             {
                 "collection": rl.DynamicEmbeddingBagCollection([dynamic()], torch.optim.SGD, {"lr": 0.1}),
                 "path": None,
             },
         ),
         "MCHManagedCollisionModule": (
-            rl.MCHManagedCollisionModule,
+            rl.embedding.MCHManagedCollisionModule,
             {
                 "zch_size": 10,
                 "device": "cpu",
@@ -479,7 +482,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "HashZchManagedCollisionModule": (
-            rl.HashZchManagedCollisionModule,
+            rl.embedding.HashZchManagedCollisionModule,
             {
                 "zch_size": 10,
                 "device": "cpu",
@@ -500,7 +503,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "ManagedCollisionCollection": (
-            lambda **own: rl.ManagedCollisionCollection(**own)(batch()),
+            lambda **own: rl.embedding.ManagedCollisionCollection(**own)(batch()),
             {
                 "managed_collision_modules": managed().modules_by_table(),
                 "embedding_configs": [bags()],
@@ -508,7 +511,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "ManagedCollisionEmbeddingBagCollection": (
-            lambda **own: rl.ManagedCollisionEmbeddingBagCollection(**own)(batch()),
+            lambda **own: rl.embedding.ManagedCollisionEmbeddingBagCollection(**own)(batch()),
             {
                 "embedding_bag_collection": ebc(),
                 "managed_collision_collection": managed(),
@@ -517,11 +520,11 @@ def calls() -> dict[str, Call]:
             },
         ),
         "ManagedCollisionEmbeddingBagCollection.forward": (
-            rl.ManagedCollisionEmbeddingBagCollection(ebc(), managed()).forward,
+            rl.embedding.ManagedCollisionEmbeddingBagCollection(ebc(), managed()).forward,
             {"features": batch(), "mutate_miss_lengths": True},
         ),
         "ManagedCollisionEmbeddingCollection": (
-            lambda **own: rl.ManagedCollisionEmbeddingCollection(**own)(batch()),
+            lambda **own: rl.embedding.ManagedCollisionEmbeddingCollection(**own)(batch()),
             {
                 "embedding_collection": rl.EmbeddingCollection([sequences()]),
                 "managed_collision_collection": managed(sequence=True),
@@ -549,7 +552,7 @@ def calls() -> dict[str, Call]:
             {"lr": 0.1},
         ),
         "FusedEmbeddingCollection": (
-            lambda **own: rl.FusedEmbeddingCollection(**own),
+            lambda **own: rl.embedding.FusedEmbeddingCollection(**own),
             {
                 "tables": [rl.EmbeddingConfig(10, 4, "t", feature_names=["f"])],
                 "optimizer_type": torch.optim.SGD,
@@ -559,7 +562,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "fuse_embedding_optimizer": (
-            lambda **own: rl.fuse_embedding_optimizer(**own),
+            lambda **own: rl.embedding.fuse_embedding_optimizer(**own),
             {
                 "model": rl.EmbeddingBagCollection([bags()]),
                 "optimizer_type": torch.optim.SGD,
@@ -571,23 +574,23 @@ def calls() -> dict[str, Call]:
             lambda features: rl.EmbeddingCollection([rl.EmbeddingConfig(10, 4, "t", feature_names=["f"])])(features),
             {"features": batch()},
         ),
-        "KTRegroupAsDict": (rl.KTRegroupAsDict, {"groups": [["a"]], "keys": ["x"]}),
+        "KTRegroupAsDict": (rl.embedding.KTRegroupAsDict, {"groups": [["a"]], "keys": ["x"]}),
         "apply_optimizer_in_backward": (
-            rl.apply_optimizer_in_backward,
+            rl.optim.apply_optimizer_in_backward,
             {"optimizer_class": torch.optim.SGD, "params": [weight()], "optimizer_kwargs": {"lr": 0.1}},
         ),
-        "RowWiseAdagrad": optimizer_call(rl.RowWiseAdagrad, eps=1e-8),
-        "LAMB": optimizer_call(rl.LAMB, **betas),
-        "PartialRowWiseAdam": optimizer_call(rl.PartialRowWiseAdam, **betas),
-        "PartialRowWiseLAMB": optimizer_call(rl.PartialRowWiseLAMB, **betas),
-        "LarsSGD": optimizer_call(rl.LarsSGD, momentum=0.9, eta=0.1),
-        "CombinedOptimizer": (lambda optims: stepped(rl.CombinedOptimizer(optims)), {"optims": [keyed()]}),
-        "GradientClipping": (rl.GradientClipping, {"value": "norm"}),
+        "RowWiseAdagrad": optimizer_call(rl.optim.RowWiseAdagrad, eps=1e-8),
+        "LAMB": optimizer_call(rl.optim.LAMB, **betas),
+        "PartialRowWiseAdam": optimizer_call(rl.optim.PartialRowWiseAdam, **betas),
+        "PartialRowWiseLAMB": optimizer_call(rl.optim.PartialRowWiseLAMB, **betas),
+        "LarsSGD": optimizer_call(rl.optim.LarsSGD, momentum=0.9, eta=0.1),
+        "CombinedOptimizer": (lambda optims: stepped(rl.optim.CombinedOptimizer(optims)), {"optims": [keyed()]}),
+        "GradientClipping": (rl.optim.GradientClipping, {"value": "norm"}),
         "GradientClippingOptimizer": (
-            lambda **own: stepped(rl.GradientClippingOptimizer(**own)),
+            lambda **own: stepped(rl.optim.GradientClippingOptimizer(**own)),
             {
                 "optimizer": keyed(),
-                "clipping": rl.GradientClipping.NORM,
+                "clipping": rl.optim.GradientClipping.NORM,
                 "max_gradient": 0.1,
                 "norm_type": 2.0,
                 "enable_global_grad_clip": False,
@@ -595,7 +598,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "KeyedOptimizer": (
-            lambda **own: rl.KeyedOptimizer(**own).state_dict(),
+            lambda **own: rl.optim.KeyedOptimizer(**own).state_dict(),
             {"params": {"w": weight()}, "state": {}, "param_groups": []},
         ),
         "KeyedOptimizer.load_state_dict": (
@@ -603,22 +606,22 @@ def calls() -> dict[str, Call]:
             {"state_dict": keyed().state_dict()},
         ),
         "KeyedOptimizerWrapper": (
-            lambda **own: stepped(rl.KeyedOptimizerWrapper(**own)),
+            lambda **own: stepped(rl.optim.KeyedOptimizerWrapper(**own)),
             {"params": {"w": weight()}, "optim_factory": lambda params: torch.optim.SGD(params, lr=0.1)},
         ),
-        "WarmupPolicy": (rl.WarmupPolicy, {"value": "linear"}),
+        "WarmupPolicy": (rl.optim.WarmupPolicy, {"value": "linear"}),
         "WarmupStage": (
-            lambda **own: rl.WarmupOptimizer(keyed(), [rl.WarmupStage(**own)], lr=0.1).step(),
-            {"policy": rl.WarmupPolicy.LINEAR, "max_iters": 3, "value": 0.5, "lr_scale": 1.0, "decay_iters": 2},
+            lambda **own: rl.optim.WarmupOptimizer(keyed(), [rl.optim.WarmupStage(**own)], lr=0.1).step(),
+            {"policy": rl.optim.WarmupPolicy.LINEAR, "max_iters": 3, "value": 0.5, "lr_scale": 1.0, "decay_iters": 2},
         ),
         "WarmupOptimizer": (
-            lambda **own: stepped(rl.WarmupOptimizer(**own)),
+            lambda **own: stepped(rl.optim.WarmupOptimizer(**own)),
             {"optimizer": keyed(), "stages": stages, "lr": 0.1, "lr_param": "lr", "param_name": "__warmup"},
         ),
         "Calibration": (
-            lambda **own: str(rl.Calibration(**own)),
+            lambda **own: str(rl.calibration.Calibration(**own)),
             {
-                "profile": rl.DeviceProfile(**profile()),
+                "profile": rl.sharding.DeviceProfile(**profile()),
                 "before": rl.Topology(2),
                 "before_error": 0.2,
                 "figures": (),
@@ -626,8 +629,11 @@ def calls() -> dict[str, Call]:
                 "new_before_error": 0.3,
             },
         ),
-        "DeviceProfile": (lambda **own: rl.DeviceProfile(**own).topology(), profile()),
-        "DeviceProfile.from_json": (rl.DeviceProfile.from_json, {"text": rl.DeviceProfile(**profile()).to_json()}),
+        "DeviceProfile": (lambda **own: rl.sharding.DeviceProfile(**own).topology(), profile()),
+        "DeviceProfile.from_json": (
+            rl.sharding.DeviceProfile.from_json,
+            {"text": rl.sharding.DeviceProfile(**profile()).to_json()},
+        ),
         "Topology.from_profile": (read_profile, {"path": "here.json", "world_size": 2, "reserve_fraction": 0.2}),
         "calibrate": (calibrated, {"ranks": OnTwoNodes(), "seconds": 9.0, "progress": False, "seed": 0}),
         "DLRM": (
@@ -640,7 +646,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "DLRM_DCN": (
-            lambda **own: rl.DLRM_DCN(**own),
+            lambda **own: rl.models.DLRM_DCN(**own),
             {
                 "embedding_bag_collection": ebc(),
                 "dense_in_features": 3,
@@ -651,11 +657,11 @@ def calls() -> dict[str, Call]:
             },
         ),
         "DeepFMNN": (
-            lambda **own: rl.DeepFMNN(**own),
+            lambda **own: rl.models.DeepFMNN(**own),
             {"embedding_bag_collection": ebc(), "dense_in_features": 3, "deep_layer_sizes": [4]},
         ),
         "SimpleDeepFMNN": (
-            lambda **own: rl.SimpleDeepFMNN(**own),
+            lambda **own: rl.models.SimpleDeepFMNN(**own),
             {
                 "num_dense_features": 3,
                 "embedding_bag_collection": ebc(),
@@ -664,13 +670,13 @@ def calls() -> dict[str, Call]:
             },
         ),
         "TwoTower": (
-            lambda **own: rl.TwoTower(**own),
+            lambda **own: rl.models.TwoTower(**own),
             {"embedding_bag_collection": towers(), "layer_sizes": [4], "query_tables": ["t"], "normalize": True},
         ),
         "TwoTowerTrainTask": (
-            rl.TwoTowerTrainTask,
+            rl.models.TwoTowerTrainTask,
             {
-                "two_tower": rl.TwoTower(towers(), [4]),
+                "two_tower": rl.models.TwoTower(towers(), [4]),
                 "in_batch_negatives": True,
                 "temperature": 0.5,
                 "candidate_id": "h",
@@ -679,18 +685,18 @@ def calls() -> dict[str, Call]:
             },
         ),
         "FeatureProcessedEmbeddingBagCollection": (
-            rl.FeatureProcessedEmbeddingBagCollection,
+            rl.models.FeatureProcessedEmbeddingBagCollection,
             {
                 "embedding_bag_collection": rl.EmbeddingBagCollection([bags()], is_weighted=True),
-                "feature_processors": {"f": rl.PositionWeightedModule(3)},
+                "feature_processors": {"f": rl.models.PositionWeightedModule(3)},
             },
         ),
         "PositionWeightedModule": (
-            lambda **own: rl.PositionWeightedModule(**own)(batch()["f"]),
+            lambda **own: rl.models.PositionWeightedModule(**own)(batch()["f"]),
             {"max_feature_length": 3},
         ),
         "build_model": (
-            rl.build_model,
+            rl.models.build_model,
             {"name": "dlrm", "tables": [bags()], "settings": {"dense_in_features": 3}, "device": "cpu"},
         ),
         "DLRM.forward": (
@@ -698,11 +704,11 @@ def calls() -> dict[str, Call]:
             {"dense_features": torch.ones(3, 3), "sparse_features": batch()},
         ),
         "SyntheticRatings": (
-            rl.SyntheticRatings,
+            rl.data.SyntheticRatings,
             {"num_ratings": 80, "num_users": 20, "num_movies": 15, "seed": 0, "why": "no"},
         ),
         "BatchLoader": (
-            lambda **own: list(rl.BatchLoader(**own)),
+            lambda **own: list(rl.data.BatchLoader(**own)),
             {
                 "source": planted(),
                 "batch_size": 8,
@@ -717,14 +723,14 @@ def calls() -> dict[str, Call]:
                 "transform": None,
             },
         ),
-        "BatchLoader.state_dict": (rl.BatchLoader(planted(), 8).state_dict, {"batches_ahead": 0}),
+        "BatchLoader.state_dict": (rl.data.BatchLoader(planted(), 8).state_dict, {"batches_ahead": 0}),
         "BatchLoader.load_state_dict": (
-            rl.BatchLoader(planted(), 8).load_state_dict,
-            {"state": rl.BatchLoader(planted(), 8).state_dict()},
+            rl.data.BatchLoader(planted(), 8).load_state_dict,
+            {"state": rl.data.BatchLoader(planted(), 8).state_dict()},
         ),
-        "BatchLoader.set_epoch": (rl.BatchLoader(planted(), 8).set_epoch, {"epoch": 1}),
+        "BatchLoader.set_epoch": (rl.data.BatchLoader(planted(), 8).set_epoch, {"epoch": 1}),
         "SyntheticClicks": (
-            lambda **own: rl.SyntheticClicks(**own).batch(range(1)),
+            lambda **own: rl.data.SyntheticClicks(**own).batch(range(1)),
             {
                 "num_samples": 10,
                 "rows": [5, 6],
@@ -737,7 +743,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "ChurningClicks": (
-            lambda **own: rl.ChurningClicks(**own).batch(range(1)),
+            lambda **own: rl.data.ChurningClicks(**own).batch(range(1)),
             {"num_samples": 10, "rows": [5, 6], "churning": ["cat_1"], "replaced": 0.5, "per": 5},
         ),
         "SyntheticClicks.batch": (planted().batch, {"samples": range(0, 3)}),
@@ -746,11 +752,11 @@ def calls() -> dict[str, Call]:
             {"memory_bytes": 1 << 20, "rows": [5, 600], "embedding_dim": 8, "item_bytes": 4},
         ),
         "data.SamplePart": (SamplePart, {"whole": planted(), "begin": 0, "end": 1}),
-        "MultiHot": (rl.MultiHot, {"sizes": [1, 3], "rows": [5, 6], "distribution": "uniform", "seed": 0}),
-        "MultiHot.__call__": (rl.MultiHot([1, 3], rows=[5, 6]), {"batch": planted().batch(range(3))}),
-        "build_dataset": (rl.build_dataset, {"config": {"name": "synthetic-ratings", "num_ratings": 100}}),
+        "MultiHot": (rl.data.MultiHot, {"sizes": [1, 3], "rows": [5, 6], "distribution": "uniform", "seed": 0}),
+        "MultiHot.__call__": (rl.data.MultiHot([1, 3], rows=[5, 6]), {"batch": planted().batch(range(3))}),
+        "build_dataset": (rl.data.build_dataset, {"config": {"name": "synthetic-ratings", "num_ratings": 100}}),
         "build_dataset.synthetic-criteo": (
-            lambda **own: rl.build_dataset({"name": "synthetic-criteo", **own}),
+            lambda **own: rl.data.build_dataset({"name": "synthetic-criteo", **own}),
             {"num_samples": 8, "test_samples": 2, "rows": [5], "num_dense": 1, "seed": 0, "zipf": 1.0},
         ),
         "preprocess_criteo": (
@@ -768,7 +774,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "CriteoClicks.open": (
-            lambda **own: rl.CriteoClicks.open(Path(criteo_files().name, "out"), **own),
+            lambda **own: rl.data.CriteoClicks.open(Path(criteo_files().name, "out"), **own),
             {"days": [0], "in_memory": False, "check": "sizes"},
         ),
         "SyntheticRatings.select": (ratings().select, {"samples": torch.tensor([0, 3])}),
@@ -778,10 +784,12 @@ def calls() -> dict[str, Call]:
             lambda **own: next(iter(ratings().batches(**own)), None),
             {"batch_size": 8, "rank": 0, "world_size": 1, "shuffle": True, "seed": 0, "drop_last": False},
         ),
-        "EmbeddingComputeKernel": (rl.EmbeddingComputeKernel, {"value": "fused"}),
-        "ShardingType": (rl.ShardingType, {"value": "row_wise"}),
+        "EmbeddingComputeKernel": (rl.sharding.EmbeddingComputeKernel, {"value": "fused"}),
+        "ShardingType": (rl.sharding.ShardingType, {"value": "row_wise"}),
         "EmbeddingModuleShardingPlan": (
-            lambda entries: str(rl.ShardingPlan({"": rl.EmbeddingModuleShardingPlan(entries)}).validate([bags()], 2)),
+            lambda entries: str(
+                rl.ShardingPlan({"": rl.sharding.EmbeddingModuleShardingPlan(entries)}).validate([bags()], 2)
+            ),
             {"entries": {"t": rl.ParameterSharding("custom", shards=shards)}},
         ),
         "ParameterConstraints": (
@@ -813,7 +821,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "Shard": (
-            lambda **own: rl.tiling([rl.Shard(**own)])(bags(), rl.Topology(2)),
+            lambda **own: rl.sharding.tiling([rl.Shard(**own)])(bags(), rl.Topology(2)),
             {"rank": 0, "rows": (0, 10), "cols": (0, 4)},
         ),
         "PlanError": (rl.PlanError, {}),
@@ -844,9 +852,9 @@ def calls() -> dict[str, Call]:
             },
         ),
         "Topology.node_of": (rl.Topology(2).node_of, {"rank": 0}),
-        "apply_to_all": (rl.apply_to_all, {"module": ebc(), "parameter_sharding_generator": rl.row_wise()}),
+        "apply_to_all": (rl.sharding.apply_to_all, {"module": ebc(), "parameter_sharding_generator": rl.row_wise()}),
         "construct_module_sharding_plan": (
-            rl.construct_module_sharding_plan,
+            rl.sharding.construct_module_sharding_plan,
             {
                 "module": ebc(),
                 "per_param_sharding": {"t": rl.row_wise()},
@@ -865,15 +873,15 @@ def calls() -> dict[str, Call]:
         "table_column_wise": cut_call(rl.table_column_wise, host_index=1, size_per_rank=[2, 2], compute_kernel="fused"),
         "grid_shard": cut_call(rl.grid_shard, host_indexes=[0], compute_kernel="fused"),
         "flex_shard": cut_call(rl.flex_shard, hot_rows=4, ranks=[0, 1], compute_kernel="fused"),
-        "RowShares": (rl.RowShares, {"edges": (0.0, 5.0, 10.0), "shares": (0.0, 0.9, 1.0)}),
-        "RowShares.of_ids": (rl.RowShares.of_ids, {"batches": [[1, 1, 2]], "num_embeddings": 10}),
-        "RowShares.zipf": (rl.RowShares.zipf, {"num_embeddings": 10, "alpha": 1.1}),
-        "RowShares.share": (rl.RowShares.zipf(10, 1.1).share, {"start": 0, "end": 5}),
-        "RowShares.rows_for": (rl.RowShares.zipf(10, 1.1).rows_for, {"share": 0.5}),
-        "RowShares.distinct": (rl.RowShares.zipf(10, 1.1).distinct, {"start": 0, "end": 5, "num_ids": 10}),
-        "RowShares.sizes": (rl.RowShares.zipf(10, 1.1).sizes, {"count": 2, "first_row": 1, "evenness": 0.5}),
+        "RowShares": (rl.sharding.RowShares, {"edges": (0.0, 5.0, 10.0), "shares": (0.0, 0.9, 1.0)}),
+        "RowShares.of_ids": (rl.sharding.RowShares.of_ids, {"batches": [[1, 1, 2]], "num_embeddings": 10}),
+        "RowShares.zipf": (rl.sharding.RowShares.zipf, {"num_embeddings": 10, "alpha": 1.1}),
+        "RowShares.share": (rl.sharding.RowShares.zipf(10, 1.1).share, {"start": 0, "end": 5}),
+        "RowShares.rows_for": (rl.sharding.RowShares.zipf(10, 1.1).rows_for, {"share": 0.5}),
+        "RowShares.distinct": (rl.sharding.RowShares.zipf(10, 1.1).distinct, {"start": 0, "end": 5, "num_ids": 10}),
+        "RowShares.sizes": (rl.sharding.RowShares.zipf(10, 1.1).sizes, {"count": 2, "first_row": 1, "evenness": 0.5}),
         "data_parallel": cut_call(rl.data_parallel),
-        "tiling": cut_call(rl.tiling, rects=shards, compute_kernel="fused"),
+        "tiling": cut_call(rl.sharding.tiling, rects=shards, compute_kernel="fused"),
         "EmbeddingShardingPlanner": (
             lambda **own: planned(rl.EmbeddingShardingPlanner(**own)),
             {
@@ -904,7 +912,7 @@ def calls() -> dict[str, Call]:
                 "dense_parameters": 10,
                 "dense_flops_per_sample": 3.0,
                 "dense_bytes_per_parameter": 8.0,
-                "access": rl.AccessProfile((1.0,), (2.0,)),
+                "access": rl.planner.AccessProfile((1.0,), (2.0,)),
                 "codecs": "fp16/bf16",
                 "pipeline": "prefetch",
                 "dense_features": 3,
@@ -912,17 +920,20 @@ def calls() -> dict[str, Call]:
                 "index_dedup": True,
             },
         ),
-        "AccessProfile": (rl.AccessProfile, {"uses": (1.0,), "rows": (2.0,), "pooling_factor": 2.0}),
-        "AccessProfile.of_ids": (rl.AccessProfile.of_ids, {"batches": [np.arange(3)]}),
-        "AccessProfile.distinct": (rl.AccessProfile((1.0,), (2.0,)).distinct, {"num_ids": 1.0, "num_embeddings": 2.0}),
-        "AccessProfile.hottest": (rl.AccessProfile((1.0,), (2.0,)).hottest, {"rows": 1.0}),
+        "AccessProfile": (rl.planner.AccessProfile, {"uses": (1.0,), "rows": (2.0,), "pooling_factor": 2.0}),
+        "AccessProfile.of_ids": (rl.planner.AccessProfile.of_ids, {"batches": [np.arange(3)]}),
+        "AccessProfile.distinct": (
+            rl.planner.AccessProfile((1.0,), (2.0,)).distinct,
+            {"num_ids": 1.0, "num_embeddings": 2.0},
+        ),
+        "AccessProfile.hottest": (rl.planner.AccessProfile((1.0,), (2.0,)).hottest, {"rows": 1.0}),
         "Topology.preset": (
             lambda **own: rl.Topology.preset(**own),
             {"name": "h100", "world_size": 8, "local_world_size": 8, "hbm_cap": 9},
         ),
-        "preset_table": (rl.preset_table, {"name": "h100"}),
+        "preset_table": (rl.sharding.preset_table, {"name": "h100"}),
         "read_tables": (read_written, {"path": "t.csv"}),
-        "read_source": (rl.read_source, {"source": "tests.cli.models:dlrm"}),
+        "read_source": (rl.sources.read_source, {"source": "tests.cli.models:dlrm"}),
         "read_constraints": (wishes_read, {"path": "wishes.json", "tables": ["t"]}),
         "Workload.measured": (
             rl.Workload.measured,
@@ -977,7 +988,7 @@ def calls() -> dict[str, Call]:
             {"objective": "step_ms"},
         ),
         "tier_shares": (
-            rl.tier_shares,
+            rl.planner.tier_shares,
             {
                 "plan": plan(),
                 "tables": [bags()],
@@ -987,7 +998,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "compare_servers": (
-            rl.compare_servers,
+            rl.planner.compare_servers,
             {
                 "tables": [bags()],
                 "workload": rl.Workload(8),
@@ -997,32 +1008,32 @@ def calls() -> dict[str, Call]:
                 "id_bytes": 8,
             },
         ),
-        "mlperf_example": (rl.mlperf_example, {"world_sizes": [8]}),
-        "mlperf_dlrm_dcnv2_tables": (rl.mlperf_dlrm_dcnv2_tables, {}),
-        "mlperf_dlrm_dcnv2_workload": (rl.mlperf_dlrm_dcnv2_workload, {"batch_size": 8, "zipf_alpha": 1.0}),
-        "CommType": (rl.CommType, {"value": "fp16"}),
+        "mlperf_example": (rl.planner.mlperf_example, {"world_sizes": [8]}),
+        "mlperf_dlrm_dcnv2_tables": (rl.planner.mlperf_dlrm_dcnv2_tables, {}),
+        "mlperf_dlrm_dcnv2_workload": (rl.planner.mlperf_dlrm_dcnv2_workload, {"batch_size": 8, "zipf_alpha": 1.0}),
+        "CommType": (rl.comm.CommType, {"value": "fp16"}),
         "QCommsConfig": (
-            lambda **own: rl.get_qcomm_codecs_registry(rl.QCommsConfig(**own)),
+            lambda **own: rl.comm.get_qcomm_codecs_registry(rl.comm.QCommsConfig(**own)),
             {
-                "forward_precision": rl.CommType.FP16,
-                "backward_precision": rl.CommType.BF16,
+                "forward_precision": rl.comm.CommType.FP16,
+                "backward_precision": rl.comm.CommType.BF16,
                 "forward_loss_scale": 2.0,
                 "backward_loss_scale": 2.0,
             },
         ),
-        "codec_error": (rl.codec_error, {"codec": rl.CommType.INT8, "tensor": torch.ones(2, 4)}),
+        "codec_error": (rl.comm.codec_error, {"codec": rl.comm.CommType.INT8, "tensor": torch.ones(2, 4)}),
         "get_qcomm_codecs_registry": (
-            rl.get_qcomm_codecs_registry,
-            {"qcomms_config": rl.QCommsConfig(), "comm_ops": None, "device": "cpu"},
+            rl.comm.get_qcomm_codecs_registry,
+            {"qcomms_config": rl.comm.QCommsConfig(), "comm_ops": None, "device": "cpu"},
         ),
         "DistributedModelParallel": (
             rl.DistributedModelParallel,
             {
                 "module": ebc(),
-                "env": rl.ShardingEnv.from_local(1, 0),
+                "env": rl.distributed.ShardingEnv.from_local(1, 0),
                 "device": "cpu",
                 "plan": plan(),
-                "sharders": [rl.EmbeddingBagCollectionSharder()],
+                "sharders": [rl.distributed.EmbeddingBagCollectionSharder()],
             },
         ),
         "DistributedModelParallel.reshard": (
@@ -1035,24 +1046,24 @@ def calls() -> dict[str, Call]:
             {"state_dict": dmp().state_dict()},
         ),
         "EmbeddingBagCollectionSharder": (
-            lambda **own: trained(rl.EmbeddingBagCollectionSharder(**own)),
+            lambda **own: trained(rl.distributed.EmbeddingBagCollectionSharder(**own)),
             {
                 "fused_params": {"learning_rate": 0.1},
-                "qcomm_codecs_registry": rl.get_qcomm_codecs_registry(rl.QCommsConfig()),
+                "qcomm_codecs_registry": rl.comm.get_qcomm_codecs_registry(rl.comm.QCommsConfig()),
                 "backend": "native",
                 "out_of_range": "error",
             },
         ),
         "EmbeddingBagCollectionSharder.fused_params": (
-            lambda **own: trained(rl.EmbeddingBagCollectionSharder(own)),
+            lambda **own: trained(rl.distributed.EmbeddingBagCollectionSharder(own)),
             {"optimizer": "adam", "learning_rate": 0.1, "eps": 0.1, "beta1": 0.5, "weight_decay": 0.1},
         ),
         "EmbeddingCollectionSharder": (
-            rl.EmbeddingCollectionSharder,
+            rl.distributed.EmbeddingCollectionSharder,
             {"fused_params": {"learning_rate": 0.1}, "backend": "native", "out_of_range": "error"},
         ),
-        "ShardingEnv": (rl.ShardingEnv, {"world_size": 1, "rank": 0}),
-        "ShardingEnv.from_local": (rl.ShardingEnv.from_local, {"world_size": 1, "rank": 0}),
+        "ShardingEnv": (rl.distributed.ShardingEnv, {"world_size": 1, "rank": 0}),
+        "ShardingEnv.from_local": (rl.distributed.ShardingEnv.from_local, {"world_size": 1, "rank": 0}),
         "train.train_epochs": (
             lambda **own: train_epochs(**own),
             {
@@ -1078,11 +1089,11 @@ def calls() -> dict[str, Call]:
             {"model": ebc(), "plan": None, "devices": ["cpu"], "output_device": "cpu", "checkpoint": None},
         ),
         "load_pretrained": (
-            rl.load_pretrained,
+            rl.distributed.load_pretrained,
             {"model": ebc(), "tables": {"t": torch.ones(10, 4)}, "cast": True},
         ),
         "load_pretrained.tables": (
-            lambda t: rl.load_pretrained(ebc(), {"t": t}),
+            lambda t: rl.distributed.load_pretrained(ebc(), {"t": t}),
             {"t": torch.ones(10, 4)},
         ),
         "save_checkpoint": (
@@ -1090,7 +1101,9 @@ def calls() -> dict[str, Call]:
             {"model": ebc(), "optimizer": None, "extra": {"epoch": 1}},
         ),
         "async_save_checkpoint": (
-            lambda **own: in_folder(lambda folder: rl.async_save_checkpoint(folder / "run", **own).result()),
+            lambda **own: in_folder(
+                lambda folder: rl.distributed.async_save_checkpoint(folder / "run", **own).result()
+            ),
             {"model": ebc(), "optimizer": None, "extra": {"epoch": 1}},
         ),
         "load_checkpoint": (
@@ -1102,7 +1115,7 @@ def calls() -> dict[str, Call]:
             {"path": "right"},
         ),
         "DefaultDataParallelWrapper": (
-            rl.DefaultDataParallelWrapper,
+            rl.distributed.DefaultDataParallelWrapper,
             {
                 "bucket_cap_mb": 25,
                 "static_graph": False,
@@ -1113,7 +1126,7 @@ def calls() -> dict[str, Call]:
             },
         ),
         "DMPCollection": (
-            rl.DMPCollection,
+            rl.distributed.DMPCollection,
             {
                 "module": ebc(),
                 "device": "cpu",
@@ -1123,7 +1136,7 @@ def calls() -> dict[str, Call]:
                 "global_pg": None,
                 "sharding_strategy": "default",
                 "node_group_size": 1,
-                "sharders": [rl.EmbeddingBagCollectionSharder()],
+                "sharders": [rl.distributed.EmbeddingBagCollectionSharder()],
                 "use_inter_host_allreduce": False,
                 "custom_all_reduce": None,
             },
@@ -1196,16 +1209,16 @@ def calls() -> dict[str, Call]:
             lambda **own: metrics.RecMetricModule(2, 1, rec_metrics=[metrics.AUCMetric()]).update(**own),
             {"model_out": {"prediction": torch.tensor([0.1, 0.9]), "label": torch.tensor([0, 1])}},
         ),
-        "TrainConfig": (rl.TrainConfig, small_run()),
+        "TrainConfig": (rl.train.TrainConfig, small_run()),
         "run_training": (
-            lambda config: rl.run_training(config).step,
-            {"config": rl.TrainConfig.model_validate(small_run())},
+            lambda config: rl.train.run_training(config).step,
+            {"config": rl.train.TrainConfig.model_validate(small_run())},
         ),
         "read_config": (config_read, {"path": "run.json"}),
         "export_run": (
-            lambda **own: in_folder(lambda folder: rl.export_run(**{"folder": folder, **own})),
+            lambda **own: in_folder(lambda folder: rl.train.export_run(**{"folder": folder, **own})),
             {
-                "config": rl.TrainConfig.model_validate(small_run()),
+                "config": rl.train.TrainConfig.model_validate(small_run()),
                 "plan": None,
                 "topology": rl.Topology(2),
             },
@@ -1248,7 +1261,7 @@ def test_every_public_name_is_swept_here_or_where_it_lives() -> None:
 def test_a_job_may_name_functions_that_look_at_their_arguments() -> None:
     table_wise, construct, model = (
         rl.table_wise,
-        rl.construct_module_sharding_plan,
+        rl.sharding.construct_module_sharding_plan,
         rl.FusedEmbeddingBagCollection.forward,
     )
     assert encode(lambda: (table_wise, construct, model))

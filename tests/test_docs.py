@@ -43,7 +43,9 @@ def test_every_named_file_exists(page: Path) -> None:
 
 def test_the_table_of_the_parameter_server_is_what_its_block_computes() -> None:
     page = (ROOT / "docs" / "from_sok_and_hkv.md").read_text()
-    found = rs.compare_servers(rs.mlperf_dlrm_dcnv2_tables(), rs.mlperf_dlrm_dcnv2_workload(batch_size=512))
+    found = rs.planner.compare_servers(
+        rs.planner.mlperf_dlrm_dcnv2_tables(), rs.planner.mlperf_dlrm_dcnv2_workload(batch_size=512)
+    )
     for point in found.points:
         cells = [f"{point.megabytes[name]:.4g} / {ms:.3g}" for name, ms in point.ms.items()]
         assert f"| {point.workers} | {point.servers} | {' | '.join(cells)} |" in page

@@ -183,7 +183,7 @@ def test_a_new_kernel_is_known_by_name_and_taken_when_asked_for(kernel: str) -> 
 
 def test_a_new_kernel_refuses_in_its_own_words_what_it_cannot_do(kernel: str) -> None:
     with pytest.raises(ValueError, match="knows only SGD on unweighted bags"):
-        rs_model(kernel, optimizer=rs.EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+        rs_model(kernel, optimizer=rs.embedding.EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 
 
 def test_a_new_kernel_runs_on_ranks_with_the_numbers_of_the_others(kernel: str) -> None:
@@ -225,9 +225,9 @@ def rs_model(backend: str, optimizer: Any = None, device: str = "cpu") -> Any:
     ]
     cuts = {"a": rs.row_wise(), "b": rs.column_wise()}
     collection = rs.EmbeddingBagCollection(tables)
-    plan = rs.ShardingPlan({"": rs.construct_module_sharding_plan(collection, cuts)})
-    fused = {"learning_rate": 0.1, "optimizer": optimizer or rs.EmbOptimType.EXACT_SGD}
-    sharders = [rs.EmbeddingBagCollectionSharder(fused_params=fused, backend=backend)]
+    plan = rs.ShardingPlan({"": rs.sharding.construct_module_sharding_plan(collection, cuts)})
+    fused = {"learning_rate": 0.1, "optimizer": optimizer or rs.embedding.EmbOptimType.EXACT_SGD}
+    sharders = [rs.distributed.EmbeddingBagCollectionSharder(fused_params=fused, backend=backend)]
     return rs.DistributedModelParallel(collection, plan=plan, sharders=sharders)
 
 

@@ -3,14 +3,16 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import recshard_lab
+from recshard_lab.launcher.engines.fork import LATER
 
 PACKAGE = Path(recshard_lab.__file__).parent
-HEAVY = ["IPython", "ipywidgets", "plotly", "jupyterlab", "anywidget", "scipy", "fbgemm_gpu", "torchmetrics", "rich"]
+ROOMS = sorted(folder.parent.name for folder in PACKAGE.glob("*/__init__.py"))
 
 
 def run_python(code: str) -> str:
@@ -27,15 +29,105 @@ def loaded_beyond_torch(code: str) -> set[str]:
 
 def test_importing_the_library_loads_no_other_package() -> None:
     loaded = run_python(
-        "import importlib, os, typing, sys; before = set(sys.modules); import recshard_lab; "
+        "import importlib, os, typing, ast, lazy_loader, sys; before = set(sys.modules); import recshard_lab; "
         "print(*sorted(set(sys.modules) - before))"
     )
     assert loaded.split() == ["recshard_lab"]
 
 
+def test_the_public_names_are_these() -> None:
+    """Whoever adds one here decides that it is typed more than the names of its room."""
+    names = [
+        "DLRM",
+        "DataType",
+        "DistributedModelParallel",
+        "DynamicEmbeddingBagCollection",
+        "DynamicEmbeddingCollection",
+        "DynamicEmbeddingConfig",
+        "EmbeddingBagCollection",
+        "EmbeddingBagConfig",
+        "EmbeddingCollection",
+        "EmbeddingConfig",
+        "EmbeddingShardingPlanner",
+        "FusedEmbeddingBagCollection",
+        "JaggedTensor",
+        "KeyedJaggedTensor",
+        "KeyedTensor",
+        "LaunchError",
+        "MovieLens",
+        "ParameterConstraints",
+        "ParameterSharding",
+        "PlanCompare",
+        "PlanError",
+        "PoolingType",
+        "RankError",
+        "Ranks",
+        "Shard",
+        "ShardingPlan",
+        "Topology",
+        "Workload",
+        "column_wise",
+        "compare_plans",
+        "data_parallel",
+        "estimate",
+        "export",
+        "flex_shard",
+        "grid_shard",
+        "launch",
+        "load_checkpoint",
+        "plan",
+        "quantize_embeddings",
+        "row_wise",
+        "save_checkpoint",
+        "shard_for_inference",
+        "sweep",
+        "table_column_wise",
+        "table_row_wise",
+        "table_wise",
+    ]
+    hooks = ["__version__", "load_ipython_extension", "unload_ipython_extension"]
+    assert dir(recshard_lab) == sorted([*names, *ROOMS, *hooks])
+
+
+def test_every_room_is_an_attribute_of_the_library_in_a_fresh_interpreter() -> None:
+    code = f"import recshard_lab as rs; [print(getattr(rs, room).__name__) for room in {ROOMS}]"
+    assert run_python(code).split() == [f"recshard_lab.{room}" for room in ROOMS]
+
+
+def test_every_name_of_the_stubs_is_there_in_a_fresh_interpreter() -> None:
+    """Also where all names are imported at once, in any order, as EAGER_IMPORT of lazy_loader does."""
+    packages = [".".join(stub.relative_to(PACKAGE.parent).parent.parts) for stub in PACKAGE.rglob("__init__.pyi")]
+    assert len(packages) > 5
+    code = (
+        f"from importlib import import_module as load; "
+        f"[getattr(load(package), name) for package in {packages} for name in dir(load(package))]"
+    )
+    run_python(code)
+    run_python(f"import os; os.environ['EAGER_IMPORT'] = '1'; {code}")
+
+
+def test_the_wheel_has_the_stubs_and_the_marker_of_types() -> None:
+    data = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert (PACKAGE / "py.typed").is_file()
+    assert "*.pyi" in data["*"]
+    assert "py.typed" in data["recshard_lab"]
+
+
+def test_the_forkserver_loads_what_a_training_uses() -> None:
+    """A rank would otherwise import it on first use."""
+    later = f"import importlib; [importlib.import_module(name) for name in {LATER} if name.startswith('recshard_lab')]"
+    used = (
+        "import recshard_lab as rs; "
+        "rs.DistributedModelParallel, rs.distributed.EmbeddingBagCollectionSharder, rs.DLRM, rs.train.Recipe, "
+        "rs.train.TrainPipelineSparseDist, rs.train.auc"
+    )
+    code = f"import sys; {later}; before = set(sys.modules); {used}; print(*set(sys.modules) - before)"
+    assert run_python(code).split() == []
+
+
 def test_importing_the_rooms_that_a_rank_needs_loads_no_notebook_library() -> None:
-    code = "import recshard_lab.distributed, recshard_lab.train, recshard_lab.models, recshard_lab.data"
-    loaded = {module.partition(".")[0] for module in loaded_beyond_torch(code)}
+    modules = ", ".join(name for name in LATER if name.startswith("recshard_lab"))
+    loaded = {module.partition(".")[0] for module in loaded_beyond_torch(f"import {modules}, recshard_lab.data")}
     assert not loaded & {"IPython", "ipywidgets", "plotly", "jupyterlab", "anywidget", "scipy"}
 
 
@@ -50,7 +142,7 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 def test_an_unknown_name_is_refused_by_name() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'ShardingPlann'"):
+    with pytest.raises(AttributeError, match="ShardingPlann"):
         recshard_lab.ShardingPlann  # noqa: B018
 
 

@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from benchmarks import Figure
 from recshard_lab import (
-    CacheParams,
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
-    EmulatedCost,
     KeyedJaggedTensor,
     ParameterSharding,
     Shard,
     ShardingPlan,
 )
 from recshard_lab.data import Batch
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
+from recshard_lab.embedding import EmulatedCost
 from recshard_lab.models import DLRM, DLRMTrain
+from recshard_lab.sharding import CacheParams
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 
 TABLES, ROWS, DIM, POOLING, BATCH, ZIPF = 8, 100_000, 64, 10, 4096, 1.2

@@ -147,7 +147,7 @@ def mixed_plan(model: nn.Module, schemes: Sequence[str], world_size: int) -> Any
         table.name: generators[schemes[number % len(schemes)]]()
         for number, table in enumerate(ebc.embedding_bag_configs())
     }
-    plan = rl.construct_module_sharding_plan(ebc, per_table, world_size=world_size, device_type="cpu")
+    plan = rl.sharding.construct_module_sharding_plan(ebc, per_table, world_size=world_size, device_type="cpu")
     return rl.ShardingPlan({path: plan})
 
 

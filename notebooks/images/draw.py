@@ -49,7 +49,7 @@ equal = [rs.EmbeddingBagConfig(name=n, num_embeddings=8_000, embedding_dim=32, f
 each = rs.ShardingPlan({"": {name: rs.ParameterSharding(name) for name in schemes}}).resolved(equal, 4, 2)
 save(views.placement(each, equal, rs.Topology(4, local_world_size=2)), "05_schemes.svg")
 
-mlperf = rs.mlperf_dlrm_dcnv2_tables(), rs.mlperf_dlrm_dcnv2_workload()
+mlperf = rs.planner.mlperf_dlrm_dcnv2_tables(), rs.planner.mlperf_dlrm_dcnv2_workload()
 sizes = [2, 8, 16, 32, 64, 128]
 swept = rs.sweep(*mlperf, topology=["a100", "h100"], world_size=sizes, global_batch_size=65_536)
 save(views.pareto(swept, note="MLPerf's DLRM-DCNv2; published bandwidths, no machine was measured."), "06_pareto.svg")

@@ -40,6 +40,7 @@ from recshard_lab.comm.collectives import issue_all_gather as issue_all_gather
 from recshard_lab.comm.collectives import issue_all_to_all as issue_all_to_all
 from recshard_lab.comm.collectives import issue_reduce_scatter as issue_reduce_scatter
 from recshard_lab.comm.collectives import ring_bytes as ring_bytes
+from recshard_lab.comm.emulation import LATENCY_VARIABLE as LATENCY_VARIABLE
 from recshard_lab.comm.emulation import InterNodeLink as InterNodeLink
 from recshard_lab.comm.failing import Failed as Failed
 from recshard_lab.comm.failing import RankLost as RankLost

@@ -2,3 +2,7 @@
 
 Read first: `torchrec` (``install()``), then `served` (which name is which class here).
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -31,7 +31,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (
         r".*\.(HashZch\w*(Module|Scorer)|get_eviction_\w+|get_kernel_from_policy|TrainInputMapper)$",
         "the inside of a zero-collision hash",
-        "recshard_lab.HashZchManagedCollisionModule, which scores and maps ids itself",
+        "recshard_lab.embedding.HashZchManagedCollisionModule, which scores and maps ids itself",
     ),
     (
         r"torchrec\.modules\.mc_\w*\.(evict|return_\w+|apply_mc_method_to_jt_dict)$",
@@ -46,12 +46,12 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (
         r".*\.(Managed\w*|Mc[A-Z]\w*|MC[A-Z]\w*|\w*MCH\w*|\w*[zZ]ch\w*)$|torchrec\.modules\.(mc|hash_mc)\w*.*|torchrec\.distributed\.mc_\w*.*",
         "managed collisions of ids",
-        "recshard_lab.ManagedCollisionEmbeddingBagCollection",
+        "recshard_lab.embedding.ManagedCollisionEmbeddingBagCollection",
     ),
     (
         r".*\.(\w*Eviction\w*|FeatureScore\w*|VirtualTable\w*|KeyValue\w*|\w*SSD\w*|CacheParams|CacheStatistics|\w*CACHING\w*)$",
         "tables in SSD or cached memory",
-        "compute_kernel='fused_uvm_caching' with recshard_lab.CacheParams, or DynamicEmbeddingConfig(tiers=)",
+        "compute_kernel='fused_uvm_caching' with recshard_lab.sharding.CacheParams, or DynamicEmbeddingConfig(tiers=)",
     ),
     (
         r".*\.(\w*Proposer|proposers_to\w*|MAX_PROPOSALS)$|torchrec\.distributed\.planner\.proposers$",
@@ -102,7 +102,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (
         r".*\.(\w*Criteo\w*|criteo_\w*)$|torchrec\.datasets\.criteo.*",
         "reading Criteo files",
-        "recshard_lab.preprocess_criteo, which writes the same files, recshard_lab.CriteoClicks and BatchLoader",
+        "preprocess_criteo, CriteoClicks and BatchLoader of recshard_lab.data: the same files",
     ),
     (
         r".*\.(movielens_\w*|DEFAULT_\w*COLUMN_NAMES|COLUMN_TYPE_CASTERS|\w*_FILENAME)$|torchrec\.datasets\.movielens.*",

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from recshard_lab.arguments import MPS, checks_arguments, device_named, names_wrong_arguments
-from recshard_lab.comm import ShardingEnv, agreed, compute_device, from_first_rank, refuse_differences
+from recshard_lab.comm import ShardingEnv as ShardingEnv
+from recshard_lab.comm import agreed, compute_device, from_first_rank, refuse_differences
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts

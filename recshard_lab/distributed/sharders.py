@@ -212,7 +212,8 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         Raises:
             PlanError: an invalid plan for these tables and ranks.
 
-        >>> from recshard_lab import EmbeddingBagConfig, table_wise, construct_module_sharding_plan
+        >>> from recshard_lab import EmbeddingBagConfig, table_wise
+        >>> from recshard_lab.sharding import construct_module_sharding_plan
         >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
         >>> ebc = EmbeddingBagCollection([table])
         >>> plan = construct_module_sharding_plan(ebc, {"t": table_wise(rank=0)})

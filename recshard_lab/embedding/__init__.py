@@ -20,6 +20,7 @@ from recshard_lab.embedding.data_types import pooling_type_to_str as pooling_typ
 from recshard_lab.embedding.dynamic import DynamicEmbeddingBagCollection as DynamicEmbeddingBagCollection
 from recshard_lab.embedding.dynamic import DynamicEmbeddingCollection as DynamicEmbeddingCollection
 from recshard_lab.embedding.dynamic import DynamicEmbeddingConfig as DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic import DynamicTable as DynamicTable
 from recshard_lab.embedding.dynamic import EmulatedCost as EmulatedCost
 from recshard_lab.embedding.dynamic import Tier as Tier
 from recshard_lab.embedding.dynamic import VocabularyEmbeddingBagCollection as VocabularyEmbeddingBagCollection
@@ -74,6 +75,7 @@ __all__ = [
     "DynamicEmbeddingBagCollection",
     "DynamicEmbeddingCollection",
     "DynamicEmbeddingConfig",
+    "DynamicTable",
     "EmbOptimType",
     "EmbeddingBagCollection",
     "EmbeddingBagCollectionInterface",

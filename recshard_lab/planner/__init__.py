@@ -28,9 +28,12 @@ from recshard_lab.planner.planner import tables_of as tables_of
 from recshard_lab.planner.read.constraint_files import read_constraints as read_constraints
 from recshard_lab.planner.read.table_files import TableFile as TableFile
 from recshard_lab.planner.read.table_files import read_tables as read_tables
+from recshard_lab.planner.sweep.mlperf_example import MLPERF_IDEAS as MLPERF_IDEAS
+from recshard_lab.planner.sweep.mlperf_example import MLPERF_PUBLISHED_MS as MLPERF_PUBLISHED_MS
 from recshard_lab.planner.sweep.mlperf_example import mlperf_dlrm_dcnv2_tables as mlperf_dlrm_dcnv2_tables
 from recshard_lab.planner.sweep.mlperf_example import mlperf_dlrm_dcnv2_workload as mlperf_dlrm_dcnv2_workload
 from recshard_lab.planner.sweep.mlperf_example import mlperf_example as mlperf_example
+from recshard_lab.planner.sweep.mlperf_example import mlperf_step as mlperf_step
 from recshard_lab.planner.sweep.points import Sweep as Sweep
 from recshard_lab.planner.sweep.points import SweepPoint as SweepPoint
 from recshard_lab.planner.sweep.whatif import sweep as sweep

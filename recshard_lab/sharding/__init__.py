@@ -4,6 +4,7 @@ In walking order: `plan/` (what a plan is), `schemes/` (how tables are split), `
 `export/` (text and scripts). Read `plan/sharding_plan.py` first, then one file of `schemes/`, then `plan/tiling.py`.
 """
 
+from recshard_lab.sharding.hardware.device_profile import DeviceProfile as DeviceProfile
 from recshard_lab.sharding.hardware.presets import preset_names as preset_names
 from recshard_lab.sharding.hardware.presets import preset_table as preset_table
 from recshard_lab.sharding.hardware.topology import Topology as Topology

@@ -21,7 +21,7 @@ import torch
 
 from recshard_lab.comm import Trace, times_note
 
-COMPUTE = ("forward", "backward", "optimizer")
+COMPUTE_STAGES = ("forward", "backward", "optimizer")
 """The stages that a step cannot do without: what others hide behind."""
 
 KEPT = 8192  # events of a pipeline
@@ -158,7 +158,9 @@ def events_from_collectives(trace: Trace, rank: int) -> list[StageEvent]:
     return found
 
 
-def hidden_share(events: Iterable[StageEvent], stage: str = "input_dist", behind: Sequence[str] = COMPUTE) -> float:
+def hidden_share(
+    events: Iterable[StageEvent], stage: str = "input_dist", behind: Sequence[str] = COMPUTE_STAGES
+) -> float:
     """The part of a stage's time in which the same rank was in one of the stages ``behind``; NaN where it took none.
 
     >>> dist = StageEvent(0, "input_dist", 1, 0.0, 4.0)

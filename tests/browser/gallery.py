@@ -101,17 +101,10 @@ def example_views() -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from recshard_lab import (
-        AccessProfile,
-        EmbeddingShardingPlanner,
-        KeyedJaggedTensor,
-        Workload,
-        compare_servers,
-        estimate,
-        sweep,
-    )
+    from recshard_lab import EmbeddingShardingPlanner, KeyedJaggedTensor, Workload, estimate, sweep
     from recshard_lab.lab import compare_plans, views
     from recshard_lab.lab.live.samples import Sample
+    from recshard_lab.planner import AccessProfile, compare_servers
     from recshard_lab.sharding import Topology
     from tests.lab.plans import movielens, plan_of
     from tests.lab.test_live_counters import one

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, ShardingEnv
+from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.comm import (
     ReplicaGrid,
     all_reduce,
@@ -24,6 +24,7 @@ from recshard_lab.comm import (
     sizes_env,
     uses_nccl,
 )
+from recshard_lab.distributed import ShardingEnv
 from recshard_lab.launcher import groups as launched_groups
 from recshard_lab.launcher import join
 from recshard_lab.train.pipelines import base

@@ -149,7 +149,7 @@ def test_a_loss_scale_that_is_no_positive_number_is_refused() -> None:
 
 
 def test_a_registry_with_a_stray_key_is_refused_where_it_is_given() -> None:
-    from recshard_lab import EmbeddingBagCollectionSharder
+    from recshard_lab.distributed import EmbeddingBagCollectionSharder
 
     registry: dict[str, Any] = get_qcomm_codecs_registry(QCommsConfig(CommType.FP16))
     EmbeddingBagCollectionSharder(None, registry)

@@ -12,18 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.apparatus.environments import TorchRecEnv
-from recshard_lab import (
-    CacheParams,
-    EmbeddingBagConfig,
-    ParameterSharding,
-    PlanError,
-    Shard,
-    ShardingPlan,
-    Topology,
-    tiling,
-)
+from recshard_lab import EmbeddingBagConfig, ParameterSharding, PlanError, Shard, ShardingPlan, Topology
 from recshard_lab.compat import plans
-from recshard_lab.sharding import flex_shard, row_wise, scheme_named, scheme_names
+from recshard_lab.sharding import CacheParams, flex_shard, row_wise, scheme_named, scheme_names, tiling
 
 RANKS, LOCAL, CACHING = 4, 2, "fused_uvm_caching"
 NEEDS_PEERS = pytest.mark.skipif(

@@ -64,7 +64,7 @@ def test_fused_params_step_the_tables_in_backward(served: None) -> None:
     from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
     from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-    from recshard_lab import EmbOptimType
+    from recshard_lab.embedding import EmbOptimType
 
     ebc, batch = a_collection(), a_batch()
     params = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.5, "eps": 0.01}
@@ -85,7 +85,7 @@ def test_fbgemms_own_names_of_optimizers_are_understood(served: None) -> None:
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
     sharder = EmbeddingBagCollectionSharder({"optimizer": configs.EmbOptimType.EXACT_ADAGRAD})
-    assert sharder.spec.optimizer is recshard_lab.EmbOptimType.EXACT_ADAGRAD
+    assert sharder.spec.optimizer is recshard_lab.embedding.EmbOptimType.EXACT_ADAGRAD
 
 
 def a_dlrm(rank: int) -> list[float]:

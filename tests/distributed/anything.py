@@ -14,20 +14,18 @@ import torch
 from hypothesis import strategies as st
 
 from recshard_lab import (
-    CommType,
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
-    EmbOptimType,
     ParameterSharding,
     PoolingType,
     Shard,
     ShardingPlan,
     Topology,
 )
-from recshard_lab.comm import make_codec
+from recshard_lab.comm import CommType, make_codec
 from recshard_lab.distributed.step.lookup import choose_kinds
-from recshard_lab.embedding import OptimizerSpec, WeightDecayMode
+from recshard_lab.embedding import EmbOptimType, OptimizerSpec, WeightDecayMode
 from recshard_lab.embedding.kernels import TORCH_DTYPES, available, kernel_named
 from recshard_lab.embedding.optimizers.rules import RULES
 from recshard_lab.embedding.out_of_range import POLICIES

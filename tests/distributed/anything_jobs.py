@@ -21,16 +21,13 @@ from recshard_lab import (
     DataType,
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingCollection,
-    EmbeddingCollectionSharder,
     KeyedJaggedTensor,
     PoolingType,
-    QCommsConfig,
     ShardingPlan,
-    get_qcomm_codecs_registry,
 )
-from recshard_lab.comm import make_codec
+from recshard_lab.comm import QCommsConfig, get_qcomm_codecs_registry, make_codec
+from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.embedding import OptimizerSpec, WeightDecayMode, embedding_names_by_table
 from recshard_lab.embedding.kernels import TORCH_DTYPES

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from recshard_lab import (
-    CheckpointSaveError,
     DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     ShardingPlan,
-    async_save_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
+from recshard_lab.distributed import CheckpointSaveError, async_save_checkpoint
 from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
 from tests.distributed import state_jobs
 from tests.distributed.failure_jobs import attempted

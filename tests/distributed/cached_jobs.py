@@ -7,17 +7,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recshard_lab import (
-    CacheParams,
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     KeyedJaggedTensor,
     ParameterSharding,
     ShardingPlan,
     Topology,
 )
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.embedding.dynamic.tiers import EmulatedCost
+from recshard_lab.sharding import CacheParams
 from recshard_lab.sharding.schemes import scheme_named
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist
 

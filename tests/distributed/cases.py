@@ -6,15 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from recshard_lab import (
-    EmbeddingBagConfig,
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-    PoolingType,
-    Shard,
-    ShardingPlan,
-    Topology,
-)
+from recshard_lab import EmbeddingBagConfig, ParameterSharding, PoolingType, Shard, ShardingPlan, Topology
+from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from recshard_lab.sharding.schemes import scheme_named
 from tests.distributed.jobs import Bags, Case, Inverse
 

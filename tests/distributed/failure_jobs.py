@@ -9,21 +9,18 @@ from torch import Tensor, nn
 
 from recshard_lab import (
     DistributedModelParallel,
-    DMPCollection,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingShardingPlanner,
     KeyedJaggedTensor,
     ParameterSharding,
-    QCommsConfig,
     Shard,
     ShardingPlan,
     Topology,
-    get_qcomm_codecs_registry,
     row_wise,
 )
-from recshard_lab.comm import CommType
+from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
+from recshard_lab.distributed import DMPCollection, EmbeddingBagCollectionSharder
 from recshard_lab.distributed.shard import shard
 from recshard_lab.distributed.sharders import default_sharders
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint

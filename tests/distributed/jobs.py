@@ -13,17 +13,19 @@ from torch import Tensor, nn
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingCollection,
-    EmbeddingCollectionSharder,
     EmbeddingConfig,
     KeyedJaggedTensor,
-    RowWiseAdagrad,
     ShardingPlan,
 )
 from recshard_lab.comm import trace
-from recshard_lab.distributed import DefaultDataParallelWrapper
+from recshard_lab.distributed import (
+    DefaultDataParallelWrapper,
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+)
+from recshard_lab.optim import RowWiseAdagrad
 
 Bags = dict[str, list[list[int]]]  # feature -> sample -> ids
 Inverse = dict[str, list[int]]  # feature -> sample -> which of the feature's bags is its own

@@ -16,14 +16,13 @@ from benchmarks.apparatus.plain_models import twin_of
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     KeyedJaggedTensor,
     PoolingType,
     ShardingPlan,
 )
 from recshard_lab.data import Batch
-from recshard_lab.distributed import RankPeers
+from recshard_lab.distributed import EmbeddingBagCollectionSharder, RankPeers
 from recshard_lab.models import DLRM, DLRM_DCN, DeepFMNN, StreamingFrequency, TwoTower, TwoTowerTrainTask
 
 TABLES = [

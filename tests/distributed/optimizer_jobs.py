@@ -9,11 +9,11 @@ from torch import Tensor
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     FusedEmbeddingBagCollection,
     ShardingPlan,
 )
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.embedding.optimizers import OptimizerSpec
 from tests.distributed.jobs import Bags, batch_of, join
 from tests.embedding.lookups import dense_twin

@@ -8,17 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recshard_lab import (
-    DistributedModelParallel,
-    EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
-    EmbeddingBagConfig,
-    PoolingType,
-    RowWiseAdagrad,
-    ShardingPlan,
-)
+from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType, ShardingPlan
 from recshard_lab.data import Batch
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.models import FeatureProcessedEmbeddingBagCollection, PositionWeightedModuleCollection
+from recshard_lab.optim import RowWiseAdagrad
 from recshard_lab.train import TrainPipelineBase, TrainPipelineSparseDist
 from tests.distributed import cases
 from tests.distributed.jobs import Bags, Inverse, batch_of, expand

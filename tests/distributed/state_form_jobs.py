@@ -8,11 +8,13 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dcp_state
 from torch import Tensor
 
-from recshard_lab import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
+from recshard_lab import ShardingPlan
+from recshard_lab.distributed import ShardingEnv
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.distributed.state.pretrained import load_pretrained
 from recshard_lab.optim import CombinedOptimizer
 from recshard_lab.optim.state import local_shards
+from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from tests.distributed import state_jobs, two_dimensional_jobs
 from tests.distributed.cases import PATH
 from tests.distributed.jobs import Case, Model

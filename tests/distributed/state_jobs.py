@@ -12,16 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recshard_lab import (
-    DistributedModelParallel,
-    EmbeddingBagCollection,
+from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, ShardingPlan
+from recshard_lab.distributed import (
+    DefaultDataParallelWrapper,
     EmbeddingBagCollectionSharder,
-    EmbeddingBagConfig,
     EmbeddingCollectionSharder,
     ShardingEnv,
-    ShardingPlan,
 )
-from recshard_lab.distributed import DefaultDataParallelWrapper
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
 from recshard_lab.distributed.state.pretrained import load_pretrained

@@ -12,14 +12,8 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import (
-    CheckpointSaveError,
-    RankError,
-    ShardingPlan,
-    async_save_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from recshard_lab import RankError, ShardingPlan, load_checkpoint, save_checkpoint
+from recshard_lab.distributed import CheckpointSaveError, async_save_checkpoint
 from tests.distributed import async_save_jobs as jobs
 from tests.distributed import cases
 from tests.distributed.jobs import Model
@@ -129,8 +123,8 @@ rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 table = rl.EmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=8, feature_names=["f"])
 model = rl.DistributedModelParallel(rl.EmbeddingBagCollection([table]))
-rl.async_save_checkpoint(folder + "/run", model, extra=1)
-rl.async_save_checkpoint(folder + "/run", model, extra=2)
+rl.distributed.async_save_checkpoint(folder + "/run", model, extra=1)
+rl.distributed.async_save_checkpoint(folder + "/run", model, extra=2)
 if rank == 0:
     print("the end")
 """

@@ -9,10 +9,8 @@ import torch
 
 import recshard_lab
 from recshard_lab import (
-    CacheParams,
     DynamicEmbeddingConfig,
     EmbeddingBagConfig,
-    EmbOptimType,
     ParameterConstraints,
     ParameterSharding,
     PlanError,
@@ -20,10 +18,11 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.distributed.step.lookup import choose_kinds
-from recshard_lab.embedding import OptimizerSpec
+from recshard_lab.embedding import EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
 from recshard_lab.embedding.dynamic.tiers import EmulatedCost
 from recshard_lab.embedding.kernels import kernel_named
+from recshard_lab.sharding import CacheParams
 from tests.distributed import cached_jobs
 from tests.distributed.cached_jobs import CACHED
 

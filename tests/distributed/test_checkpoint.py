@@ -70,7 +70,8 @@ def test_any_tiling_loads_under_any_other(ranks: Any, tmp_path: Path, data: st.D
 
 
 def plan_text(entries: Any) -> str:
-    from recshard_lab import EmbeddingModuleShardingPlan, ShardingPlan
+    from recshard_lab import ShardingPlan
+    from recshard_lab.sharding import EmbeddingModuleShardingPlan
 
     return ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)}).to_json()
 
@@ -99,7 +100,7 @@ def test_another_number_of_ranks_and_the_unsharded_modules_load_it_and_give_it_b
 
 
 def _type(optimizer: str) -> Any:
-    from recshard_lab import EmbOptimType
+    from recshard_lab.embedding import EmbOptimType
 
     return EmbOptimType(optimizer)
 

@@ -12,13 +12,12 @@ import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     KeyedJaggedTensor,
     ShardingPlan,
-    construct_module_sharding_plan,
 )
-from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wise
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
+from recshard_lab.sharding import column_wise, construct_module_sharding_plan, data_parallel, row_wise, table_wise
 
 NAMES = ["a", "b", "c", "d"]
 STEPS = 4

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-from recshard_lab import load_checkpoint, load_pretrained, save_checkpoint
+from recshard_lab import load_checkpoint, save_checkpoint
 from recshard_lab.complete_folders import MANIFEST, Staging, described
+from recshard_lab.distributed import load_pretrained
 from recshard_lab.distributed.state.checkpoint import read_extra
 from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
 from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT, CheckpointError

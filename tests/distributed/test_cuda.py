@@ -7,18 +7,16 @@ import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     KeyedJaggedTensor,
     LaunchError,
     ShardingPlan,
-    construct_module_sharding_plan,
     row_wise,
 )
 from recshard_lab.comm import ShardingEnv
 from recshard_lab.comm.trace import trace
-from recshard_lab.distributed import shard
-from recshard_lab.sharding import data_parallel
+from recshard_lab.distributed import EmbeddingBagCollectionSharder, shard
+from recshard_lab.sharding import construct_module_sharding_plan, data_parallel
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cached_jobs, cases
 from tests.distributed.jobs import Case, batch_of

@@ -12,19 +12,15 @@ from torch import Tensor, nn
 import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
-    DMPCollection,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingCollection,
-    EmbeddingCollectionSharder,
     EmbeddingConfig,
-    EmbeddingModuleShardingPlan,
     KeyedJaggedTensor,
     RankError,
     ShardingPlan,
-    construct_module_sharding_plan,
 )
+from recshard_lab.distributed import DMPCollection, EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from recshard_lab.optim import (
     CombinedOptimizer,
     GradientClipping,
@@ -32,7 +28,14 @@ from recshard_lab.optim import (
     KeyedOptimizerWrapper,
     RowWiseAdagrad,
 )
-from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wise
+from recshard_lab.sharding import (
+    EmbeddingModuleShardingPlan,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
 from recshard_lab.sharding.schemes import scheme_names
 from recshard_lab.train import GradientAccumulationConfig, GradientAccumulationWrapper, TrainPipelineSparseDist
 from tests.distributed import cases, optimizer_jobs

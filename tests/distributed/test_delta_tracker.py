@@ -11,28 +11,34 @@ from torch import Tensor
 
 import recshard_lab
 from recshard_lab import (
-    CacheParams,
     DistributedModelParallel,
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingConfig,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingCollection,
-    EmbeddingCollectionSharder,
     EmbeddingConfig,
     FusedEmbeddingBagCollection,
-    FusedEmbeddingCollection,
-    HashZchManagedCollisionModule,
     KeyedJaggedTensor,
-    ManagedCollisionCollection,
-    ManagedCollisionEmbeddingBagCollection,
     ParameterSharding,
     ShardingPlan,
     Topology,
     flex_shard,
 )
-from recshard_lab.distributed import DMPCollection, ModelDeltaTracker, TrackingMode
+from recshard_lab.distributed import (
+    DMPCollection,
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    ModelDeltaTracker,
+    TrackingMode,
+)
+from recshard_lab.embedding import (
+    FusedEmbeddingCollection,
+    HashZchManagedCollisionModule,
+    ManagedCollisionCollection,
+    ManagedCollisionEmbeddingBagCollection,
+)
+from recshard_lab.sharding import CacheParams
 from recshard_lab.sharding.schemes import scheme_named, scheme_names
 from tests.distributed.cached_jobs import world
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
-    DMPCollection,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     KeyedJaggedTensor,
@@ -21,7 +20,7 @@ from recshard_lab import (
     RankError,
 )
 from recshard_lab.comm import trace
-from recshard_lab.distributed import DataParallelWrapper, DefaultDataParallelWrapper
+from recshard_lab.distributed import DataParallelWrapper, DefaultDataParallelWrapper, DMPCollection
 from recshard_lab.train.pipelines.accumulation import _average
 
 STEPS: dict[str, list[tuple[list[int], list[int]]]] = {  # step -> rank -> the layers that it uses

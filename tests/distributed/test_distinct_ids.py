@@ -11,13 +11,13 @@ import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingCollection,
-    EmbeddingCollectionSharder,
     EmbeddingConfig,
     PoolingType,
     RankError,
     ShardingPlan,
 )
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
+from recshard_lab.distributed import EmbeddingCollectionSharder
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded

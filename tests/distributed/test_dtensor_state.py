@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, Shard, ShardingPlan
+from recshard_lab import ParameterSharding, Shard, ShardingPlan
 from recshard_lab.distributed.state.forms import check_placements
+from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from tests.distributed import cases, state_form_jobs
 from tests.distributed.jobs import Case
 
@@ -89,7 +90,7 @@ def test_torchs_state_dict_functions_refuse_what_they_would_read_wrongly(two: An
 
 def test_output_dtensor_must_be_a_truth_value() -> None:
     with pytest.raises(ValueError, match=r"output_dtensor must be True or False, got 'yes'. Fix: "):
-        recshard_lab.EmbeddingBagCollectionSharder({"output_dtensor": "yes"})
+        recshard_lab.distributed.EmbeddingBagCollectionSharder({"output_dtensor": "yes"})
 
 
 def test_shards_in_host_memory_beside_a_gpu_are_refused() -> None:

@@ -15,21 +15,21 @@ from recshard_lab import (
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingCollection,
     DynamicEmbeddingConfig,
-    EmbOptimType,
     KeyedJaggedTensor,
     PlanError,
     PoolingType,
-    RowWiseAdagrad,
     ShardingPlan,
-    construct_module_sharding_plan,
 )
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.embedding import EmbOptimType
 from recshard_lab.lab import measure_plan
+from recshard_lab.optim import RowWiseAdagrad
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
     Topology,
     column_wise,
+    construct_module_sharding_plan,
     data_parallel,
     row_wise,
     scheme_named,

@@ -11,16 +11,10 @@ import torch
 import torch.distributed as dist
 
 import recshard_lab
-from recshard_lab import (
-    DistributedModelParallel,
-    FusedEmbeddingBagCollection,
-    KeyedJaggedTensor,
-    RowWiseAdagrad,
-    complete_folders,
-    export_static,
-)
-from recshard_lab.embedding import EmbeddingBagConfig
+from recshard_lab import DistributedModelParallel, FusedEmbeddingBagCollection, KeyedJaggedTensor, complete_folders
+from recshard_lab.embedding import EmbeddingBagConfig, export_static
 from recshard_lab.embedding.dynamic.dumps import files
+from recshard_lab.optim import RowWiseAdagrad
 from tests.distributed import test_dynamic as base
 from tests.embedding.dynamic.test_dumps import content
 
@@ -174,7 +168,7 @@ def _plan(module: Any, scheme: str) -> Any:
     }[scheme]
     chosen = dict.fromkeys(("user", "item"), made)
     return recshard_lab.ShardingPlan(
-        {"": recshard_lab.construct_module_sharding_plan(module, chosen, world_size=world)}
+        {"": recshard_lab.sharding.construct_module_sharding_plan(module, chosen, world_size=world)}
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import recshard_lab
-from recshard_lab import DistributedModelParallel, EmulatedCost, Tier
+from recshard_lab import DistributedModelParallel
 from recshard_lab.distributed.state.checkpoint import (
     CheckpointError,
     async_save_checkpoint,
@@ -19,6 +19,7 @@ from recshard_lab.distributed.state.checkpoint import (
     save_checkpoint,
 )
 from recshard_lab.distributed.state.tier_rows import TierRows, tables_of
+from recshard_lab.embedding import EmulatedCost, Tier
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist
 from tests.distributed.test_dynamic import batch_of, batches, collection, compared, dmp_ranks, plan_of
 from tests.embedding.dynamic.redis_server import redis_server

@@ -9,8 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import recshard_lab
-from recshard_lab import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingPlan, row_wise
-from recshard_lab.distributed import DataParallelWrapper, DefaultDataParallelWrapper, FullyShardWrapper
+from recshard_lab import DistributedModelParallel, ShardingPlan, row_wise
+from recshard_lab.distributed import (
+    DataParallelWrapper,
+    DefaultDataParallelWrapper,
+    EmbeddingBagCollectionSharder,
+    FullyShardWrapper,
+)
 from recshard_lab.optim import CombinedOptimizer, GradientClipping, GradientClippingOptimizer, KeyedOptimizerWrapper
 from recshard_lab.sharding import construct_module_sharding_plan, data_parallel
 from tests.distributed.test_compile_and_autocast import Model, batch_of
@@ -95,7 +100,7 @@ def through_checkpoint(path: str, saves: str, loads: str) -> list[str]:
     one, optimizer = build(wrappers[saves](), False)
     train(one, optimizer, range(STEPS))
     adam = optimizer.optimizers[1][1]
-    pending = recshard_lab.async_save_checkpoint(path, one, adam)
+    pending = recshard_lab.distributed.async_save_checkpoint(path, one, adam)
     train(one, optimizer, range(STEPS, STEPS + 1))
     pending.result()
     other, its_optimizer = build(wrappers[loads](), False)

@@ -17,10 +17,10 @@ from recshard_lab import (
     EmbeddingCollection,
     EmbeddingConfig,
     KeyedJaggedTensor,
-    RowWiseAdagrad,
-    fuse_embedding_optimizer,
 )
 from recshard_lab.distributed import FusedEmbeddingBagCollectionSharder
+from recshard_lab.embedding import fuse_embedding_optimizer
+from recshard_lab.optim import RowWiseAdagrad
 from recshard_lab.sharding import ShardingPlan, construct_module_sharding_plan, row_wise
 
 LR = {"lr": 0.3, "eps": 1e-3}

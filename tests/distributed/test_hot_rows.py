@@ -9,17 +9,8 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import (
-    EmbeddingBagConfig,
-    EmbeddingModuleShardingPlan,
-    PoolingType,
-    Shard,
-    ShardingPlan,
-    Topology,
-    flex_shard,
-    row_wise,
-    tiling,
-)
+from recshard_lab import EmbeddingBagConfig, PoolingType, Shard, ShardingPlan, Topology, flex_shard, row_wise
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, tiling
 from tests.distributed import cases, hot_jobs, state_jobs
 from tests.distributed.jobs import Case
 from tests.distributed.test_parity import OPTIMIZERS, check

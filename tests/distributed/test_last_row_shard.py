@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import DistributedModelParallel, EmbeddingBagCollectionSharder, ParameterSharding, ShardingPlan
+from recshard_lab import DistributedModelParallel, ParameterSharding, ShardingPlan
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from tests.distributed.test_limits import bags, collection, table
 
 

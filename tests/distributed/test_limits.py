@@ -10,9 +10,7 @@ import recshard_lab
 from recshard_lab import (
     DataType,
     DistributedModelParallel,
-    DMPCollection,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     FusedEmbeddingBagCollection,
     KeyedJaggedTensor,
@@ -20,6 +18,7 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.comm import CommType, QCommsConfig, ShardingEnv, get_qcomm_codecs_registry
+from recshard_lab.distributed import DMPCollection, EmbeddingBagCollectionSharder
 from recshard_lab.distributed.state.replica_sync import _combined, average
 
 MOST = 65504.0  # of FP16

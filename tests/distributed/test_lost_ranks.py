@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import RankError, ShardingEnv
+from recshard_lab import RankError
 from recshard_lab.comm import all_reduce, broadcast
+from recshard_lab.distributed import ShardingEnv
 from tests.distributed.failure_jobs import attempted, batch, build
 
 LIMIT_S = 2.5

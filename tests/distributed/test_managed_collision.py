@@ -13,35 +13,39 @@ import recshard_lab
 from recshard_lab import (
     DataType,
     DistributedModelParallel,
-    DMPCollection,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingConfig,
     EmbeddingShardingPlanner,
-    EmbOptimType,
     FusedEmbeddingBagCollection,
-    FusedEmbeddingCollection,
-    HashZchManagedCollisionModule,
     KeyedJaggedTensor,
+    ParameterConstraints,
+    PoolingType,
+    ShardingPlan,
+    Topology,
+)
+from recshard_lab.distributed import (
+    DMPCollection,
+    EmbeddingBagCollectionSharder,
+    ManagedCollisionEmbeddingBagCollectionSharder,
+)
+from recshard_lab.distributed.managed_collision import stored_tables
+from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.embedding import (
+    DistanceLFU_EvictionPolicy,
+    EmbOptimType,
+    FusedEmbeddingCollection,
+    HashZchEvictionPolicyName,
+    HashZchManagedCollisionModule,
     ManagedCollisionCollection,
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
     MCHManagedCollisionModule,
-    ParameterConstraints,
-    PoolingType,
-    RowWiseAdagrad,
-    ShardingPlan,
-    Topology,
-    construct_module_sharding_plan,
 )
-from recshard_lab.distributed import ManagedCollisionEmbeddingBagCollectionSharder
-from recshard_lab.distributed.managed_collision import stored_tables
-from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.embedding import DistanceLFU_EvictionPolicy, HashZchEvictionPolicyName
+from recshard_lab.optim import RowWiseAdagrad
 from recshard_lab.planner.planner import within_sharder
 from recshard_lab.planner.search.options import options_of
-from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wise
+from recshard_lab.sharding import column_wise, construct_module_sharding_plan, data_parallel, row_wise, table_wise
 
 SAMPLES, BUCKETS = 6, 4
 ROWS = {"user": 64, "item": 128}

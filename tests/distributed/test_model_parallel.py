@@ -9,20 +9,19 @@ from torch import nn
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
-    EmbeddingModuleShardingPlan,
     KeyedJaggedTensor,
     ParameterSharding,
     PlanError,
     Shard,
-    ShardingEnv,
     ShardingPlan,
     Topology,
     Workload,
-    apply_optimizer_in_backward,
     estimate,
 )
+from recshard_lab.distributed import EmbeddingBagCollectionSharder, ShardingEnv
+from recshard_lab.optim import apply_optimizer_in_backward
+from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import batch_of

@@ -11,15 +11,14 @@ import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingCollection,
-    EmbeddingCollectionSharder,
     EmbeddingConfig,
     KeyedJaggedTensor,
     PoolingType,
-    RowWiseAdagrad,
 )
+from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+from recshard_lab.optim import RowWiseAdagrad
 from tests.distributed.views import BACKENDS, KINDS, SCHEMES, plan_of
 
 NAN, INF = torch.nan, torch.inf

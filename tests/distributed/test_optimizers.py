@@ -7,16 +7,11 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import (
-    DistributedModelParallel,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbOptimType,
-    ShardingPlan,
-    apply_optimizer_in_backward,
-)
+from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, ShardingPlan
+from recshard_lab.embedding import EmbOptimType
 from recshard_lab.embedding.kernels import available, kernel_named
 from recshard_lab.embedding.optimizers import OptimizerSpec
+from recshard_lab.optim import apply_optimizer_in_backward
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import batch_of
@@ -118,9 +113,9 @@ def per_table(plan: str, steps: list[list[Any]]) -> tuple[dict[str, torch.Tensor
 
 PER_TABLE: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.AdamW, {"lr": 0.05, "eps": 0.01, "weight_decay": 0.1}),
-    (recshard_lab.LAMB, {"lr": 0.02, "eps": 0.01}),
+    (recshard_lab.optim.LAMB, {"lr": 0.02, "eps": 0.01}),
     (torch.optim.SGD, {"lr": 0.03, "weight_decay": 0.1}),
-    (recshard_lab.RowWiseAdagrad, {"lr": 0.04, "eps": 0.01}),
+    (recshard_lab.optim.RowWiseAdagrad, {"lr": 0.04, "eps": 0.01}),
 ]
 
 
@@ -168,7 +163,9 @@ def test_the_comparison_can_fail(ranks: Any) -> None:
 def goes_on(plan: str, steps: list[list[Any]]) -> list[float]:
     """Runs on every rank: largest difference between training on, and training on from a loaded state."""
     rank = torch.distributed.get_rank()
-    sharder = recshard_lab.EmbeddingBagCollectionSharder(fused_params=fused_params(EmbOptimType.PARTIAL_ROWWISE_ADAM))
+    sharder = recshard_lab.distributed.EmbeddingBagCollectionSharder(
+        fused_params=fused_params(EmbOptimType.PARTIAL_ROWWISE_ADAM)
+    )
     first, second = (
         DistributedModelParallel(collection_of(cases.TABLES), plan=plan_at("", plan), sharders=[sharder])
         for _ in range(2)

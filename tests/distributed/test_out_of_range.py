@@ -6,15 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from recshard_lab import (
-    EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
-    EmbeddingBagConfig,
-    KeyedJaggedTensor,
-    ParameterSharding,
-    Shard,
-)
+from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, ParameterSharding, Shard
 from recshard_lab.comm import ShardingEnv
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from tests.distributed import cases
 from tests.distributed.jobs import Case
 from tests.distributed.test_parity import check

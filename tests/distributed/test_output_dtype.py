@@ -10,25 +10,22 @@ from torch import Tensor, nn
 
 import recshard_lab
 from recshard_lab import (
-    CommType,
     DataType,
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingCollection,
-    EmbeddingCollectionSharder,
     EmbeddingConfig,
     EmbeddingShardingPlanner,
     KeyedJaggedTensor,
     ShardingPlan,
     Topology,
     Workload,
-    construct_module_sharding_plan,
     estimate,
 )
-from recshard_lab.comm import QCommsConfig, get_qcomm_codecs_registry, trace
-from recshard_lab.sharding import column_wise, data_parallel, row_wise, table_wise
+from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
+from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+from recshard_lab.sharding import column_wise, construct_module_sharding_plan, data_parallel, row_wise, table_wise
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 STEP = {"fp16": 2.0**-11, "bf16": 2.0**-8}  # relative error of one rounding

@@ -8,8 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recshard_lab import EmbeddingModuleShardingPlan, ShardingPlan
-from recshard_lab.sharding import ROUTES
+from recshard_lab import ShardingPlan
+from recshard_lab.sharding import ROUTES, EmbeddingModuleShardingPlan
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases

@@ -113,10 +113,10 @@ def test_files_of_other_libraries_are_read(
     other = Both()
     assert rs.quantize_embeddings(other, "int8", inplace=True, checkpoint=path) is other
     assert differences(other, expected) == []
-    of_both, of_meta = (rs.quantization_report(*pair) for pair in ((trained, expected), (trained, found)))
-    assert rs.quantization_report(meta, found, checkpoint=path) == of_both == of_meta
+    of_both, of_meta = (rs.embedding.quantization_report(*pair) for pair in ((trained, expected), (trained, found)))
+    assert rs.embedding.quantization_report(meta, found, checkpoint=path) == of_both == of_meta
     with pytest.raises(ValueError, match="scores need a trained model with weights"):
-        rs.quantization_report(meta, found, {"size": lambda model: 0.0}, checkpoint=path)
+        rs.embedding.quantization_report(meta, found, {"size": lambda model: 0.0}, checkpoint=path)
     assert differences(rs.quantize_embeddings(meta.words, "int8", checkpoint=path), expected.words) == []
 
 

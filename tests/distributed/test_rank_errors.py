@@ -12,15 +12,15 @@ import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
     RankError,
     Shard,
     ShardingPlan,
 )
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
+from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of
 from tests.distributed.step_failure_jobs import PLACES, fail_everywhere, pipeline_failing

@@ -12,13 +12,12 @@ from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingPlan,
 )
 from recshard_lab.comm import ShardingEnv, trace
 from recshard_lab.distributed.state.moves import Move, move, transfers
-from recshard_lab.sharding import Shard
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, Shard
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Case
 

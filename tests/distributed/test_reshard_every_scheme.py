@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import DistributedModelParallel, EmbeddingBagCollectionSharder, FusedEmbeddingBagCollection
+from recshard_lab import DistributedModelParallel, FusedEmbeddingBagCollection
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import Bags, batch_of, join

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import recshard_lab
-from recshard_lab import EmbeddingModuleShardingPlan, ParameterSharding, RankError, Shard, ShardingPlan
+from recshard_lab import ParameterSharding, RankError, Shard, ShardingPlan
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
 from recshard_lab.comm.codec_formats import Int8Codec
 from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run
 from recshard_lab.distributed.step.output_dist.wire import Parcels
-from recshard_lab.sharding import ROUTES
+from recshard_lab.sharding import ROUTES, EmbeddingModuleShardingPlan
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded

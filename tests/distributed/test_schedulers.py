@@ -13,15 +13,15 @@ import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     KeyedJaggedTensor,
     ShardingPlan,
-    construct_module_sharding_plan,
     data_parallel,
     row_wise,
 )
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.optim import CombinedOptimizer, KeyedOptimizerWrapper
+from recshard_lab.sharding import construct_module_sharding_plan
 
 STEPS, SAVED_AFTER = 7, 3
 METRICS = [1.0, 2.0, 2.0, 0.5, 3.0, 3.0, 3.0]

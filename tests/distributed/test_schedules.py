@@ -8,14 +8,8 @@ import torch
 from torch import nn
 
 import recshard_lab
-from recshard_lab import (
-    CombinedOptimizer,
-    DistributedModelParallel,
-    KeyedOptimizerWrapper,
-    WarmupOptimizer,
-    WarmupPolicy,
-    WarmupStage,
-)
+from recshard_lab import DistributedModelParallel
+from recshard_lab.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import batch_of

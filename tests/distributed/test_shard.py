@@ -13,15 +13,21 @@ import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
     KeyedJaggedTensor,
     KeyedTensor,
-    ShardingEnv,
 )
-from recshard_lab.distributed import LazyAwaitable, LazyNoWait, ShardedCollection, shard, shard_modules
+from recshard_lab.distributed import (
+    EmbeddingBagCollectionSharder,
+    LazyAwaitable,
+    LazyNoWait,
+    ShardedCollection,
+    ShardingEnv,
+    shard,
+    shard_modules,
+)
 from recshard_lab.optim import in_backward_optimizer_filter
 from recshard_lab.sharding import construct_module_sharding_plan, row_wise, table_wise
 

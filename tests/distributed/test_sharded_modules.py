@@ -13,16 +13,15 @@ from recshard_lab import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingCollection,
-    EmbeddingCollectionSharder,
     EmbeddingConfig,
-    FusedEmbeddingCollection,
     KeyedJaggedTensor,
     ParameterSharding,
     Shard,
-    ShardingEnv,
     ShardingPlan,
 )
+from recshard_lab.distributed import EmbeddingCollectionSharder, ShardingEnv
 from recshard_lab.distributed.table_shards import TableShards
+from recshard_lab.embedding import FusedEmbeddingCollection
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed.views import plan_of
 

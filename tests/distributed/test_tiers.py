@@ -9,7 +9,6 @@ import torch
 import recshard_lab
 from recshard_lab import (
     EmbeddingBagConfig,
-    EmbeddingModuleShardingPlan,
     EmbeddingShardingPlanner,
     KeyedJaggedTensor,
     ParameterConstraints,
@@ -22,6 +21,7 @@ from recshard_lab import (
     row_wise,
 )
 from recshard_lab.data import FrequencyOrder
+from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases, hot_jobs, state_jobs
 from tests.distributed.jobs import Case
@@ -149,7 +149,9 @@ def test_columns_in_both_memories_are_refused_where_rows_must_be_added_up() -> N
     case = [Shard(0, (0, 37), (0, 4)), Shard(0, (0, 37), (4, 8), "ddr")]
     module = recshard_lab.EmbeddingBagCollection([EmbeddingBagConfig(**TABLES[0])])
     plan = ShardingPlan({"": {"movies": ParameterSharding("custom", shards=case)}})
-    sharder = recshard_lab.EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1})
+    sharder = recshard_lab.distributed.EmbeddingBagCollectionSharder(
+        {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1}
+    )
     with pytest.raises(ValueError, match="'movies' has pieces of its columns in both memories"):
         recshard_lab.DistributedModelParallel(module, plan=plan, sharders=[sharder])
 

@@ -11,10 +11,8 @@ import torch.distributed.checkpoint as dcp
 import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
-    DMPCollection,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
-    EmbeddingModuleShardingPlan,
     ParameterSharding,
     RankError,
     ShardingPlan,
@@ -22,9 +20,10 @@ from recshard_lab import (
     save_checkpoint,
 )
 from recshard_lab.comm import ReplicaGrid, ShardingEnv
+from recshard_lab.distributed import DMPCollection
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.planner.sweep.replicas import Replicated
-from recshard_lab.sharding import Topology
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, Topology
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed import two_dimensional_jobs as jobs

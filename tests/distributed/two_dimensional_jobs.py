@@ -7,15 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recshard_lab import (
-    DMPCollection,
-    EmbeddingBagCollectionSharder,
-    EmbeddingCollectionSharder,
-    RowWiseAdagrad,
-    ShardingPlan,
-)
+from recshard_lab import ShardingPlan
 from recshard_lab.comm import trace
 from recshard_lab.comm.trace import CollectiveEvent
+from recshard_lab.distributed import DMPCollection, EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+from recshard_lab.optim import RowWiseAdagrad
 from tests.distributed.jobs import Bags, Case, Model, batch_of, join, labels_of
 
 

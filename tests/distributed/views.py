@@ -15,13 +15,10 @@ from torch.utils import _pytree as pytree
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingCollection,
-    EmbeddingCollectionSharder,
     EmbeddingConfig,
     FusedEmbeddingBagCollection,
-    FusedEmbeddingCollection,
     JaggedTensor,
     KeyedJaggedTensor,
     ParameterSharding,
@@ -29,8 +26,15 @@ from recshard_lab import (
     ShardingPlan,
     Topology,
 )
+from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from recshard_lab.distributed.step.bucketize import RowSplits, has_fbgemm
-from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, QuantEmbeddingBagCollection
+from recshard_lab.embedding import (
+    DataType,
+    EmbOptimType,
+    FusedEmbeddingCollection,
+    OptimizerSpec,
+    QuantEmbeddingBagCollection,
+)
 from recshard_lab.embedding.kernels import Slot, kernel_named
 from recshard_lab.sharding.schemes import scheme_named, scheme_names
 from recshard_lab.sparse.ops import gather_segments

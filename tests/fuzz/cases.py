@@ -8,20 +8,18 @@ from typing import Any
 import torch
 
 from recshard_lab import (
-    CommType,
     DataType,
     EmbeddingBagConfig,
     EmbeddingConfig,
-    EmbOptimType,
     ParameterSharding,
     PoolingType,
     Shard,
     ShardingPlan,
     Topology,
 )
-from recshard_lab.comm import make_codec
+from recshard_lab.comm import CommType, make_codec
 from recshard_lab.distributed.step.lookup import choose_kinds
-from recshard_lab.embedding import OptimizerSpec
+from recshard_lab.embedding import EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.kernels import available
 from recshard_lab.sharding import ROUTES
 from recshard_lab.sharding.schemes import scheme_named, scheme_names

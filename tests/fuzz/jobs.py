@@ -5,17 +5,9 @@ import warnings
 import torch
 from torch import nn
 
-from recshard_lab import (
-    CommType,
-    DistributedModelParallel,
-    EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
-    EmbeddingCollection,
-    EmbeddingCollectionSharder,
-    QCommsConfig,
-    ShardingPlan,
-    get_qcomm_codecs_registry,
-)
+from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingCollection, ShardingPlan
+from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
+from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from tests.fuzz.batches import CURVE, bags, batch, mixing, start_weights
 from tests.fuzz.cases import Case
 from tests.fuzz.reference import Numbers

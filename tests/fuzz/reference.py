@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recshard_lab import CommType, DataType, PoolingType
+from recshard_lab import DataType, PoolingType
+from recshard_lab.comm import CommType
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from tests.fuzz.batches import CURVE, bags, mixing, start_weights
 from tests.fuzz.cases import Case

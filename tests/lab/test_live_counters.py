@@ -37,7 +37,7 @@ def lies(table):
         return scheme_named(schemes[table.name]).default(table, rs.Topology(world_size))
     return rs.ParameterSharding("row_wise", shards=[rs.Shard(0, (0, 20), (0, 8)), rs.Shard(1, (20, 60), (0, 8), "ddr")])
 plan = ShardingPlan({"": {table.name: lies(table) for table in tables}})
-sharder = rs.EmbeddingBagCollectionSharder(fused_params={"optimizer": OPTIMIZER, "learning_rate": 0.05})
+sharder = rs.distributed.EmbeddingBagCollectionSharder(fused_params={"optimizer": OPTIMIZER, "learning_rate": 0.05})
 model = rs.DistributedModelParallel(rs.EmbeddingBagCollection(tables), plan=plan, sharders=[sharder])
 rng = np.random.default_rng(rank)
 ids = {table.name: [] for table in tables}
@@ -290,7 +290,7 @@ def test_a_dynamic_table_reports_its_slots_and_what_its_index_counts(ranks: Rank
     ranks.exec(
         "import torch\nimport recshard_lab as rs\n"
         "config = rs.DynamicEmbeddingConfig('user', 8, capacity=1024, evict='lfu')\n"
-        "users = rs.DynamicEmbeddingBagCollection([config], rs.RowWiseAdagrad, {'lr': 0.1})\n"
+        "users = rs.DynamicEmbeddingBagCollection([config], rs.optim.RowWiseAdagrad, {'lr': 0.1})\n"
         "model = rs.DistributedModelParallel(users,\n"
         "    plan=rs.ShardingPlan({'': {'user': rs.ParameterSharding('row_wise')}}))\n"
         "def step(first, many):\n"
@@ -317,8 +317,10 @@ def test_a_cached_table_reports_what_its_cache_counts(ranks: Ranks) -> None:
     ranks.exec(
         "import torch\nimport recshard_lab as rs\n"
         "movies = rs.EmbeddingBagCollection([rs.EmbeddingBagConfig(4000, 8, 'movies', feature_names=['seen'])])\n"
-        "entry = rs.ParameterSharding('row_wise', 'fused_uvm_caching', cache_params=rs.CacheParams(load_factor=0.1))\n"
-        "sharder = rs.EmbeddingBagCollectionSharder({'optimizer': 'exact_row_wise_adagrad', 'learning_rate': 0.1})\n"
+        "cache = rs.sharding.CacheParams(load_factor=0.1)\n"
+        "entry = rs.ParameterSharding('row_wise', 'fused_uvm_caching', cache_params=cache)\n"
+        "fused = {'optimizer': 'exact_row_wise_adagrad', 'learning_rate': 0.1}\n"
+        "sharder = rs.distributed.EmbeddingBagCollectionSharder(fused)\n"
         "model = rs.DistributedModelParallel(\n"
         "    movies, plan=rs.ShardingPlan({'': {'movies': entry}}), sharders=[sharder])\n"
         "def step(first):\n"
@@ -349,7 +351,7 @@ def test_ids_that_are_no_rows_are_counted_by_table(ranks: Ranks) -> None:
     model_on(ranks)
     ranks.exec(
         "model = rs.DistributedModelParallel(rs.EmbeddingBagCollection(tables), plan=plan,\n"
-        "    sharders=[rs.EmbeddingBagCollectionSharder(out_of_range='ignore')])\n"
+        "    sharders=[rs.distributed.EmbeddingBagCollectionSharder(out_of_range='ignore')])\n"
         "batch = random_batch(tables, rs.Workload(6, 2.0), rng)\n"
         "batch.values()[:3] = 10_000\n"
     )

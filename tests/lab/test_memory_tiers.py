@@ -103,7 +103,8 @@ def held(plan_json: str, tables: list[Any], device: str) -> tuple[dict[str, int]
     """What a rank says it holds, where its device is called so: only names are compared, nothing is sent there."""
     import torch
 
-    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagCollectionSharder
+    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection
+    from recshard_lab.distributed import EmbeddingBagCollectionSharder
 
     fused = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1}
     model = DistributedModelParallel(

@@ -81,7 +81,7 @@ def test_the_python_under_it_makes_the_same_plan(scheme: str) -> None:
 def test_the_python_of_set_all_is_one_line() -> None:
     widget = compare()
     widget.set_all.value = "table_wise"
-    assert 'table.name: ParameterConstraints(sharding_types=["table_wise"]) for table in tables' in widget.python
+    assert 'constraints={table.name: "table_wise" for table in tables}' in widget.python
     names: dict[str, Any] = {"tables": movielens()}
     exec(widget.python, names)
     assert names["plan"] == widget.mine.plan

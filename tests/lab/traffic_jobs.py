@@ -39,8 +39,9 @@ def counted_steps(plan_json: str, tables: Sequence[EmbeddingBagConfig], steps: i
     """Bytes to each rank in a step, by label."""
     import torch.distributed as dist
 
-    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagCollectionSharder
+    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection
     from recshard_lab.comm import trace
+    from recshard_lab.distributed import EmbeddingBagCollectionSharder
     from recshard_lab.lab.compare.measure import sent_by_label
     from recshard_lab.sharding import ShardingPlan
 
@@ -73,14 +74,9 @@ def counted_random_step(plan_json: str, tables: Sequence[Any], index_dedup: bool
     import torch
     import torch.distributed as dist
 
-    from recshard_lab import (
-        DistributedModelParallel,
-        EmbeddingBagCollection,
-        EmbeddingBagCollectionSharder,
-        EmbeddingCollection,
-        EmbeddingCollectionSharder,
-    )
+    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingCollection
     from recshard_lab.comm import trace
+    from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
     from recshard_lab.lab.compare.measure import sent_by_label
     from recshard_lab.sharding import ShardingPlan
 

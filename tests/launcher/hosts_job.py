@@ -48,7 +48,7 @@ def fresh_model() -> Model:
     """The model before its first step. Its tables take their optimizer along, sharded or not."""
     torch.manual_seed(0)
     model = Model()
-    rs.apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": LEARNING_RATE})
+    rs.optim.apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": LEARNING_RATE})
     return model
 
 
@@ -77,7 +77,7 @@ def main(folder: Path, steps: int, elements: list[int]) -> None:
             print(json.dumps({"time": time(), **entry}), file=log)
 
         model = fresh_model()
-        plan = rs.construct_module_sharding_plan(
+        plan = rs.sharding.construct_module_sharding_plan(
             model.bags, SCHEMES, local_size=place.local_world_size, world_size=place.world_size, device_type="cpu"
         )
         sharded = rs.DistributedModelParallel(model, plan=rs.ShardingPlan({"bags": plan}))

@@ -39,7 +39,7 @@ def main() -> tuple[tuple[int, int, int, int, int], dict[str, torch.Tensor]]:
     with join() as place:
         torch.manual_seed(0)
         model = Model()
-        plan = rs.construct_module_sharding_plan(
+        plan = rs.sharding.construct_module_sharding_plan(
             model.bags, SCHEMES, local_size=place.local_world_size, world_size=place.world_size, device_type="cpu"
         )
         sharded = rs.DistributedModelParallel(model, plan=rs.ShardingPlan({"bags": plan}))

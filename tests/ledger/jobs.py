@@ -146,7 +146,7 @@ def saved_in_background(case: Case, device: str, path: str) -> list[str]:
     register(device)
     dmp = state_jobs.build(replace(case, device=device))
     truth = state_jobs.everything(dmp)
-    pending = rl.async_save_checkpoint(path, dmp)
+    pending = rl.distributed.async_save_checkpoint(path, dmp)
     state_jobs.scramble(dmp)
     rl.load_checkpoint(pending.result(), dmp)
     return state_jobs.same(truth, state_jobs.everything(dmp))
@@ -209,7 +209,7 @@ def replicated(device: str) -> list[str]:
     found = []
     for place in (device, "cpu"):
         model, plan, more = _parts(world=1)
-        dmp = rl.DMPCollection(model, place, plan, pipeline_jobs.place()[1], 1, None, **more)
+        dmp = rl.distributed.DMPCollection(model, place, plan, pipeline_jobs.place()[1], 1, None, **more)
         optimizer = pipeline_jobs.dense_optimizer(dmp)
         with pipelines.TrainPipelineSparseDist(
             dmp, optimizer, torch.device(place), dmp_collection_sync_interval_batches=2
@@ -249,7 +249,7 @@ def _moved_plan(model: rl.DistributedModelParallel) -> rl.ShardingPlan:
         )
         for table in pipeline_jobs.tables()
     }
-    return rl.ShardingPlan({path: rl.EmbeddingModuleShardingPlan(entries) for path in model.collections})
+    return rl.ShardingPlan({path: rl.sharding.EmbeddingModuleShardingPlan(entries) for path in model.collections})
 
 
 def failing(case: Case, device: str) -> list[Any]:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from recshard_lab import CommType, EmbeddingModuleShardingPlan, RankError, ShardingPlan
-from recshard_lab.comm import QCommsConfig, get_qcomm_codecs_registry
-from recshard_lab.sharding import ROUTES
+from recshard_lab import RankError, ShardingPlan
+from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
+from recshard_lab.sharding import ROUTES, EmbeddingModuleShardingPlan
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from recshard_lab import DynamicEmbeddingBagCollection, DynamicEmbeddingConfig, KeyedJaggedTensor, Tier
+from recshard_lab import DynamicEmbeddingBagCollection, DynamicEmbeddingConfig, KeyedJaggedTensor
+from recshard_lab.embedding import Tier
 from tests.ledger.jobs import register
 
 Fixed = dict[str, Any]

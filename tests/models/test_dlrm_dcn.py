@@ -3,15 +3,8 @@
 import pytest
 import torch
 
-from recshard_lab import (
-    DLRM_DCN,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingShardingPlanner,
-    Topology,
-    mlperf,
-)
-from recshard_lab.models import InteractionDCNArch, LowRankCrossNet
+from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingShardingPlanner, Topology, mlperf
+from recshard_lab.models import DLRM_DCN, InteractionDCNArch, LowRankCrossNet
 from recshard_lab.planner import Workload
 
 

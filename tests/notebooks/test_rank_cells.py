@@ -125,7 +125,7 @@ def test_a_run_from_a_config_trains_on_the_ranks_device(ranks: Any) -> None:
         "batch_size": 512,
         "log": {"progress": "off"},
     }
-    assert ranks.run(rs.run_training, rs.TrainConfig.model_validate(settings))[0].step == 2
+    assert ranks.run(rs.train.run_training, rs.train.TrainConfig.model_validate(settings))[0].step == 2
 
 
 @pytest.mark.parametrize("word", ["TrainPipelineSparseDist", "save_checkpoint"])

@@ -4,17 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from recshard_lab import (
-    AccessProfile,
-    EmbeddingBagConfig,
-    EmbeddingShardingPlanner,
-    KeyedJaggedTensor,
-    Topology,
-    Workload,
-)
+from recshard_lab import EmbeddingBagConfig, EmbeddingShardingPlanner, KeyedJaggedTensor, Topology, Workload
 from recshard_lab.lab.compare.measure import random_batch
 from recshard_lab.lab.compare.question import Question
 from recshard_lab.lab.compare.question_code import python_for
+from recshard_lab.planner import AccessProfile
 from recshard_lab.planner.workload import table_loads
 
 ROWS = 5_000
@@ -151,7 +145,7 @@ def test_the_python_of_a_comparison_names_the_profiles_instead_of_spelling_them(
     made = {"tables": tables("a", rows=40), "access": load.access}
     exec(shown, made)
     assert "access=access" in shown
-    assert made["planner"].workload == load
+    assert made["plan"].planned.planner.workload == load
 
 
 @pytest.mark.parametrize(

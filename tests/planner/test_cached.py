@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from recshard_lab import (
-    CacheParams,
     EmbeddingBagConfig,
     EmbeddingShardingPlanner,
     ParameterConstraints,
@@ -16,6 +15,7 @@ from recshard_lab import (
     estimate,
     row_wise,
 )
+from recshard_lab.sharding import CacheParams
 
 KERNEL = "fused_uvm_caching"
 GPUS = Topology(2, "cuda", hbm_cap=2_000_000, ddr_cap=10**9)

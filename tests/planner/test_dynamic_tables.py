@@ -82,7 +82,7 @@ def array_bytes(value: Any) -> int:
 def test_the_index_bytes_are_those_of_the_tensors_of_an_index() -> None:
     for more in ({}, {"admit": 2}, {"admit": 0.5}):
         table = rs.DynamicEmbeddingConfig("user", 8, 4096, **more)
-        collection = rs.DynamicEmbeddingBagCollection([table], rs.EmbOptimType.EXACT_SGD, {"lr": 0.1})
+        collection = rs.DynamicEmbeddingBagCollection([table], rs.embedding.EmbOptimType.EXACT_SGD, {"lr": 0.1})
         state = collection.table("user").state()
         found = sum(map(array_bytes, (own for name, own in state.items() if name not in ("weight", "states"))))
         assert found == table.num_embeddings * table.index_bytes_per_row, more

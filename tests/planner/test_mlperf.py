@@ -19,7 +19,7 @@ from recshard_lab.planner import (
 )
 from recshard_lab.planner.model.cost import PHASES, dense_step
 from recshard_lab.planner.sweep.mlperf_dense import dlrm_dcn_dense, dlrm_dcn_launches
-from recshard_lab.planner.sweep.mlperf_example import IDEAS, MISSED, RANGES, assumptions, mlperf_step, spread
+from recshard_lab.planner.sweep.mlperf_example import MISSED, MLPERF_IDEAS, RANGES, assumptions, mlperf_step, spread
 from recshard_lab.sharding import Topology
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.text_table import TextTable
@@ -98,7 +98,7 @@ def test_the_example_is_the_planners_plan_and_the_cost_models_estimate() -> None
 
 
 def test_each_change_is_one_of_the_topology_or_of_the_workload() -> None:
-    before, after = mlperf_step(128), mlperf_step(128, tuple(IDEAS))
+    before, after = mlperf_step(128), mlperf_step(128, tuple(MLPERF_IDEAS))
     assert after.workload == replace(before.workload, pipeline="prefetch", pipeline_threads=True, dense_launches=2)
     changed = {
         spec.name
@@ -115,8 +115,8 @@ def test_each_change_is_one_of_the_topology_or_of_the_workload() -> None:
 @pytest.mark.parametrize("ranks", [8, 128])
 def test_no_change_makes_a_step_longer_and_all_of_them_gain_most(ranks: int) -> None:
     before = mlperf_step(ranks).step_ms
-    each = [mlperf_step(ranks, (name,)).step_ms for name in IDEAS]
-    together = mlperf_step(ranks, tuple(IDEAS)).step_ms
+    each = [mlperf_step(ranks, (name,)).step_ms for name in MLPERF_IDEAS]
+    together = mlperf_step(ranks, tuple(MLPERF_IDEAS)).step_ms
     slack = 1.01  # each is planned anew
     assert all(together <= slack * one <= slack**2 * before for one in each)
 

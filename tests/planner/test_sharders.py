@@ -4,14 +4,14 @@ import pytest
 
 from recshard_lab import (
     EmbeddingBagCollection,
-    EmbeddingBagCollectionSharder,
     EmbeddingBagConfig,
     EmbeddingShardingPlanner,
     ParameterConstraints,
     PlanError,
-    ShardingType,
     Topology,
 )
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
+from recshard_lab.sharding import ShardingType
 
 TABLES = [
     EmbeddingBagConfig(name=name, num_embeddings=64, embedding_dim=8, feature_names=[name]) for name in ("one", "two")

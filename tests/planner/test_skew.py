@@ -11,19 +11,18 @@ from recshard_lab import (
     EmbeddingShardingPlanner,
     ParameterConstraints,
     PlanError,
-    RowShares,
     ShardingPlan,
     Topology,
     Workload,
     estimate,
     flex_shard,
     row_wise,
-    tiling,
 )
 from recshard_lab.planner.model.cost import CostModel
 from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.planner.model.loads import IDS, Rects
 from recshard_lab.planner.model.overlap import FIGURES
+from recshard_lab.sharding import RowShares, tiling
 
 #: launches would hide what lookups cost at this size
 GPUS = Topology.preset("h100x8", **dict.fromkeys((*FIGURES["host"], "kernel_ms", "peer_ms", "straggler_sigma"), 0.0))

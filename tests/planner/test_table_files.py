@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recshard_lab import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType, read_tables
-from recshard_lab.planner import AccessProfile
+from recshard_lab import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from recshard_lab.planner import AccessProfile, read_tables
 
 TABLES = [
     {

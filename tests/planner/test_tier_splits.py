@@ -86,7 +86,7 @@ def test_the_share_of_slow_lookups_is_that_of_the_rows_in_host_memory() -> None:
         }
     )
     load = rs.Workload(10, {"f0": 3.0, "f1": 1.0})
-    found = rs.tier_shares(plan, tables, rs.Topology(2, "cuda"), load, limits)
+    found = rs.planner.tier_shares(plan, tables, rs.Topology(2, "cuda"), load, limits)
     assert found.by_table == pytest.approx({"t0": 0.1, "t1": 0.5})
     assert found.share == pytest.approx((3 * 0.1 + 0.5) / 4)
     assert found.least == pytest.approx(0.0)
@@ -97,7 +97,7 @@ def test_replicas_in_host_memory_count_by_the_ranks_that_read_them() -> None:
     tables = [table(0, 4, 8)]
     shards = [Shard(0, (0, 4), (0, 8)), Shard(1, (0, 4), (0, 8), "ddr")]
     plan = ShardingPlan({"": {"t0": ParameterSharding("data_parallel", shards=shards)}})
-    found = rs.tier_shares(plan, tables, rs.Topology(2, "cuda"), rs.Workload(10))
+    found = rs.planner.tier_shares(plan, tables, rs.Topology(2, "cuda"), rs.Workload(10))
     assert found.share == pytest.approx(0.5)
 
 
@@ -137,7 +137,7 @@ def test_the_planner_finds_splits_by_use_with_a_proved_gap(ranks: int, share: fl
     """Schemes that propose splits table by table leave 2 to 11 times the least share of slow lookups."""
     tables, planner = skewed(26, ranks, share)
     plan = planner.plan_tables(tables)
-    found = rs.tier_shares(plan, tables, planner.topology, planner.workload)
+    found = rs.planner.tier_shares(plan, tables, planner.topology, planner.workload)
     assert plan.estimate.fits
     assert found.least <= found.share <= found.least + 0.02
     assert plan.gap is not None

@@ -15,25 +15,26 @@ from torch import Tensor, nn
 
 from recshard_lab import (
     DLRM,
-    DLRM_DCN,
-    DeepFMNN,
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingConfig,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
-    FeatureProcessedEmbeddingBagCollection,
     KeyedJaggedTensor,
     KeyedTensor,
     PoolingType,
-    SimpleDeepFMNN,
-    TwoTower,
-    export_static,
     quantize_embeddings,
 )
-from recshard_lab.embedding import DataType
-from recshard_lab.models import PositionWeightedModuleCollection
+from recshard_lab.embedding import DataType, export_static
+from recshard_lab.models import (
+    DLRM_DCN,
+    DeepFMNN,
+    FeatureProcessedEmbeddingBagCollection,
+    PositionWeightedModuleCollection,
+    SimpleDeepFMNN,
+    TwoTower,
+)
 from recshard_lab.serving import Batch, BundleError, Inputs, Servable, load_bundle, save_bundle
 from tests.serving.bundles import COLUMNS, batch_of, dlrm, tables
 

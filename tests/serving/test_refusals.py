@@ -13,12 +13,14 @@ from recshard_lab import (
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingConfig,
     EmbeddingBagCollection,
-    HashZchManagedCollisionModule,
-    ManagedCollisionCollection,
-    ManagedCollisionEmbeddingBagCollection,
     quantize_embeddings,
 )
 from recshard_lab.comm import ShardingEnv
+from recshard_lab.embedding import (
+    HashZchManagedCollisionModule,
+    ManagedCollisionCollection,
+    ManagedCollisionEmbeddingBagCollection,
+)
 from recshard_lab.serving import ExportError, Inputs, SparseInput, load_bundle, save_bundle
 from tests.serving.bundles import COLUMNS, batch_of, dlrm, eager, tables
 

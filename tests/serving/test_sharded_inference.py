@@ -110,7 +110,7 @@ def test_shared_features_number_formats_and_unread_features() -> None:
         made = {table.name: rl.row_wise() for table in ebc.embedding_bag_configs()}
         if schemes[0] == "column_wise":
             made = {"movies": rl.column_wise(ranks=[1, 0]), "genres": rl.row_wise(), "ages": rl.table_wise(rank=1)}
-        plan = ShardingPlan({"": rl.construct_module_sharding_plan(ebc, made, world_size=2)})
+        plan = ShardingPlan({"": rl.sharding.construct_module_sharding_plan(ebc, made, world_size=2)})
         served = shard_for_inference(ebc, plan, ["cpu", "cpu"])
         one, other = served(shared_batch()), ebc(shared_batch())
         assert one.keys() == other.keys()
@@ -120,7 +120,7 @@ def test_shared_features_number_formats_and_unread_features() -> None:
 def test_sequences_keep_ids_and_lengths() -> None:
     tables = [EmbeddingConfig(20, 4, "movies", feature_names=["seen", "liked"])]
     ec = EmbeddingCollection(tables, need_indices=True)
-    plan = ShardingPlan({"": rl.construct_module_sharding_plan(ec, {"movies": rl.row_wise()}, world_size=3)})
+    plan = ShardingPlan({"": rl.sharding.construct_module_sharding_plan(ec, {"movies": rl.row_wise()}, world_size=3)})
     one, other = shard_for_inference(ec, plan, ["cpu"] * 3)(shared_batch()), ec(shared_batch())
     assert list(one) == list(other)
     for key in other:
@@ -130,7 +130,7 @@ def test_sequences_keep_ids_and_lengths() -> None:
 
 def test_memory_accounts_are_those_of_the_plan() -> None:
     ebc = EmbeddingBagCollection([EmbeddingBagConfig(100, 8, "t", feature_names=["seen"])])
-    plan = ShardingPlan({"": rl.construct_module_sharding_plan(ebc, {"t": rl.row_wise()}, world_size=4)})
+    plan = ShardingPlan({"": rl.sharding.construct_module_sharding_plan(ebc, {"t": rl.row_wise()}, world_size=4)})
     served = shard_for_inference(ebc, plan, ["cpu"] * 4)
     served(shared_batch())
     accounts = served.memory()
@@ -190,7 +190,7 @@ def test_from_a_state_dict_in_a_file(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     case = jobs.case(1)
     rl.save_checkpoint(tmp_path / "run", nn.Linear(2, 1))
-    with pytest.raises(rl.CheckpointError, match=r"exactly one tensor 'collection\.embedding_bags"):
+    with pytest.raises(rl.distributed.CheckpointError, match=r"exactly one tensor 'collection\.embedding_bags"):
         shard_for_inference(Model(case), ShardingPlan.from_json(case.plan), ["cpu"], checkpoint=tmp_path / "run")
 
 

@@ -86,7 +86,7 @@ def test_formats_of_single_tables_and_weighted_batches() -> None:
     small = quantize_embeddings(model, types)
     made = ShardingPlan(
         {
-            "": rl.construct_module_sharding_plan(
+            "": rl.sharding.construct_module_sharding_plan(
                 model, {"movies": rl.column_wise(ranks=[1, 0]), "users": rl.row_wise()}, world_size=2
             )
         }

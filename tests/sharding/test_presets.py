@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recshard_lab import Topology, preset_table
-from recshard_lab.sharding import preset_names
+from recshard_lab import Topology
+from recshard_lab.sharding import preset_names, preset_table
 from recshard_lab.sharding.hardware.machines import ALIASES, MACHINES
 
 

@@ -47,9 +47,11 @@ def sharded(dataset: RatingsDataset, recipe: Recipe, scheme: str, backend: str |
     model = recipe.model(dataset)
     collection = model.embedding_bag_collection
     per_table = {table.name: schemes[scheme]() for table in collection.embedding_bag_configs()}
-    module_plan = rl.construct_module_sharding_plan(collection, per_table, world_size=world_size, device_type="cpu")
+    module_plan = rl.sharding.construct_module_sharding_plan(
+        collection, per_table, world_size=world_size, device_type="cpu"
+    )
     plan = rl.ShardingPlan({"embedding_bag_collection": module_plan})
-    sharders = [rl.EmbeddingBagCollectionSharder(backend=backend)]
+    sharders = [rl.distributed.EmbeddingBagCollectionSharder(backend=backend)]
     dmp = rl.DistributedModelParallel(model, plan=plan, sharders=sharders)
     result = recipe.train(dmp, dataset)
     scored = evaluate(dmp, dataset)

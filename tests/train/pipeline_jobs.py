@@ -44,12 +44,14 @@ def plan_of(collections: dict[str, nn.Module], world_size: int) -> rl.ShardingPl
         ]
         names = [table.name for table in collection.embedding_bag_configs()]  # type: ignore[operator,union-attr]
         each = dict(zip(names, schemes, strict=False))
-        made[path] = rl.construct_module_sharding_plan(collection, each, world_size=world_size, device_type="cpu")
+        made[path] = rl.sharding.construct_module_sharding_plan(
+            collection, each, world_size=world_size, device_type="cpu"
+        )
     return rl.ShardingPlan(made)
 
 
-def sharder(optimizer: str = "exact_row_wise_adagrad") -> rl.EmbeddingBagCollectionSharder:
-    return rl.EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
+def sharder(optimizer: str = "exact_row_wise_adagrad") -> rl.distributed.EmbeddingBagCollectionSharder:
+    return rl.distributed.EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
 
 
 def dlrm(optimizer: str = "exact_row_wise_adagrad") -> rl.DistributedModelParallel:
@@ -357,7 +359,7 @@ def an_iterator_is_left(kind: str) -> tuple[list[str], int]:
 def _first_tables_on_rank_0() -> rl.ShardingPlan:
     table = rl.ParameterSharding("custom", shards=[rl.Shard(0, (0, 29), (0, 8))])
     entries = {f"t_{key}": table for key in KEYS[:3]}
-    return rl.ShardingPlan({"model.embedding_bag_collection": rl.EmbeddingModuleShardingPlan(entries)})
+    return rl.ShardingPlan({"model.embedding_bag_collection": rl.sharding.EmbeddingModuleShardingPlan(entries)})
 
 
 def resharded(kind: str) -> list[str]:
@@ -505,10 +507,10 @@ def accumulated(kind: str, num_steps: int, warm_up: int) -> tuple[list[str], lis
 def replicas(interval: int | None) -> list[str]:
     """Two replicas of a sharded model, brought together by the pipeline."""
 
-    def made() -> rl.DMPCollection:
+    def made() -> rl.distributed.DMPCollection:
         torch.manual_seed(3)
         model = DLRMTrain(DLRM(rl.EmbeddingBagCollection(tables()), 3, [8], [4, 1]))
-        return rl.DMPCollection(model, "cpu", None, place()[1], 1, None, sharders=[sharder()])
+        return rl.distributed.DMPCollection(model, "cpu", None, place()[1], 1, None, sharders=[sharder()])
 
     ours, plain, data = made(), made(), batches()
     optimizer = dense_optimizer(plain)

@@ -17,7 +17,7 @@ GPUS = torch.cuda.device_count()
 def a_model(**options: Any) -> rl.DistributedModelParallel:
     torch.manual_seed(3)
     ebc = rl.EmbeddingBagCollection(jobs.tables())
-    sharder = rl.EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.1}, **options)
+    sharder = rl.distributed.EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.1}, **options)
     return rl.DistributedModelParallel(DLRMTrain(DLRM(ebc, 3, [8], [4, 1])), sharders=[sharder], device="cpu")
 
 
@@ -38,7 +38,7 @@ def test_unbatched_tables_whose_rows_lie_apart_are_refused_by_name() -> None:
     )
     whole = [rl.Shard(0, (0, 29), (0, 8))]
     plan.plan[""] |= {f"t_{k}": rl.ParameterSharding("table_wise", shards=whole) for k in "bcd"}
-    sharder = rl.EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}, batch_tables=False)
+    sharder = rl.distributed.EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}, batch_tables=False)
     with pytest.raises(ValueError, match="batch_tables=False does not support table 't_a'"):
         rl.DistributedModelParallel(ebc, plan=plan, sharders=[sharder], device="cpu")
 

@@ -104,7 +104,7 @@ def weights_of(config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any
     if any(p.is_meta for p in model.parameters()):
         model = model.to_empty(device="cpu")
     tables = list(model.embedding_bag_collection.parameters())  # type: ignore[union-attr]
-    rs.apply_optimizer_in_backward(rs.RowWiseAdagrad, tables, {"lr": 0.1})
+    rs.optim.apply_optimizer_in_backward(rs.optim.RowWiseAdagrad, tables, {"lr": 0.1})
     known = {id(p) for p in tables}
     dense = torch.optim.Adam([p for p in model.parameters() if id(p) not in known])
     extra = rs.load_checkpoint(asked.checkpoint.path, model, dense).extra

@@ -5,14 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from keyword import iskeyword
 from typing import Any
 
 from recshard_lab.lab.compare.question import Question, constraints_of, topology_for
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ParameterConstraints, Topology
 
+_ARGUMENTS = ("workload", "constraints", "cost_model")  # of rs.plan: no table's name as a keyword
+_LAST = "plan.estimate.step_ms, plan.estimate.fits"
 _COLUMNS = 88  # of the Python shown
-_MENTIONED = ("EmbeddingShardingPlanner", "ParameterConstraints", "RowShares", "Shard", "ShardingPlan")
+_IN_ROOMS = {"CacheParams": "sharding.CacheParams", "RowShares": "sharding.RowShares"}
+_CALLED = re.compile(
+    r"(?<![\w.])(CacheParams|EmbeddingShardingPlanner|ParameterConstraints|RowShares|Shard|ShardingPlan|Topology|Workload"
+    r"|compare_plans|estimate)(?=\(|\.\w+\()"
+)
 LONGEST_JSON = 20_000  # letters of a plan; a longer one is the reader's variable `given`
 
 
@@ -27,24 +34,26 @@ def python_for(question: Question, base: Topology, workload: Workload, num_table
         num_tables: how many there are; one line says that all of them share a scheme.
 
     >>> print(python_for(Question({"movies": "row_wise"}, 4, 512, 10**9), Topology(2, ddr_cap=1), Workload()))
-    from recshard_lab import EmbeddingShardingPlanner, ParameterConstraints, Topology, Workload
+    import recshard_lab as rs
     <BLANKLINE>
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=4, ddr_cap=1000000000),
-        workload=Workload(batch_size=512),
-        constraints={
-            "movies": ParameterConstraints(sharding_types=["row_wise"]),
-        },
+    plan = rs.plan(
+        tables,
+        rs.Topology(world_size=4, ddr_cap=1000000000),
+        workload=rs.Workload(batch_size=512),
+        movies="row_wise",
     )
-    plan = planner.plan_tables(tables)
     plan.estimate.step_ms, plan.estimate.fits
     """
     step = step_arguments(question, base, workload)
     if question.plan is not None:
         return _given(question, step)
+    if not question.options:
+        step[0] = step[0].replace("topology=", "", 1)
+        wishes = _plan_wishes(question, num_tables)
+        return imported("\n".join(["plan = rs.plan(", "    tables,", *step, *wishes, ")", _LAST]))
     wishes = _wishes(question, num_tables)
     own_formulas = question.options.get("cost_model", "recshard") == "recshard"
-    last = "plan.estimate.step_ms, plan.estimate.fits"
+    last = _LAST
     if not own_formulas:
         last = "found = estimate(plan, tables, planner.topology, planner.workload)\nfound.step_ms, found.fits"
     more = [f"    {_arguments({name: value})}," for name, value in question.options.items()]
@@ -57,14 +66,19 @@ def python_for(question: Question, base: Topology, workload: Workload, num_table
         "plan = planner.plan_tables(tables)",
         last,
     ]
-    names = ["EmbeddingShardingPlanner", "Topology", "Workload", *([] if own_formulas else ["estimate"])]
-    return imported("\n".join(body), names)
+    return imported("\n".join(body))
 
 
-def imported(body: str, names: Sequence[str]) -> str:
-    """`body` below the import of `names`, and of what else of the library's it mentions."""
-    mentioned = [name for name in _MENTIONED if re.search(rf"\b{name}\b", body)]
-    return f"from recshard_lab import {', '.join(sorted({*names, *mentioned}))}\n\n{body}"
+def imported(body: str) -> str:
+    """`body` with the library's names after ``rs.``, below the import.
+
+    >>> print(imported('plan.estimate; Topology.preset("h100x8"), RowShares(8)'))
+    import recshard_lab as rs
+    <BLANKLINE>
+    plan.estimate; rs.Topology.preset("h100x8"), rs.sharding.RowShares(8)
+    """
+    named = _CALLED.sub(lambda match: f"rs.{_IN_ROOMS.get(match[1], match[1])}", body)
+    return f"import recshard_lab as rs\n\n{named}"
 
 
 def step_arguments(question: Question, base: Topology, workload: Workload) -> list[str]:
@@ -118,7 +132,19 @@ def _given(question: Question, step: Sequence[str]) -> str:
     text = question.plan.to_json()
     told = f"ShardingPlan.from_json({text!r})" if len(text) <= LONGEST_JSON else "given  # the plan of this column"
     body = [f"plan = {told}", "found = estimate(", "    plan,", "    tables,", *step, ")", "found.step_ms, found.fits"]
-    return imported("\n".join(body), ["Topology", "Workload", "estimate"])
+    return imported("\n".join(body))
+
+
+def _plan_wishes(question: Question, num_tables: int) -> list[str]:
+    """The wishes as arguments of ``rs.plan``: ``table="scheme"`` where they name schemes and nothing else."""
+    chosen = question.chosen
+    if question.constraints or question.allowed or not chosen:
+        return _wishes(question, num_tables)
+    if len(chosen) == num_tables > 1 and len(set(chosen.values())) == 1:
+        return [f'    constraints={{table.name: "{next(iter(chosen.values()))}" for table in tables}},']
+    if all(name.isidentifier() and not iskeyword(name) and name not in _ARGUMENTS for name in chosen):
+        return [f'    {name}="{scheme}",' for name, scheme in chosen.items()]
+    return ["    constraints={", *_entries({name: f'"{scheme}"' for name, scheme in chosen.items()}), "    },"]
 
 
 def _wishes(question: Question, num_tables: int) -> list[str]:

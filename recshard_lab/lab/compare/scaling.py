@@ -166,11 +166,10 @@ def python_for_setting(setting: Setting, topology: Topology, workload: Workload)
         figures = ", ".join(f"{name}={value}" for name, value in ranks_of(setting).items())
         step = [f'    topology=Topology.preset("{setting.machine}", {figures}),']
     step += workload_argument(made.workload, '"meta_2021"' if setting.skew == META else "access")
-    plans = f'plans = {{"{PLANNER}": "{PLANNER}", **{{name: name for name in scheme_names()}}}}'
+    plans = f'plans = {{"{PLANNER}": "{PLANNER}", **{{name: name for name in rs.sharding.scheme_names()}}}}'
     lines += [plans, "found = compare_plans("]
     lines += [f"    {grown},", "    plans=plans,", *step, ")", "print(found)"]
-    code = imported("\n".join(lines), ["Topology", "Workload", "compare_plans"])
-    code = code.replace("\n\n", "\nfrom recshard_lab.sharding import scheme_names\n\n", 1)
+    code = imported("\n".join(lines))
     return code if grown == "tables" else f"from dataclasses import replace\n\n{code}"
 
 

@@ -19,9 +19,9 @@ from recshard_lab.lab.draw.theme import LABEL_INK, STAGES, as_sentence, look_of,
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
-from recshard_lab.train.stages import COMPUTE, hidden_share, stage_ms
+from recshard_lab.train.stages import COMPUTE_STAGES, hidden_share, stage_ms
 
-STEP = ("wait", *COMPUTE)
+STEP = ("wait", *COMPUTE_STAGES)
 MOST_RANKS = 8
 SHOWN = 6  # batches drawn where no others are asked for
 LEFT = 130
@@ -94,7 +94,7 @@ def _middle(batches: Sequence[int]) -> tuple[int, int]:
 def _during(events: Sequence[Any], first: int, last: int) -> list[Any]:
     """What happened from the first step of ``first`` to the last one of ``last``, of whatever batch."""
     asked = [event for event in events if first <= event.batch <= last]
-    steps = [event for event in asked if event.stage in COMPUTE] or asked
+    steps = [event for event in asked if event.stage in COMPUTE_STAGES] or asked
     if not steps:
         return []
     begin, end = min(event.start_s for event in steps), max(event.end_s for event in steps)

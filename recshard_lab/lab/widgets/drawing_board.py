@@ -98,7 +98,7 @@ class DrawingBoard(Exports, LabWidget):
     @property
     def python(self) -> str:
         """The drawing in Python."""
-        lines = ["from recshard_lab.sharding import tiling", "", "cut = tiling(["]
+        lines = ["import recshard_lab as rs", "", "cut = rs.sharding.tiling(["]
         lines += [f"    ({rank}, {rows}, {cols})," for rank, rows, cols in self.tiles]
         return "\n".join([*lines, "])", "sharding = cut(table, topology)"])
 

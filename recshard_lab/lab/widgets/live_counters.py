@@ -140,11 +140,11 @@ class LiveCounters(Exports, LabWidget):
         chosen = f", table={name!r}" if name else ""
         rows = self.cache.value
         return (
-            "from recshard_lab import lab\n\n"
-            f"history = [lab.watch_counters(ranks, {self.model!r}, cache_rows={rows})]\n"
+            "import recshard_lab as rs\n\n"
+            f"history = [rs.lab.watch_counters(ranks, {self.model!r}, cache_rows={rows})]\n"
             "...                                   # train: in cells, in widgets\n"
-            "history.append(lab.read_counters(ranks))  # at any time, also while a cell runs\n"
-            f"lab.views.counters(history{chosen})"
+            "history.append(rs.lab.read_counters(ranks))  # at any time, also while a cell runs\n"
+            f"rs.lab.views.counters(history{chosen})"
         )
 
     # ---- inside ----

@@ -76,9 +76,12 @@ LATER = (
     "fbgemm_gpu",
     "llvmlite.binding",  # loads the compiled loops of lookups
     "torch._dynamo",  # optimizers and DDP import it on first use: 0.6 to 4 s in every rank otherwise
-    "recshard_lab.distributed",
+    # modules, not rooms: a room imports nothing until one of its names is used
+    "recshard_lab.distributed.model_parallel",
     "recshard_lab.models",
-    "recshard_lab.train",
+    "recshard_lab.train.metrics",
+    "recshard_lab.train.pipelines",
+    "recshard_lab.train.recipes",
 )
 
 LEAVE_S = 0.3  # for the forkserver to clear up when we end

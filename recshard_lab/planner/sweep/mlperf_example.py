@@ -25,7 +25,7 @@ from recshard_lab.sharding.hardware.presets import amount
 from recshard_lab.text_table import Printable, TextTable
 
 WORLD_SIZES = (8, 64, 128)
-PUBLISHED_MS = {"before": 7.68, "after": 3.4}
+MLPERF_PUBLISHED_MS = {"before": 7.68, "after": 3.4}
 PUBLISHED_AT = 128  # H100s
 NO_CHANGE, ALL = "before", "all four"
 
@@ -45,7 +45,7 @@ class Idea:
     workload: Mapping[str, Any] = field(default_factory=dict)
 
 
-IDEAS: dict[str, Idea] = {
+MLPERF_IDEAS: dict[str, Idea] = {
     "cheaper launches": Idea("a launch takes half the host time; assumed, NVIDIA states no figure", {"launch_ms": 0.5}),
     "CUDA graphs": Idea("the dense part is two launches", workload={"dense_launches": 2}),
     "threads + prefetch": Idea(
@@ -153,7 +153,7 @@ def mlperf_step(world_size: int, ideas: Sequence[str] = (), factors: Mapping[str
 
     Args:
         world_size: H100s, in hosts of 8.
-        ideas: of `IDEAS`.
+        ideas: of `MLPERF_IDEAS`.
         factors: figure of `Topology` -> factor, for the prediction. The plan is made without them.
 
     >>> step = mlperf_step(8)
@@ -175,7 +175,7 @@ def mlperf_step(world_size: int, ideas: Sequence[str] = (), factors: Mapping[str
 def _machine(world_size: int, ideas: Sequence[str]) -> tuple[Topology, Workload]:
     topology = Topology.preset(f"h100x{world_size}")
     figures: dict[str, Any] = {"pipeline": "sparse_dist"}
-    for idea in map(IDEAS.__getitem__, ideas):
+    for idea in map(MLPERF_IDEAS.__getitem__, ideas):
         figures |= idea.workload
         topology = replace(topology, **{name: getattr(topology, name) * by for name, by in idea.factors.items()})
     return topology, mlperf_dlrm_dcnv2_workload(mlperf.GLOBAL_BATCH_SIZE // world_size, **figures)
@@ -255,7 +255,7 @@ class MLPerfExample(Printable):
             held = f"Plan: {schemes}. The fullest rank stores {gigabytes(before.estimate.fullest_bytes)}."
             found.append((title, [phases, held, _changes(ranks, by_idea)]))
         about: list[str | TextTable] = [f"{NO_CHANGE}: pipeline sparse_dist."]
-        about += [f"{name}: {idea.about}." for name, idea in IDEAS.items()]
+        about += [f"{name}: {idea.about}." for name, idea in MLPERF_IDEAS.items()]
         title = f"{PUBLISHED_AT} H100s, simulated, with each figure at both ends of its range"
         ranges = ("figure", "range", "before, ms", "all four, ms")
         found += [("Changes", about), (title, [TextTable(ranges, self._ranges(), caption=title)])]
@@ -266,8 +266,8 @@ class MLPerfExample(Printable):
         ranks = " and ".join(", ".join(f"{n}" for n in self.steps).rsplit(", ", 1))
         words = [
             f"Simulated, not measured: MLPerf DLRM-DCNv2, {mlperf.GLOBAL_BATCH_SIZE:,} samples per step, on {ranks} "
-            f"H100s. NVIDIA published {PUBLISHED_MS['before']} ms per step on {PUBLISHED_AT} H100s, and "
-            f"{PUBLISHED_MS['after']} ms after four changes. No figure is fitted to these times."
+            f"H100s. NVIDIA published {MLPERF_PUBLISHED_MS['before']} ms per step on {PUBLISHED_AT} H100s, and "
+            f"{MLPERF_PUBLISHED_MS['after']} ms after four changes. No figure is fitted to these times."
         ]
         if PUBLISHED_AT in self.steps:
             for name, ends in ((NO_CHANGE, self.spread_before), (ALL, self.spread_after)):
@@ -345,9 +345,9 @@ def mlperf_example(world_sizes: Sequence[int] = WORLD_SIZES) -> MLPerfExample:
     for ranks in world_sizes:
         if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1 or mlperf.GLOBAL_BATCH_SIZE % ranks:
             raise ValueError(f"world_sizes: {mlperf.GLOBAL_BATCH_SIZE:,} samples do not divide among {ranks!r} H100s")
-    ways = {NO_CHANGE: (), **{name: (name,) for name in IDEAS}, ALL: tuple(IDEAS)}
+    ways = {NO_CHANGE: (), **{name: (name,) for name in MLPERF_IDEAS}, ALL: tuple(MLPERF_IDEAS)}
     steps = {ranks: {name: mlperf_step(ranks, ideas) for name, ideas in ways.items()} for ranks in world_sizes}
-    return MLPerfExample(steps, spread(), spread(tuple(IDEAS)))
+    return MLPerfExample(steps, spread(), spread(tuple(MLPERF_IDEAS)))
 
 
 def _phases(step: MLPerfStep) -> list[list[str]]:
@@ -370,5 +370,5 @@ def _changes(ranks: int, by_idea: Mapping[str, MLPerfStep]) -> TextTable:
 
 
 def _published(ranks: int, change: str) -> float | None:
-    known = {NO_CHANGE: PUBLISHED_MS["before"], ALL: PUBLISHED_MS["after"]}
+    known = {NO_CHANGE: MLPERF_PUBLISHED_MS["before"], ALL: MLPERF_PUBLISHED_MS["after"]}
     return known.get(change) if ranks == PUBLISHED_AT else None

@@ -175,7 +175,8 @@ def shard_for_inference(
         ValueError: a device that does not exist, or a collection that has no static tables.
         CheckpointError: a checkpoint that is missing, damaged, or of another model.
 
-    >>> from recshard_lab import EmbeddingBagConfig, KeyedJaggedTensor, row_wise, construct_module_sharding_plan
+    >>> from recshard_lab import EmbeddingBagConfig, KeyedJaggedTensor, row_wise
+    >>> from recshard_lab.sharding import construct_module_sharding_plan
     >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
     >>> tables = EmbeddingBagCollection([table])
     >>> split = construct_module_sharding_plan(tables, {"t": row_wise()}, world_size=2)

@@ -7,28 +7,6 @@ swap), `batcher` (the queue), `app` (paths), `connections` (limits of HTTP), `pr
 Importing this room loads no web framework; a server does.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-if TYPE_CHECKING:
-    from recshard_lab.serving.server.client import Client as Client
-    from recshard_lab.serving.server.client import ServeError as ServeError
-    from recshard_lab.serving.server.config import ServerConfig as ServerConfig
-    from recshard_lab.serving.server.running import Server as Server
-    from recshard_lab.serving.server.running import serve as serve
-
-__all__ = ["Client", "ServeError", "Server", "ServerConfig", "serve"]
-
-_MODULE_OF = {
-    "Client": "client",
-    "ServeError": "client",
-    "Server": "running",
-    "ServerConfig": "config",
-    "serve": "running",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

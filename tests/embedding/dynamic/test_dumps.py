@@ -15,17 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from recshard_lab import (
-    DataType,
-    DynamicEmbeddingBagCollection,
-    DynamicEmbeddingConfig,
-    EmbOptimType,
-    KeyedJaggedTensor,
-    RowWiseAdagrad,
-)
+from recshard_lab import DataType, DynamicEmbeddingBagCollection, DynamicEmbeddingConfig, KeyedJaggedTensor
+from recshard_lab.embedding import EmbOptimType
 from recshard_lab.embedding.dynamic.dumps import DumpError
 from recshard_lab.embedding.dynamic.dumps import files as dump_files
 from recshard_lab.embedding.dynamic.tiers import Tier
+from recshard_lab.optim import RowWiseAdagrad
 
 OPTIMIZERS: dict[str, Any] = {"adam": EmbOptimType.ADAM, "row-wise": RowWiseAdagrad, "sgd": torch.optim.SGD}
 

@@ -18,12 +18,9 @@ from recshard_lab import (
     EmbeddingBagConfig,
     KeyedJaggedTensor,
     PoolingType,
-    Tier,
-    VocabularyEmbeddingBagCollection,
-    VocabularyEmbeddingCollection,
-    export_static,
     quantize_embeddings,
 )
+from recshard_lab.embedding import Tier, VocabularyEmbeddingBagCollection, VocabularyEmbeddingCollection, export_static
 from recshard_lab.embedding.dynamic.dumps import DumpError
 
 SAMPLES = 30

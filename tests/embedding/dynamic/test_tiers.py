@@ -14,15 +14,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from recshard_lab import (
-    DataType,
-    DynamicEmbeddingBagCollection,
-    DynamicEmbeddingCollection,
-    DynamicEmbeddingConfig,
-    EmbOptimType,
-    EmulatedCost,
-    Tier,
-)
+from recshard_lab import DataType, DynamicEmbeddingBagCollection, DynamicEmbeddingCollection, DynamicEmbeddingConfig
+from recshard_lab.embedding import EmbOptimType, EmulatedCost, Tier
 from recshard_lab.embedding.dynamic.stores import HostStore, RowFormat, Rows, TierError
 from recshard_lab.embedding.dynamic.table import DynamicTable, Memory
 from recshard_lab.sparse import KeyedJaggedTensor

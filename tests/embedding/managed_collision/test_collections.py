@@ -13,19 +13,22 @@ from recshard_lab import (
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
-    EmbOptimType,
     FusedEmbeddingBagCollection,
-    FusedEmbeddingCollection,
-    HashZchManagedCollisionModule,
     KeyedJaggedTensor,
+)
+from recshard_lab.embedding import (
+    EmbOptimType,
+    FusedEmbeddingCollection,
+    HashZchEvictionPolicyName,
+    HashZchManagedCollisionModule,
+    LRU_EvictionPolicy,
     ManagedCollisionCollection,
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
     MCHManagedCollisionModule,
-    RowWiseAdagrad,
 )
-from recshard_lab.embedding import HashZchEvictionPolicyName, LRU_EvictionPolicy
 from recshard_lab.embedding.managed_collision.reset import first_rows
+from recshard_lab.optim import RowWiseAdagrad
 
 ROWS, DIM = 8, 4
 DENSE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -20,7 +20,7 @@ def test_errors_and_bytes_are_those_of_whole_tables(kind: str, monkeypatch: pyte
     torch.manual_seed(0)
     model = Model()
     served: Any = rs.quantize_embeddings(model, kind)
-    report = rs.quantization_report(model, served)
+    report = rs.embedding.quantization_report(model, served)
     state = model.state_dict()
     assert len(report.tables) == len(model.bags.embedding_bag_configs()) + 2
     for one in report.tables:
@@ -41,7 +41,7 @@ def test_errors_and_bytes_are_those_of_whole_tables(kind: str, monkeypatch: pyte
 def test_scores_are_of_both_models_and_the_text_has_every_table() -> None:
     model = Model()
     served = rs.quantize_embeddings(model, "int4")
-    report = rs.quantization_report(model, served, {"mean": lambda one: float(one(batch()).mean())})
+    report = rs.embedding.quantization_report(model, served, {"mean": lambda one: float(one(batch()).mean())})
     before, after = report.scores["mean"]
     assert before == float(model(batch()).mean().detach())
     assert after == float(served(batch()).mean().detach()) != before
@@ -54,7 +54,7 @@ def test_rows_of_one_value_have_no_relative_error() -> None:
     model = rs.EmbeddingBagCollection([rs.EmbeddingBagConfig(3, 4, "t", feature_names=["f"])])
     with torch.no_grad():
         model.embedding_bags["t"].weight.fill_(0.3)
-    (one,) = rs.quantization_report(model, rs.quantize_embeddings(model, "int8")).tables
+    (one,) = rs.embedding.quantization_report(model, rs.quantize_embeddings(model, "int8")).tables
     assert one.max_relative == 0.0
     assert one.max_error < 1e-3
 
@@ -64,8 +64,8 @@ def test_models_with_other_tables_are_refused() -> None:
         rs.EmbeddingBagCollection([rs.EmbeddingBagConfig(rows, 4, "t", feature_names=["f"])]) for rows in (3, 5)
     )
     with pytest.raises(ValueError, match="table 't' is not the same"):
-        rs.quantization_report(one, rs.quantize_embeddings(other))
+        rs.embedding.quantization_report(one, rs.quantize_embeddings(other))
     with pytest.raises(ValueError, match="quantized collections at no path"):
-        rs.quantization_report(one, other)
+        rs.embedding.quantization_report(one, other)
     with pytest.raises(ValueError, match="quantized collections at '0'"):
-        rs.quantization_report(one, nn.Sequential(rs.quantize_embeddings(other)))
+        rs.embedding.quantization_report(one, nn.Sequential(rs.quantize_embeddings(other)))

@@ -1,0 +1,47 @@
+# The names of this package, with their types; `__init__.py` loads each when it is first used.
+
+from .awaitable import Awaitable as Awaitable
+from .awaitable import LazyAwaitable as LazyAwaitable
+from .awaitable import LazyNoWait as LazyNoWait
+from .awaitable import NoWait as NoWait
+from .data_parallel import DataParallelWrapper as DataParallelWrapper
+from .data_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
+from .data_parallel import FullyShardWrapper as FullyShardWrapper
+from .delta_tracker import ModelDeltaTracker as ModelDeltaTracker
+from .delta_tracker import TrackingMode as TrackingMode
+from .dmp_collection import DMPCollection as DMPCollection
+from .dmp_collection import ShardingStrategy as ShardingStrategy
+from .managed_collision import (
+    ManagedCollisionEmbeddingBagCollectionSharder as ManagedCollisionEmbeddingBagCollectionSharder,
+)
+from .managed_collision import ManagedCollisionEmbeddingCollectionSharder as ManagedCollisionEmbeddingCollectionSharder
+from .managed_collision import (
+    ShardedManagedCollisionEmbeddingBagCollection as ShardedManagedCollisionEmbeddingBagCollection,
+)
+from .managed_collision import ShardedManagedCollisionEmbeddingCollection as ShardedManagedCollisionEmbeddingCollection
+from .model_parallel import DistributedModelParallel as DistributedModelParallel
+from .model_parallel import ShardingEnv as ShardingEnv
+from .peers import RankPeers as RankPeers
+from .shard import shard as shard
+from .shard import shard_modules as shard_modules
+from .sharded_collections import ShardedCollection as ShardedCollection
+from .sharded_collections import ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection
+from .sharded_collections import ShardedEmbeddingCollection as ShardedEmbeddingCollection
+from .sharders import CollectionSharder as CollectionSharder
+from .sharders import DynamicEmbeddingBagCollectionSharder as DynamicEmbeddingBagCollectionSharder
+from .sharders import DynamicEmbeddingCollectionSharder as DynamicEmbeddingCollectionSharder
+from .sharders import EmbeddingBagCollectionSharder as EmbeddingBagCollectionSharder
+from .sharders import EmbeddingCollectionSharder as EmbeddingCollectionSharder
+from .sharders import FusedEmbeddingBagCollectionSharder as FusedEmbeddingBagCollectionSharder
+from .sharders import FusedEmbeddingCollectionSharder as FusedEmbeddingCollectionSharder
+from .sharders import ModuleSharder as ModuleSharder
+from .sharders import get_default_sharders as get_default_sharders
+from .sharders import get_module_to_default_sharders as get_module_to_default_sharders
+from .state.checkpoint import CheckpointError as CheckpointError
+from .state.checkpoint import CheckpointSaveError as CheckpointSaveError
+from .state.checkpoint import async_save_checkpoint as async_save_checkpoint
+from .state.checkpoint import load_checkpoint as load_checkpoint
+from .state.checkpoint import save_checkpoint as save_checkpoint
+from .state.live_reshard import Resharded as Resharded
+from .state.pretrained import load_pretrained as load_pretrained
+from .step.executor import Executor as Executor

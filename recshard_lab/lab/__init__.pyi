@@ -1,0 +1,32 @@
+# The names of this package, with their types; `__init__.py` loads each when it is first used.
+
+from . import views as views
+from .compare.formats import FormatComparison as FormatComparison
+from .compare.formats import compare_formats as compare_formats
+from .compare.measure import Measured as Measured
+from .compare.measure import measure_plan as measure_plan
+from .compare.measure import random_batch as random_batch
+from .compare.plan_comparison import PlanComparison as PlanComparison
+from .compare.plan_comparison import compare_plans as compare_plans
+from .demo.experiment import plan_of_scheme as plan_of_scheme
+from .demo.experiment import run_under as run_under
+from .demo.experiment import run_unsharded as run_unsharded
+from .demo.experiment import workload_of as workload_of
+from .draw.view import View as View
+from .exporting.exportable import Candidate as Candidate
+from .exporting.exporting import export as export
+from .exporting.report import write_report as write_report
+from .live.live_model import LiveModel as LiveModel
+from .live.live_model import Proof as Proof
+from .live.samples import read_counters as read_counters
+from .live.samples import unwatch_counters as unwatch_counters
+from .live.samples import watch_counters as watch_counters
+from .views import register_view as register_view
+from .views import view_named as view_named
+from .views import view_names as view_names
+from .widgets import DrawingBoard as DrawingBoard
+from .widgets import LiveCounters as LiveCounters
+from .widgets import PlanCompare as PlanCompare
+from .widgets import RanksPanel as RanksPanel
+from .widgets import SchemeSwitcher as SchemeSwitcher
+from .widgets import SkewScale as SkewScale

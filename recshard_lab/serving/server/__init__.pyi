@@ -1,0 +1,7 @@
+# The names of this package, with their types; `__init__.py` loads each when it is first used.
+
+from .client import Client as Client
+from .client import ServeError as ServeError
+from .config import ServerConfig as ServerConfig
+from .running import Server as Server
+from .running import serve as serve

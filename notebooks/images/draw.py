@@ -143,7 +143,7 @@ def stacked(pictures: list[Any], title: str, words: str) -> str:
 
 with rs.launch(2, nodes=2, inter_node_latency_ms=6.0) as ranks:
     ranks.exec(TRAIN)
-    told = {kind: ranks.pull(f"events({kind!r})")[0] for kind in ("TrainPipelineBase", "TrainPipelineSparseDist")}
+    told = {kind: ranks.eval(f"events({kind!r})")[0] for kind in ("TrainPipelineBase", "TrainPipelineSparseDist")}
 known = {"TrainPipelineBase": "One thing after the other", "TrainPipelineSparseDist": "The next ids on their way"}
 note = "Measured when this was drawn: two ranks, every message 6 ms under way (emulated)."
 spans = []

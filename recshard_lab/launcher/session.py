@@ -185,12 +185,34 @@ class Ranks:
         """Puts values by name into the namespaces of ranks."""
         self._send("push", (dict(values), sources_of(*values.values())), self._chosen(ranks))
 
-    def pull(self, expression: str, *, ranks: Sequence[int] | None = None) -> list[Any]:
-        """The value of a name, or an expression, in the namespaces of ranks. Returns one value per rank.
+    def pull(self, name: str, *, ranks: Sequence[int] | None = None) -> list[Any]:
+        """Fetches a variable by name from the namespaces of ranks. Returns one value per rank.
 
         Tensors arrive on the CPU, also those of a GPU: this process need not start CUDA.
+
+        Raises:
+            ValueError: `name` is an expression; `eval` evaluates it.
+            RankError: a rank has no variable of that name.
         """
-        return self._send("pull", expression, self._chosen(ranks))
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"Ranks.pull({name!r:.80}): a variable has a plain name. Fix: ranks.eval({name!r:.80})")
+        return self._send("pull", name, self._chosen(ranks))
+
+    def eval(self, expression: str, *, ranks: Sequence[int] | None = None) -> list[Any]:
+        """Evaluates an expression in the namespaces of ranks. Returns one value per rank.
+
+        Tensors arrive on the CPU, also those of a GPU.
+
+        Raises:
+            TypeError: `expression` is not a string.
+            RankError: the expression raised on a rank.
+        """
+        if not isinstance(expression, str):
+            raise TypeError(
+                f"Ranks.eval({expression!r:.80}): an expression is a string. Fix: ranks.eval('x.sum()'), or "
+                "ranks.run(fn) for functions."
+            )
+        return self._send("eval", expression, self._chosen(ranks))
 
     def complete(self, word: str, timeout_s: float = 0.25) -> list[str]:
         """The names on rank 0 that begin with `word`; none while the ranks are busy or gone."""
@@ -402,9 +424,9 @@ class Ranks:
         timeout_s: float | None = None,
         printer: Printer | None = None,
     ) -> list[Any]:
-        """A value there, and what the ranks answer: "run" and "pull" have results."""
+        """Sends a value. Returns the answers of the ranks; "push" has none."""
         with self._work() as world:
-            if kind == "pull":
+            if kind in ("pull", "eval"):
                 data, fd = pickle.dumps((value, world.shares_memory)), None
             else:
                 data, fd = encode_apart(value, world.shares_memory)

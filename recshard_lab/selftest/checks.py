@@ -280,7 +280,7 @@ def check_interrupt(launched: Launched, way: Way) -> Seen:
     else:
         raise RuntimeError("a cell that never ends has ended")
     ranks.exec(_SUM, timeout_s=60)
-    kept, sums = ranks.pull("kept"), ranks.pull("together.item()")
+    kept, sums = ranks.pull("kept"), ranks.eval("together.item()")
     if kept != list(range(way.ranks)) or sums != [way.ranks] * way.ranks:
         raise RuntimeError(f"after the interrupt the ranks have kept={kept} and sum to {sums}")
     if took > PROMPT_S:

@@ -172,7 +172,7 @@ def whole_table(name, rows, cols):
     import numpy
     table = numpy.full((rows, cols), numpy.nan, dtype=numpy.float32)
     pieces = "[(s.rows, s.cols, w.numpy().copy()) for s, w in model.collections['tables'].table_shards()[%r].shards()]"
-    for held in ranks.pull(pieces % name):
+    for held in ranks.eval(pieces % name):
         for r, c, weights in held:
             table[slice(*r), slice(*c)] = weights
     return table
@@ -229,7 +229,7 @@ def a_line_is_dragged_and_applied(page: Any) -> None:
         "() => document.querySelector('.recshard-switcher .rs-badge').textContent.includes('the same model')"
     )
     wait_for_step(page, SWITCHER, "live", asked_ms(page, ends))
-    held = ask(page, "ranks.pull(\"model.plan.tables()['movie'].shards\")[0]")
+    held = ask(page, "ranks.eval(\"model.plan.tables()['movie'].shards\")[0]")
     assert [(s.rank, s.rows) for s in held] == list(enumerate(zip([0, *ends], [*ends, 4000], strict=True)))
     assert np.array_equal(ask(page, "whole_table('movie', 4000, 16)"), weights)  # bit for bit, past the badge
     before = ask(page, "len(switcher.live.losses)")

@@ -24,7 +24,7 @@ CELLS = [
     f"%%recshard\n{MODEL}",
     "from recshard_lab.lab import SchemeSwitcher\n"
     "switcher = SchemeSwitcher(ranks, 'model', 'train_step', workload=rs.Workload(32, 2.0))\nswitcher",
-    "print('held', ranks.pull(\"[s.num_rows for s in model.plan.tables()['movie'].shards]\")[0], "
+    "print('held', ranks.eval(\"[s.num_rows for s in model.plan.tables()['movie'].shards]\")[0], "
     "model_step := switcher.live.switched)",
 ]
 

@@ -132,7 +132,7 @@ class Chapter:
         """Ranks answer as themselves, with their variables, and can meet in a collective."""
         self.serial += 1
         assert self.ranks.usable, f"the ranks were lost: {self.ranks!r}"
-        found = self.ranks.pull(f"(1 + rank, os.getpid(), {self.serial}, v)")
+        found = self.ranks.eval(f"(1 + rank, os.getpid(), {self.serial}, v)")
         wanted = [(1 + r, pid, self.serial, self.model[r]) for r, pid in enumerate(self.pids)]
         assert found == wanted, f"found {found}, expected {wanted}"
         if self.rng.random() < 0.2:
@@ -432,7 +432,7 @@ class Chapter:
         end = self.rng.choice(("1", "raise ValueError(1)", "display(2)", "time.sleep(0.1)", "os.kill(os.getpid(), 9)"))
         source = f"pid = os.fork()\nif pid == 0: {end}\nos.getpid()"
         assert [int(str(result.text)) for result in self.ranks.exec(source, printer=Kept([]))] == self.pids
-        assert all(self.ranks.pull("os.waitpid(pid, 0)[0] == pid"))
+        assert all(self.ranks.eval("os.waitpid(pid, 0)[0] == pid"))
 
     def cell_runs_processes(self) -> None:
         self.ranks.exec(
@@ -442,7 +442,7 @@ class Chapter:
 
     def cell_starts_daemons(self) -> None:
         self.ranks.exec("import subprocess; d = subprocess.Popen(['sleep', '600'], start_new_session=True)")
-        self.started += [psutil.Process(pid) for pid in self.ranks.pull("d.pid")]
+        self.started += [psutil.Process(pid) for pid in self.ranks.eval("d.pid")]
 
     def cell_pushes_and_pulls(self) -> None:
         value = self.random_value(3)
@@ -471,7 +471,7 @@ class Chapter:
     def cell_cannot_travel(self) -> None:
         ranks = list(range(len(self.pids)))
         with self.fails(ranks):
-            self.ranks.pull("(x for x in [1])")
+            self.ranks.eval("(x for x in [1])")
 
     def cell_asks_meanwhile(self) -> None:
         """Another thread looks at everything while a cell runs."""
@@ -499,7 +499,7 @@ class Chapter:
         answers: dict[int, Any] = {}
 
         def ask(number: int) -> None:
-            answers[number] = self.ranks.pull(f"({number}, rank)")
+            answers[number] = self.ranks.eval(f"({number}, rank)")
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
         for thread in threads:

@@ -116,13 +116,13 @@ def test_what_is_counted_is_what_was_looked_up_and_stepped(ranks: Ranks, optimiz
     assert movie.fast_share is None
     assert genre.lookups("replica") == genre.lookups() == len(drawn["genre"])
     assert tag.lookups() == 2 * len(drawn["tag"])  # every piece of its columns is asked
-    whole = ranks.pull("model.full_state_dict()")[0]
+    whole = ranks.eval("model.full_state_dict()")[0]
     for name in found.names:
         truth = float(whole[f"embedding_bags.{name}.weight"].double().norm())
         assert found.table(name).weight_norm == pytest.approx(truth, rel=1e-9)
     copies = [found.table("genre", rank).weight_norm for rank in range(2)]  # each rank holds all of it
     assert copies == pytest.approx([genre.weight_norm] * 2)
-    held = ranks.pull("model.memory_bytes()['optimizer_state']")
+    held = ranks.eval("model.memory_bytes()['optimizer_state']")
     counts = 8 * len(found.names) * 2 if optimizer == "adam" else 0  # `iter`, on both ranks where a piece lies
     told = sum(found.table(name).state("bytes") for name in found.names)
     assert told == pytest.approx(sum(held), abs=counts)
@@ -177,7 +177,7 @@ def test_the_cache_reckoned_on_ranks_is_that_of_the_ids_they_looked_up(ranks: Ra
     watch_counters(ranks, cache_rows=16)
     ranks.exec("for _ in range(6): train_step()")
     found = newest(ranks).table("movie")
-    drawn = ranks.pull("ids['movie']")
+    drawn = ranks.eval("ids['movie']")
     hits = evicted = 0
     for rank in range(2):
         truth = _Reference(16)

@@ -319,6 +319,20 @@ def test_variables_are_pushed_and_pulled(notebook: Notebook) -> None:
     notebook.ok("back = %recshard_pull scaled --rank 1")
     assert notebook.ok("print(back.tolist())").stdout == "[0, 2, 4]\n"
     assert "no variable 'nothing'" in notebook.run("%recshard_push nothing").stderr
+    assert "Fix: ranks.eval('scaled.sum()')" in notebook.run("%recshard_pull scaled.sum()").stderr
+
+
+def test_launching_binds_ranks_and_keeps_a_variable_of_the_reader(notebook: Notebook) -> None:
+    notebook.ok("del ranks")
+    notebook.ok("%recshard_launch -n 2")
+    assert notebook.ok("print(ranks.eval('rank + 1'))").stdout == "[1, 2]\n"
+    notebook.ok("ranks = [3, 1, 2]")
+    assert "'ranks' is a list of this notebook and was kept" in notebook.ok("%recshard_launch -n 2").stdout
+    assert notebook.ok("print(ranks)").stdout == "[3, 1, 2]\n"
+    notebook.ok("import recshard_lab as rs\nranks = old = rs.launcher.current()")
+    notebook.ok("%recshard_stop")
+    notebook.ok("%recshard_launch -n 2")
+    assert notebook.ok("print(ranks is rs.launcher.current(), ranks is old)").stdout == "True False\n"
 
 
 def test_launching_and_stopping_twice_are_told_clearly(notebook: Notebook) -> None:

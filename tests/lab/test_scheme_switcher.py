@@ -82,12 +82,12 @@ def test_a_scheme_is_predicted_applied_and_proved(switcher: SchemeSwitcher, sche
     expected = estimate(switcher.plan, switcher.tables, topology, Workload(32, 2.0)).step_ms
     assert float(card(switcher, "asked")["step-ms"]) == pytest.approx(expected)
     asked = switcher.plan
-    before = switcher.live.ranks.pull("model.full_state_dict()")[0]
+    before = switcher.live.ranks.eval("model.full_state_dict()")[0]
     proof = switcher.apply()
-    after = switcher.live.ranks.pull("model.full_state_dict()")[0]
+    after = switcher.live.ranks.eval("model.full_state_dict()")[0]
     assert proof.same
     assert all((before[name] == after[name]).all() for name in before)
-    lies = ShardingPlan.from_json(switcher.live.ranks.pull("model.plan.to_json()")[0])
+    lies = ShardingPlan.from_json(switcher.live.ranks.eval("model.plan.to_json()")[0])
     assert lies == asked == switcher.live.plan
     assert lies.tables()["movie"].sharding_type == scheme
     assert 'data-same="true"' in switcher.badge.value
@@ -104,7 +104,7 @@ def test_dragged_lines_become_uneven_stripes(switcher: SchemeSwitcher) -> None:
     asked = [(s.rank, s.rows) for s in switcher.plan.tables()["movie"].shards]
     assert asked == [(0, (0, 100)), (2, (100, 900)), (3, (900, 1000))]
     assert switcher.apply().same
-    assert switcher.live.ranks.pull(
+    assert switcher.live.ranks.eval(
         "sum(w.shape[0] for _, w in model.collections['tables'].table_shards()['movie'].shards())"
     ) == [
         100,
@@ -199,7 +199,7 @@ def test_the_measured_step_is_the_median_of_the_last_ten_without_the_first_three
 def test_a_rank_that_comes_late_is_in_no_step(ranks: Ranks) -> None:
     assert max(ranks.run(_late_steps)) < 500
     ranks.exec(MODEL)
-    spent = ranks.pull(
+    spent = ranks.eval(
         "(__import__('time').sleep(0.6 * (rank == 1)), __import__('recshard_lab.lab.live.on_ranks', fromlist=['live'])"
         ".train_on(model, train_step, 1))[1]['spent'][0]"
     )

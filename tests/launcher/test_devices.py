@@ -604,7 +604,7 @@ def test_one_rank_on_one_gpu_uses_nccl_and_the_kernel_does_not_start_cuda() -> N
     code = (
         "import torch; from recshard_lab import launch\n"
         "with launch(1) as ranks:\n"
-        "    print(ranks.backend, ranks.devices, ranks.pull('float(torch.ones(2, device=device).sum())'))\n"
+        "    print(ranks.backend, ranks.devices, ranks.eval('float(torch.ones(2, device=device).sum())'))\n"
         "    print(torch.cuda.is_initialized())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

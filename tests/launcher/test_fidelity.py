@@ -82,7 +82,7 @@ def test_a_class_of_a_ranks_cell_is_not_taken_for_the_notebooks_of_the_same_name
     ranks: Ranks, space: dict[str, Any]
 ) -> None:
     ranks.exec("class Point:\n    def __init__(self): self.mine = rank")
-    pulled = ranks.pull("[Point()]")
+    pulled = ranks.eval("[Point()]")
     assert not isinstance(pulled[0][0], space["Point"])
     assert [found[0].mine for found in pulled] == [0, 1, 2]
 
@@ -92,7 +92,7 @@ def test_large_tensors_arrive_exactly_and_nobody_sees_what_another_writes(ranks:
     sent = {"big": big, "again": [big, big], "weight": torch.nn.Parameter(torch.randn(600, 600)), "turned": big.t()}
     fds = psutil.Process().num_fds()
     ranks.push(sent)
-    for rank, got in enumerate(ranks.pull("(big, again, weight, turned, again[0] is again[1], type(weight).__name__)")):
+    for rank, got in enumerate(ranks.eval("(big, again, weight, turned, again[0] is again[1], type(weight).__name__)")):
         assert torch.equal(got[0], big), rank
         assert torch.equal(got[1][1], big)
         assert torch.equal(got[2], sent["weight"])

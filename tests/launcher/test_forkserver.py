@@ -73,7 +73,7 @@ from recshard_lab.launcher.engines import fork
 server = fork._current = fork.Forkserver(later=())  # one that is not in the midst of an import
 ranks = launch(2)
 ranks.exec({DAEMON!r})
-started = ranks.pull("child.pid") + ranks.pull("int(twice)")
+started = ranks.eval("child.pid") + ranks.eval("int(twice)")
 print(server.process.pid, *ranks.pids, *started, server.folder, flush=True)
 {{then}}
 """
@@ -129,7 +129,7 @@ def test_a_rank_reaches_no_end_of_another_ranks_channel() -> None:
 def test_daemons_of_ranks_end_with_them(ranks: Ranks) -> None:
     """Processes in separate sessions, and processes whose parent has ended."""
     ranks.exec(DAEMON)
-    started = [psutil.Process(pid) for pid in ranks.pull("child.pid") + ranks.pull("int(twice)")]
+    started = [psutil.Process(pid) for pid in ranks.eval("child.pid") + ranks.eval("int(twice)")]
     with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
         ranks.exec("if rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(60)")
     assert not is_alive(started[1])

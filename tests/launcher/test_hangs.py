@@ -87,7 +87,7 @@ def test_a_skipped_collective_that_nobody_waited_for_is_told_before_the_next_cel
     ranks.exec("1")
     assert capsys.readouterr().err == ""  # said once
     ranks.exec("if rank: dist.all_reduce(t)\nelse: work.wait()")
-    assert ranks.pull("t.tolist()") == [[3.0] * 4] * 3
+    assert ranks.eval("t.tolist()") == [[3.0] * 4] * 3
     ranks.exec("dist.barrier()")
     assert capsys.readouterr().err == ""
 
@@ -145,7 +145,7 @@ def test_recording_costs_under_20_microseconds_a_collective(monkeypatch: pytest.
             worlds[ring].exec("import time, timeit\none = torch.ones(1)")
         for _ in range(15):
             for ring, ranks in worlds.items():
-                timed = ranks.pull("timeit.timeit(lambda: dist.all_reduce(one), time.process_time, number=500) / 500")
+                timed = ranks.eval("timeit.timeit(lambda: dist.all_reduce(one), time.process_time, number=500) / 500")
                 best[ring] = min(best.get(ring, 1.0), timed[0])
     assert best[RING] - best["0"] < 20e-6
 
@@ -196,4 +196,4 @@ def test_a_rank_that_waits_for_a_gpu_does_not_continue_when_another_fails(ranks:
     ranks.exec(SILENT)
     with pytest.raises(RankError, match=r"rank 1 raised ValueError: mine; ranks 0, 2 were interrupted"):
         ranks.exec("if rank == 1:\n    raise ValueError('mine')\narrived.wait(20)\nafter = 1")
-    assert ranks.pull("'after' in globals()") == [False] * 3
+    assert ranks.eval("'after' in globals()") == [False] * 3

@@ -142,7 +142,7 @@ for limit in range(1, 99):
 def test_a_rank_answers_after_a_cell_that_left_the_lowest_recursion_limit(pair: Ranks) -> None:
     with suppress(RankError):  # a RecursionError: the end of the cell needs more
         pair.exec(LOWEST_LIMIT)
-    assert pair.pull("sys.getrecursionlimit()") == [DEPTH] * 2
+    assert pair.eval("sys.getrecursionlimit()") == [DEPTH] * 2
     pair.exec("sys.setrecursionlimit(1000)")
 
 
@@ -182,7 +182,7 @@ def test_signals_whose_handler_raises_lose_no_message(pair: Ranks) -> None:
         assert pair.usable
     assert came > 0
     end_signals(pair)
-    assert pair.pull("os.getpid()") == pair.pids
+    assert pair.eval("os.getpid()") == pair.pids
 
 
 def test_signals_whose_handler_raises_end_no_rebuild_of_groups(pair: Ranks) -> None:
@@ -223,7 +223,7 @@ def test_a_cell_may_fork_and_the_child_leaves_when_it_comes_back(
     for _ in range(5):
         (first, second) = pair.exec("print('once', end='')\npid = os.fork()\nif not pid: print(', child')\nos.getpid()")
         assert [int(str(first.text)), int(str(second.text))] == pair.pids
-        assert pair.pull("os.waitpid(pid, 0)[1]") == [0, 0]
+        assert pair.eval("os.waitpid(pid, 0)[1]") == [0, 0]
         assert capsys.readouterr().out.count("once") <= 2  # flushed before the fork, not once more by the child
 
 
@@ -239,7 +239,7 @@ def test_a_cell_may_fork_and_the_child_leaves_when_it_comes_back(
 )
 def test_a_fork_ends_with_the_status_of_its_end(pair: Ranks, end: str, status: int, words: str) -> None:
     pair.exec(f"pid = os.fork()\nif pid == 0: {end}")
-    assert pair.pull("os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])") == [status] * 2
+    assert pair.eval("os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])") == [status] * 2
     pair.exec("time.sleep(0.1)")  # what the forks printed is shown with this cell, if not before
     assert words in "\n".join(pair.output(4))
 

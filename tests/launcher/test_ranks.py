@@ -109,8 +109,21 @@ def test_ranks_at_work_in_a_failed_cell_are_stopped_too(ranks: Ranks) -> None:
 def test_large_tensors_go_there_and_back(ranks: Ranks) -> None:
     sent = torch.arange(5_000_000)  # 40 MB
     ranks.push({"big": sent}, ranks=[1])
-    (back,) = ranks.pull("big + 1", ranks=[1])
+    (back,) = ranks.eval("big + 1", ranks=[1])
     assert torch.equal(back, sent + 1)
+
+
+def test_pull_fetches_a_variable_and_eval_evaluates_an_expression(ranks: Ranks) -> None:
+    ranks.exec("x = torch.full((2,), rank + 1.0)")
+    assert [x.tolist() for x in ranks.pull("x")] == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
+    assert ranks.eval("x.sum().item()") == [2.0, 4.0, 6.0]
+    assert ranks.eval("(rank, x[0].item())", ranks=[2]) == [(2, 3.0)]
+    with pytest.raises(ValueError, match=r"Ranks.pull\('x.sum\(\)'\).*Fix: ranks.eval\('x.sum\(\)'\)"):
+        ranks.pull("x.sum()")
+    with pytest.raises(TypeError, match="an expression is a string"):
+        ranks.eval(3)  # type: ignore[arg-type]
+    with pytest.raises(RankError, match="NameError: name 'nothing' is not defined"):
+        ranks.pull("nothing")
 
 
 def test_a_destroyed_group_is_made_anew(ranks: Ranks) -> None:
@@ -247,7 +260,7 @@ def test_output_of_a_ranks_own_children_is_heard_and_they_end_with_it(
     ranks.exec("import subprocess\nsubprocess.run(['echo', 'from a child'])")
     assert capsys.readouterr().out == "[all] from a child\n"
     ranks.exec("child = subprocess.Popen(['sleep', '600'])")
-    children = [psutil.Process(pid) for pid in ranks.pull("child.pid")]
+    children = [psutil.Process(pid) for pid in ranks.eval("child.pid")]
     ranks.stop()
     _, alive = psutil.wait_procs(children, timeout=2)
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]

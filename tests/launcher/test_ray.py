@@ -81,7 +81,7 @@ def test_functions_cells_and_output_are_as_with_forked_ranks(on_ray: Ranks, caps
 def test_large_values_go_there_and_back_whole(on_ray: Ranks) -> None:
     sent = torch.arange(2_000_000)  # 16 MB, many chunks
     on_ray.push({"big": sent}, ranks=[1])
-    (back,) = on_ray.pull("big + 1", ranks=[1])
+    (back,) = on_ray.eval("big + 1", ranks=[1])
     assert torch.equal(back, sent + 1)
 
 
@@ -90,7 +90,7 @@ def test_a_rank_that_raises_is_named_the_other_is_freed_and_groups_can_be_made_a
     with pytest.raises(RankError, match=r"rank 1 raised ValueError: boom; rank 0 was waiting in a collective"):
         on_ray.exec("if rank == 1: raise ValueError('boom')\ndist.barrier()")
     on_ray.exec("pair = dist.new_group([0, 1]); t = torch.ones(1); dist.all_reduce(t, group=pair)")
-    assert on_ray.pull("t.item(), kept") == [(2.0, 0), (2.0, 1)]
+    assert on_ray.eval("t.item(), kept") == [(2.0, 0), (2.0, 1)]
 
 
 def test_an_interrupt_stops_python_code_and_frees_a_collective(on_ray: Ranks) -> None:
@@ -166,7 +166,7 @@ def test_ranks_that_need_two_machines_live_on_two_nodes_and_a_link_between_real_
         with pytest.raises(RankError, match="rank 3 raised"):
             ranks.exec("if rank == 3: 1 / 0\ndist.barrier()")
         ranks.exec("t = torch.ones(1); dist.all_reduce(t)")
-        assert ranks.pull("t.item()") == [4.0] * 4
+        assert ranks.eval("t.item()") == [4.0] * 4
         processes = [psutil.Process(pid) for pid in ranks.pids]
     assert gone(processes, within=2)
 

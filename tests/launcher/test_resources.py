@@ -87,7 +87,7 @@ def test_large_values_with_few_descriptors_name_the_limit_and_leave_none_open() 
 def test_large_values_that_are_kept_hold_no_descriptor() -> None:
     with launch(1) as ranks:
         before = psutil.Process().num_fds()
-        kept = [ranks.pull(f"torch.full((1 << 19,), {number}.0)")[0] for number in range(4)]
+        kept = [ranks.eval(f"torch.full((1 << 19,), {number}.0)")[0] for number in range(4)]
         assert psutil.Process().num_fds() == before
     assert [tensor[-1].item() for tensor in kept] == [0, 1, 2, 3]
 

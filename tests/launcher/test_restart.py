@@ -58,24 +58,24 @@ def restarted_after_a_death(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("again", [Ranks.restart, restarted_after_a_death, killed_by_the_third_stop])
 def test_fresh_ranks_have_no_variable_of_the_old_ones(ranks: Ranks, again: Callable[[Ranks], None]) -> None:
-    beginning, threads = ranks.pull(BEGINNING), ranks.pull("torch.get_num_threads()")
-    seeds = ranks.pull("torch.initial_seed()")
+    beginning, threads = ranks.eval(BEGINNING), ranks.eval("torch.get_num_threads()")
+    seeds = ranks.eval("torch.initial_seed()")
     old = left_behind(ranks)
     again(ranks)
     assert not set(old) & set(ranks.pids)
     assert not any(psutil.pid_exists(pid) for pid in old)
     assert ranks.variables == []
-    assert ranks.pull(BEGINNING) == beginning
-    assert ranks.pull("(rank, world_size)") == [(0, 3), (1, 3), (2, 3)]
-    assert ranks.pull("__import__('os').environ.get('LEFT')") == [None] * 3
-    assert ranks.pull("torch.get_num_threads()") == threads
-    assert 5 not in ranks.pull("torch.initial_seed()") + seeds
-    assert ranks.pull("__import__('math').tau > 6") == [True] * 3
+    assert ranks.eval(BEGINNING) == beginning
+    assert ranks.eval("(rank, world_size)") == [(0, 3), (1, 3), (2, 3)]
+    assert ranks.eval("__import__('os').environ.get('LEFT')") == [None] * 3
+    assert ranks.eval("torch.get_num_threads()") == threads
+    assert 5 not in ranks.eval("torch.initial_seed()") + seeds
+    assert ranks.eval("__import__('math').tau > 6") == [True] * 3
     for name in ("kept", "mine", "only", "pushed"):
         with pytest.raises(RankError, match=rf"NameError: name '{name}' is not defined"):
             ranks.pull(name)
     ranks.exec("t = torch.ones(1); dist.all_reduce(t)")
-    assert ranks.pull("t.item()") == [3.0] * 3
+    assert ranks.eval("t.item()") == [3.0] * 3
     assert ranks.variables == ["t"]
 
 
@@ -86,7 +86,7 @@ def test_variables_are_lost_at_every_restart_and_never_come_back(ranks: Ranks) -
         assert ranks.variables == [f"count{number}"]
         assert ranks.run(dist.get_rank) == [0, 1, 2]
         ranks.restart()
-    assert ranks.pull("[name for name in globals() if name.startswith('count')]") == [[]] * 3
+    assert ranks.eval("[name for name in globals() if name.startswith('count')]") == [[]] * 3
 
 
 def test_a_failed_cell_an_interrupt_and_a_time_limit_keep_variables(ranks: Ranks) -> None:
@@ -101,7 +101,7 @@ def test_a_failed_cell_an_interrupt_and_a_time_limit_keep_variables(ranks: Ranks
     with pytest.raises(RanksInterrupted):
         ranks.exec("time.sleep(30)")
     assert ranks.pids == old
-    assert ranks.pull("(kept, mine(), later, rank, pushed.sum().item())") == [(1, 1, 5, 99, 3.0)] * 3
+    assert ranks.eval("(kept, mine(), later, rank, pushed.sum().item())") == [(1, 1, 5, 99, 3.0)] * 3
     assert ranks.pull("only", ranks=[1]) == [2]
 
 
@@ -109,5 +109,5 @@ def test_a_time_limit_ends_a_cell_soon_after_it(ranks: Ranks) -> None:
     run = "import time; begun = last = time.monotonic()\nwhile True: last = time.monotonic(); time.sleep(0.005)"
     with pytest.raises(RankError, match=r"time limit of 0\.5 s"):
         ranks.exec(run, timeout_s=0.5)
-    for worked in ranks.pull("last - begun"):  # on the rank's own clock: from its first line to its last
+    for worked in ranks.eval("last - begun"):  # on the rank's own clock: from its first line to its last
         assert 0.2 < worked < 1.4

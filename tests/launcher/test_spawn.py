@@ -48,7 +48,7 @@ def test_functions_cells_and_output_are_as_with_forked_ranks(
     spawned.exec("kept = rank; print('rank', rank); print('both')")
     assert sorted(capsys.readouterr().out.splitlines()) == ["[0] rank 0", "[1] rank 1", "[all] both"]
     spawned.push({"t": torch.arange(3)}, ranks=[1])
-    assert spawned.pull("(t * 2).tolist()", ranks=[1]) == [[0, 2, 4]]
+    assert spawned.eval("(t * 2).tolist()", ranks=[1]) == [[0, 2, 4]]
     assert [status.state for status in spawned.status()] == ["idle", "idle"]
     assert min(status.memory_bytes for status in spawned.status()) > 50 << 20
 
@@ -59,7 +59,7 @@ def test_a_rank_that_raises_is_named_and_the_other_is_freed_with_its_variables(s
         spawned.exec("if rank == 1: raise ValueError('boom')\ndist.barrier()")
     assert spawned.pull("kept") == [0, 1]
     spawned.exec("t = torch.ones(1); dist.all_reduce(t)")
-    assert spawned.pull("t.item()") == [2.0, 2.0]
+    assert spawned.eval("t.item()") == [2.0, 2.0]
 
 
 def test_an_interrupt_stops_python_code_and_frees_a_collective(spawned: Ranks) -> None:
@@ -74,7 +74,7 @@ def test_an_interrupt_stops_python_code_and_frees_a_collective(spawned: Ranks) -
 
 def test_a_dead_rank_is_named_and_what_it_had_started_ends_with_it(spawned: Ranks) -> None:
     spawned.exec("import subprocess\nchild = subprocess.Popen(['sleep', '600'])")
-    child = psutil.Process(spawned.pull("child.pid")[1])
+    child = psutil.Process(spawned.eval("child.pid")[1])
     with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
         spawned.exec("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
     psutil.wait_procs([child], timeout=1)
@@ -95,7 +95,7 @@ start = "import subprocess; child = subprocess.Popen(['sleep', '600'], start_new
 ranks.exec(start)
 forked = os.fork()  # a worker of the notebook, which outlives it and must not hold the ranks' channels
 if not forked: time.sleep(60); os._exit(0)
-print(forked, *ranks.pids, *ranks.pull("child.pid"), ranks._world._engine._folder, ranks.run(f), flush=True)
+print(forked, *ranks.pids, *ranks.eval("child.pid"), ranks._world._engine._folder, ranks.run(f), flush=True)
 {then}
 """
 

@@ -27,7 +27,7 @@ PUSH = re.compile(r"^%recshard_push (.+)$", re.MULTILINE)
 HEAD = re.compile(r"^%%recshard(?: --timeout \d+)?\n")
 FILE = re.compile(r"^%%writefile (.+)\n")
 COLLECTIVES = ("all_reduce", "all_to_all_single", "all_gather", "broadcast", "reduce_scatter", "send", "recv")
-ON_RANKS = re.compile(r"ranks\.exec\(|ranks\.pull\(f?\"\[")  # a cell of the notebook that computes on ranks
+ON_RANKS = re.compile(r"ranks\.exec\(|ranks\.eval\(f?\"\[")  # a cell of the notebook that computes on ranks
 TIMEOUT_S = 1.0  # of cells that hang on purpose
 
 

@@ -134,7 +134,7 @@ class LiveModel:
         """Calls a function of `lab.live` on every rank; arguments are expressions there."""
         if gone := self.gone:
             raise LaunchError(gone)
-        found: list[dict[str, Any]] = self.ranks.pull(f"{_RANK_SIDE}.{function}({', '.join([self.model, *arguments])})")
+        found: list[dict[str, Any]] = self.ranks.eval(f"{_RANK_SIDE}.{function}({', '.join([self.model, *arguments])})")
         return found
 
     def _take(self, plan: ShardingPlan, found: list[dict[str, Any]]) -> None:

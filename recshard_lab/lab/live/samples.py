@@ -247,7 +247,7 @@ def watch_counters(ranks: Any, model: str = "model", *, every_s: float = 0.5, ca
     if not isinstance(model, str):
         raise ValueError(f"model must be the model's name on the ranks, as text, got {model!r:.60}")
     _session(ranks)
-    return Sample.of(ranks.pull(f"{_RANK_SIDE}.start({model}, {float(every_s)!r}, {cache_rows})"))
+    return Sample.of(ranks.eval(f"{_RANK_SIDE}.start({model}, {float(every_s)!r}, {cache_rows})"))
 
 
 def read_counters(ranks: Any) -> Sample | None:
@@ -258,7 +258,7 @@ def read_counters(ranks: Any) -> Sample | None:
 
 def unwatch_counters(ranks: Any) -> None:
     """Ends watching; the ranks must be at rest."""
-    _session(ranks).pull(f"{_RANK_SIDE}.stop()")
+    _session(ranks).eval(f"{_RANK_SIDE}.stop()")
 
 
 def _session(ranks: Any) -> Any:

@@ -108,7 +108,7 @@ class RecshardMagics(Magics):
     @line_magic
     @plain_errors
     def recshard_launch(self, line: str) -> None:
-        """Start ranks that stay until %recshard_stop."""
+        """Start ranks that stay until %recshard_stop, and bind them to the variable ``ranks``."""
         asked = parse_argstring(self.recshard_launch, line)
         if asked.n is None:
             raise UsageError("%recshard_launch needs the number of ranks. Fix: %recshard_launch -n 4")
@@ -131,6 +131,14 @@ class RecshardMagics(Magics):
             _announce(ranks)
         else:
             print(f"{ranks.shape} are running already; their variables are kept. %recshard_restart for fresh ones.")
+        kept = self.shell.user_ns.setdefault("ranks", ranks)
+        if isinstance(kept, Ranks):
+            self.shell.user_ns["ranks"] = ranks
+        else:
+            print(
+                f"The variable 'ranks' is a {type(kept).__name__} of this notebook and was kept. "
+                "rs.launcher.current() returns the ranks."
+            )
 
     @magic_arguments()
     @argument("--ranks", type=rank_list, default=None, help="which ranks, as 0,2 or 0-3; left out: all")
@@ -231,6 +239,8 @@ class RecshardMagics(Magics):
     def recshard_pull(self, line: str) -> Any:
         """Give back a variable of the ranks: ``losses = %recshard_pull losses --rank 0``."""
         asked = parse_argstring(self.recshard_pull, line)
+        if not asked.name.isidentifier():
+            raise UsageError(f"%recshard_pull {asked.name}: not a variable's name. Fix: ranks.eval({asked.name!r})")
         if asked.rank is None:
             return _running().pull(asked.name)
         return _running().pull(asked.name, ranks=[asked.rank])[0]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ RANKS, BATCH, DIM = 2, 256, 16
 TRAIN, HELD_OUT = 320, 64  # batches
 SHARES = (0.1, 0.3)  # of the rows that device memory has room for
 SEED = 7
-NO_FIXED_COSTS = dict.fromkeys(
+NO_FIXED_COSTS: dict[str, Any] = dict.fromkeys(
     ("launch_ms", "kernel_ms", "host_ms", "sync_ms", "intra_host_latency_ms", "peer_ms"), 0.0
 )  # batches are a thousandth of production's: launches would hide what a lookup costs
 PRODUCTION = (
@@ -92,8 +93,8 @@ def figure_of(data: Dataset, share: float, counted: Callable[[rs.ShardingPlan, B
     limits = {one.name: rs.ParameterConstraints(compute_kernels=["fused", "fused_uvm"]) for one in data.tables}
     total = sum(one.weight_bytes for one in data.tables)
     messages = 4 * BATCH * (sum(load.pooling_factor(one.feature_names[0]) + DIM for one in data.tables)) * RANKS
-    room = {"hbm_cap": int(share * total / RANKS + messages), "ddr_cap": 4 * total, "reserve_fraction": 0.0}
-    where = rs.Topology(RANKS, "cuda", **room, **NO_FIXED_COSTS)
+    room: dict[str, Any] = {"hbm_cap": int(share * total / RANKS + messages), "ddr_cap": 4 * total}
+    where = rs.Topology(RANKS, "cuda", **room, reserve_fraction=0.0, **NO_FIXED_COSTS)
     planner = rs.EmbeddingShardingPlanner(where, workload=load, constraints=limits)
     plan = planner.plan_tables(data.tables)
     predicted = rs.planner.tier_shares(plan, data.tables, where, load)

@@ -33,7 +33,7 @@ from recshard_lab.data import Batch
 from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.embedding import EmulatedCost
 from recshard_lab.models import DLRM, DLRMTrain
-from recshard_lab.sharding import CacheParams
+from recshard_lab.sharding import CacheParams, EmbeddingModuleShardingPlan
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 
 TABLES, ROWS, DIM, POOLING, BATCH, ZIPF = 8, 100_000, 64, 10, 4096, 1.2
@@ -146,7 +146,8 @@ def _side(dense: bool, cache: CacheParams | None, pipeline: Any, batches: list[B
     kernel, whole = "fused" if cache is None else "fused_uvm_caching", [Shard(0, (0, ROWS), (0, DIM))]
     entries = {table.name: ParameterSharding("table_wise", kernel, None, None, cache, shards=whole) for table in tables}
     sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.01})
-    dmp = DistributedModelParallel(model, plan=ShardingPlan({path: entries}), sharders=[sharder])
+    plan = ShardingPlan({path: EmbeddingModuleShardingPlan(entries)})
+    dmp = DistributedModelParallel(model, plan=plan, sharders=[sharder])
     parameters = list(dmp.dense_parameters()) or [nn.Parameter(torch.zeros(1))]
     made = pipeline(dmp, torch.optim.SGD(parameters, lr=0.01), torch.device("cpu"), threads=True)
 

@@ -10,7 +10,7 @@ Every run starts from the same weights and sees the same global batches, so only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -63,17 +63,21 @@ def moved_bytes(traffic: np.ndarray) -> float:
     return float(traffic.sum() - np.trace(traffic))
 
 
-def plan_of_scheme(scheme: str, tables: list[EmbeddingBagConfig], world_size: int, nodes: int = 1) -> ShardingPlan:
-    """Every table cut by one scheme, the way it cuts when nothing else is said.
+def plan_of_scheme(
+    scheme: str | Mapping[str, str], tables: list[EmbeddingBagConfig], world_size: int, nodes: int = 1
+) -> ShardingPlan:
+    """Splits every table by a scheme as the scheme does by default. No planner chooses ranks, and no limit applies.
 
     Args:
-        nodes: how many nodes the ranks live on, which some schemes look at.
+        scheme: of all tables, or table -> scheme.
+        nodes: number of nodes of the ranks. Some schemes depend on it.
 
     >>> print(plan_of_scheme("row_wise", [EmbeddingBagConfig(5, 4, name="t", feature_names=["f"])], 2))
     table  size   scheme    kernel  ranks  shards
     t      5 x 4  row_wise  fused   0-1    1 x [3 x 4], 1 x [2 x 4]
     """
-    plan = ShardingPlan({COLLECTION: {table.name: ParameterSharding(scheme) for table in tables}})  # type: ignore[dict-item]
+    schemes = dict.fromkeys((table.name for table in tables), scheme) if isinstance(scheme, str) else scheme
+    plan = ShardingPlan({COLLECTION: {table.name: ParameterSharding(schemes[table.name]) for table in tables}})  # type: ignore[dict-item]
     return plan.resolved(tables, world_size, world_size // nodes)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import Figure, note
-from recshard_lab.lab.server import notebook_folder
+from recshard_lab.shipped import notebook_folder
 
 TARGET_S = 60.0
 EVERY_S = 0.25  # between two looks at the memory

@@ -10,10 +10,28 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-WIDTH = 100  # characters of a line of text
+WIDTH = 100  # characters of a line of text, or less: see `set_terminal_width`
+_LEAST_WIDTH = 60
 MOST_ROWS = 40  # of a table in the text of an answer; its HTML and its records have all
 _NARROWEST = 16  # characters of the first column
 _GAP = "  "
+_line_width = WIDTH
+_terminal: int | None = None
+
+
+def set_terminal_width(columns: int | None) -> None:
+    """Fits text to a terminal. The command line calls it. None: no terminal.
+
+    Lines of `WIDTH` become as long as the terminal, from 60 columns up. Tables that are wider than it wrap their cells.
+    """
+    global _line_width, _terminal
+    _terminal = None if columns is None else max(_LEAST_WIDTH, columns)
+    _line_width = min(WIDTH, _terminal or WIDTH)
+
+
+def line_width() -> int:
+    """Characters of a line of text: `WIDTH`, or less in a narrow terminal."""
+    return _line_width
 
 
 @dataclass(frozen=True)
@@ -24,10 +42,10 @@ class TextTable:
         heads: C names of columns.
         rows: C cells each.
         caption: a line above the table.
-        widest: the most characters of each column in `text`, whose lines are then at most `WIDTH` long. Longer cells
+        widest: the most characters of each column in `text`, whose lines are then within `line_width`. Longer cells
             end in an ellipsis. If space is short, the first column is shortened, then the last. Empty: no limit.
         right: indices of the columns that are aligned right.
-        wraps: long cells take several lines instead of an ellipsis. Lines of `text` are at most `WIDTH` long.
+        wraps: long cells take several lines instead of an ellipsis. Lines of `text` are within `line_width`.
 
     >>> table = TextTable(("rank", "ms"), [("0", "1.25"), ("1", "10.50")], right=[1])
     >>> print(table.text)
@@ -53,14 +71,18 @@ class TextTable:
         widths = [max(len(line[c]) for line in lines) for c in range(len(self.heads))]
         if self.widest or self.wraps:
             widths = [min(width, most) for width, most in zip(widths, self.widest or widths, strict=True)]
-            missing = sum(widths) + len(_GAP) * (len(widths) - 1) - WIDTH
+            missing = sum(widths) + len(_GAP) * (len(widths) - 1) - line_width()
             if missing > 0:
                 first = 0 if self.wraps else min(missing, max(0, widths[0] - _NARROWEST))
                 widths[0] -= first
                 widths[-1] -= missing - first
-        text = [self.caption] if self.caption else []
+        wraps = self.wraps
+        if not self.widest and _terminal is not None:
+            fitted = _fitted(widths, lines, _terminal)
+            wraps, widths = wraps or fitted != widths, fitted
+        text = [wrapped(self.caption)] if self.caption else []
         for line in lines:
-            cells = [self._lines(cell, width) for cell, width in zip(line, widths, strict=True)]
+            cells = [_cell_lines(cell, width, wraps) for cell, width in zip(line, widths, strict=True)]
             text += [self._joined(parts, widths) for parts in zip_longest(*cells, fillvalue="")]
         return "\n".join(text)
 
@@ -82,9 +104,6 @@ class TextTable:
     def _repr_html_(self) -> str:
         return self.html
 
-    def _lines(self, cell: str, width: int) -> list[str]:
-        return textwrap.wrap(cell, width, break_on_hyphens=False) if self.wraps else [shortened(cell, width)]
-
     def _joined(self, cells: Sequence[str], widths: Sequence[int]) -> str:
         padded = [
             cell.rjust(width) if c in self.right else cell.ljust(width)
@@ -93,8 +112,28 @@ class TextTable:
         return _GAP.join(padded).rstrip()
 
 
+def _cell_lines(cell: str, width: int, wraps: bool) -> list[str]:
+    return textwrap.wrap(cell, width, break_on_hyphens=False) if wraps else [shortened(cell, width)]
+
+
+def _fitted(widths: Sequence[int], lines: Sequence[Sequence[str]], most: int) -> list[int]:
+    """Widths of columns for lines of at most `most` characters, as far as no word is broken.
+
+    >>> _fitted([4, 17], [("plan", "3,082 of 3,350 GB")], 16)
+    [4, 10]
+    """
+    least = [max(len(word) for line in lines for word in [*line[c].split(), ""]) for c in range(len(widths))]
+    fitted = list(widths)
+    while sum(fitted) + len(_GAP) * (len(fitted) - 1) > most:
+        spare = [c for c in range(len(fitted)) if fitted[c] > least[c]]
+        if not spare:
+            break
+        fitted[max(spare, key=lambda c: fitted[c])] -= 1
+    return fitted
+
+
 class Printable:
-    """An answer that prints as sentences and tables, in lines of at most `WIDTH` characters, and shows as HTML.
+    """An answer that prints as sentences and tables, in lines of at most `line_width` characters, and shows as HTML.
 
     A subclass defines `parts`, and `records` if its table has numbers.
     """
@@ -166,8 +205,8 @@ class Printable:
 
 
 def wrapped(text: str) -> str:
-    """`text` in lines of at most `WIDTH` characters."""
-    return "\n".join(textwrap.wrap(text, WIDTH))
+    """`text` in lines of at most `line_width` characters, without breaking words."""
+    return "\n".join(textwrap.wrap(text, line_width(), break_long_words=False, break_on_hyphens=False))
 
 
 def shortened(text: str, limit: int) -> str:

@@ -15,9 +15,9 @@ import pytest
 
 from recshard_lab.documents import MOST_BYTES, read_document
 from recshard_lab.planner import read_constraints, read_tables
-from recshard_lab.planner.read.table_files import EXAMPLE
 from recshard_lab.sharding import ShardingPlan, Topology, row_wise
 from recshard_lab.sharding.hardware.device_profile import DeviceProfile
+from recshard_lab.shipped import example_text
 from recshard_lab.train.job import read_config
 
 MOST_S, MOST_LETTERS = 2.0, 2000
@@ -75,9 +75,9 @@ def _plan() -> str:
 
 
 def _read_plan(path: Path) -> Any:
-    from recshard_lab.cli.plan import _read_plan
+    from recshard_lab.cli.plan.planning import read_plan
 
-    return _read_plan(path)
+    return read_plan(path)
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def test_ten_thousand_tables_are_read_in_time(tmp_path: Path) -> None:
 
 def test_the_example_of_tables_is_read(tmp_path: Path) -> None:
     path = tmp_path / "tables.yaml"
-    path.write_text(EXAMPLE)
+    path.write_text(example_text("tables.yaml"))
     assert [table.name for table in read_tables(path).tables] == ["movies", "users", "genres"]
 
 

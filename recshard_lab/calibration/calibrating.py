@@ -72,7 +72,7 @@ class Calibration(Printable):
         return self.profile.topology()
 
     def save(self, path: str | Path) -> None:
-        """Writes the device profile for `Topology.from_profile` and ``recshard plan --topology``."""
+        """Writes the device profile for `Topology.from_profile` and ``recshard plan make --topology``."""
         self.profile.save(path)
 
     def parts(self) -> list[str | TextTable]:

@@ -1,7 +1,10 @@
 """The command line ``recshard``: one function per subcommand. The rooms do the work.
 
-No module of this room imports torch or numpy at its top: every ``--help`` must appear at once. A command imports what
-it needs when it runs.
+Walking order: `options` (options that several commands have, and outputs), `errors` (of words that the user typed),
+one file a command, and `plan`, a group of commands. No module of this room imports torch or numpy at its top: every
+``--help`` must appear at once. A command imports what it needs when it runs.
+
+Exit codes: 0 after success, 1 if a check or a run failed, 2 for a mistake in the command or a file, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any
 
 import typer
@@ -17,44 +21,42 @@ from rich.markup import escape
 
 from recshard_lab.cli.bench import bench
 from recshard_lab.cli.calibrate import calibrate
-from recshard_lab.cli.compare import compare
 from recshard_lab.cli.data import app as data
+from recshard_lab.cli.errors import UsageError, error_text, usage_text
 from recshard_lab.cli.export import export
-from recshard_lab.cli.plan import plan
+from recshard_lab.cli.lab import lab
+from recshard_lab.cli.options import OUTPUT, Plotly, check_out, examples, note_written, stderr
+from recshard_lab.cli.plan import app as plan
 from recshard_lab.cli.selftest import selftest
 from recshard_lab.cli.serve import serve
 from recshard_lab.cli.train import train
-from recshard_lab.cli.whatif import whatif
-
-_TABLES_HELP = """tables.yaml, one table per line (recshard plan --example writes a longer one):
-
-- {name: film, num_embeddings: 4000, embedding_dim: 64, feature_names: \\[seen]}
-
-- {name: user, num_embeddings: 900, embedding_dim: 64, feature_names: \\[user]}
-
-- {name: kind, num_embeddings: 20, embedding_dim: 16, feature_names: \\[kind]}
-
-num_embeddings: rows. embedding_dim: columns. feature_names: the features whose ids are looked up in the table."""
+from recshard_lab.text_table import set_terminal_width
 
 _VERSIONED = ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "numba")
 """Packages whose versions ``recshard --version`` prints, where they are installed."""
+_LEARN, _DECIDE, _RUN, _CHECK = "Learn", "Plan", "Train and serve", "Check this machine"
+_EXIT_CODES = {
+    "Exit codes": (
+        "0    success",
+        "1    a check failed, or a run failed",
+        "2    a mistake in the command or in a file that it reads",
+        "130  interrupted by Ctrl-C",
+    )
+}
 
 app = typer.Typer(
     help="Learn, explore and decide embedding sharding.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    epilog=examples(
+        "recshard demo",
+        "recshard lab",
+        "recshard plan make --example > tables.yaml",
+        "recshard plan make tables.yaml --topology h100x8 --out report.html",
+        more=_EXIT_CODES,
+    ),
 )
-app.command()(bench)
-app.command()(calibrate)
-app.command()(compare)
-app.command()(export)
-app.command(epilog=_TABLES_HELP)(plan)
-app.command()(selftest)
-app.command()(serve)
-app.command()(train)
-app.command()(whatif)
-app.add_typer(data, name="data")
 
 
 def _print_version(requested: bool) -> None:
@@ -86,53 +88,83 @@ def _recshard(
     """Learn, explore and decide embedding sharding."""
 
 
-@app.command()
-def lab(
-    notebook: Annotated[str, typer.Argument(help="A notebook, by its first letters.")] = "00",
-    port: Annotated[int, typer.Option(help="Port to listen on. If it is taken, the next free one is used.")] = 8888,
-    browser: Annotated[bool, typer.Option(help="Open a browser window.")] = True,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="Copy the notebooks to this folder and open the copies. Existing files are kept."),
-    ] = None,
-) -> None:
-    """Open JupyterLab on the notebooks. Only this machine can connect (loopback)."""
-    from recshard_lab.lab.server import copied, find_notebook, serve
-
-    source = find_notebook(notebook)
-    serve(source if folder is None else copied(source, folder), port, browser)
+app.command(
+    rich_help_panel=_LEARN,
+    epilog=examples(
+        "recshard lab", "recshard lab 05", "recshard lab --folder my_course", "recshard lab --copy-only --yes"
+    ),
+)(lab)
 
 
-@app.command()
+@app.command(
+    rich_help_panel=_LEARN,
+    epilog=examples("recshard demo", "recshard demo -n 4 --out report.html", "recshard demo --full --data ml-100k.zip"),
+)
 def demo(
     data: Annotated[Path | None, typer.Option(help="MovieLens: a folder, zip or wheel that contains it.")] = None,
-    ranks: Annotated[int | None, typer.Option(help="Number of ranks. Default: 2, or 4 with --full.", min=1)] = None,
-    out: Annotated[Path, typer.Option(help="Path of the HTML report.")] = Path("recshard_report.html"),
-    plotly: Annotated[
-        str, typer.Option(help="Interactive pictures of the report: embed (opens offline), cdn, none.")
-    ] = "embed",
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", "-n", help="Number of ranks. Default: 2, or 4 with --full.", min=1)
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Every scheme, on both splits. Takes minutes.")] = False,
+    out: Annotated[Path, typer.Option(help="Path of the report, .html.", rich_help_panel=OUTPUT)] = Path(
+        "recshard_report.html"
+    ),
+    plotly: Plotly = "embed",
 ) -> None:
     """Train one model under several plans, compare with the prediction, write a report. Takes less than a minute."""
+    check_out([out], {".html": "the report"})
     from recshard_lab.launcher import warm
 
     warm()  # the ranks' imports run beside this process's own
     from recshard_lab.lab.demo.command import run_demo
 
-    raise typer.Exit(0 if run_demo(data, ranks, out, Console(highlight=False), plotly, full) else 1)
+    holds = run_demo(data, ranks, out, Console(highlight=False), plotly, full)
+    note_written(out)
+    raise typer.Exit(0 if holds else 1)
 
 
-@app.command()
+app.add_typer(plan, name="plan", rich_help_panel=_DECIDE)
+
+
+@app.command(rich_help_panel=_DECIDE, epilog=examples("recshard topologies", "recshard topologies h100"))
 def topologies(
     name: Annotated[str, typer.Argument(help="A machine: prints each figure with its source. Default: list all.")] = "",
 ) -> None:
-    """The machines that `plan --topology` accepts, with their published figures and sources."""
+    """The machines that `plan make --topology` accepts, with their published figures and sources."""
     from recshard_lab.sharding import preset_table
 
     print(preset_table(name or None))
 
 
-@app.command()
+app.command(
+    rich_help_panel=_DECIDE,
+    epilog=examples(
+        "recshard calibrate -n 4 --out here.json",
+        "recshard plan make tables.yaml --topology here.json",
+        "recshard calibrate --check here.json",
+    ),
+)(calibrate)
+app.command(
+    rich_help_panel=_RUN,
+    epilog=examples(
+        "recshard train --config run.yaml",
+        "recshard train --config run.yaml --check",
+        "torchrun --nproc-per-node 4 --no-python recshard train --config run.yaml",
+        "recshard train --config run.yaml --export cluster --topology h100x16",
+    ),
+)(train)
+app.add_typer(data, name="data", rich_help_panel=_RUN)
+app.command(
+    rich_help_panel=_RUN,
+    epilog=examples("recshard export run/checkpoint model/v1", "recshard export run.yaml model/v2 --dtype int8"),
+)(export)
+app.command(
+    rich_help_panel=_RUN,
+    epilog=examples("recshard serve model/", "recshard serve model/v1 --port 0 --workers 2 --delay-ms 2"),
+)(serve)
+
+
+@app.command(rich_help_panel=_CHECK, epilog=examples("recshard doctor", "recshard doctor --json"))
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -148,21 +180,34 @@ def doctor(
         raise typer.Exit(1)
 
 
+app.command(
+    rich_help_panel=_CHECK,
+    epilog=examples("recshard selftest", "recshard selftest --gpu --out report.md"),
+)(selftest)
+app.command(
+    rich_help_panel=_CHECK,
+    epilog=examples(
+        "recshard bench", "recshard bench plan --check", "recshard bench train-step --with-torchrec --json"
+    ),
+)(bench)
+
+
 def main() -> None:
-    """Runs the command line. A user's mistake prints one line instead of a traceback."""
+    """Runs the command line. A user's mistake prints one message instead of a traceback."""
     try:
         if not _print_help(sys.argv[1:]):
-            app(prog_name="recshard")
+            set_terminal_width(get_terminal_size((0, 0)).columns or None)
+            sys.exit(app(prog_name="recshard", standalone_mode=False) or 0)
+    except UsageError as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # whose help is printed by now
+            stderr().print(f"[bold red]Error:[/] {escape(usage_text(error, sys.argv[1:]))}")
+        sys.exit(2)
     except (ValueError, OSError, ImportError) as error:
-        from recshard_lab.planner.answers.refusals import PlanDoesNotFit
-
-        stderr = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-        message = error.worded("command_line") if isinstance(error, PlanDoesNotFit) else str(error)
-        if isinstance(error, FileNotFoundError) and error.filename is not None:
-            message = f"{str(error.filename)!r} does not exist in {Path.cwd()}. Fix: correct the path"
-        stderr.print(f"[bold red]{type(error).__name__}:[/] {escape(message)}")
+        kind = "Error" if type(error).__module__ == "builtins" else type(error).__name__
+        stderr().print(f"[bold red]{kind}:[/] {escape(error_text(error))}")
         sys.exit(2)
     finally:
+        set_terminal_width(None)
         gc.freeze()  # the interpreter would collect garbage at its end, which takes 1 s after import torch
 
 

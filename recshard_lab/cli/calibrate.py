@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from recshard_lab.cli.options import OUTPUT, check_out, note_written
+
 
 def calibrate(
-    ranks: Annotated[int, typer.Option(help="Number of ranks to launch and measure.", min=1)] = 2,
-    out: Annotated[Path, typer.Option(help="Path of the device profile, JSON.")] = Path("device_profile.json"),
+    ranks: Annotated[int, typer.Option("--ranks", "-n", help="Number of ranks to launch and measure.", min=1)] = 2,
     seconds: Annotated[float, typer.Option(help="Time budget in seconds. A longer run is more exact.")] = 50.0,
     cpu: Annotated[bool, typer.Option("--cpu", help="Measure CPU ranks even if every rank has a GPU.")] = False,
     check: Annotated[
@@ -18,6 +19,9 @@ def calibrate(
         typer.Option(help="Measure for a few seconds, compare with this device profile, and exit with 1 on drift."),
     ] = None,
     threshold: Annotated[float, typer.Option(help="With --check: relative change that counts as drift.")] = 0.25,
+    out: Annotated[Path, typer.Option(help="Path of the device profile, .json.", rich_help_panel=OUTPUT)] = Path(
+        "device_profile.json"
+    ),
 ) -> None:
     """Measure operators, collectives and steps on this machine, and fit the planner's cost model to them."""
     from recshard_lab.calibration import calibrate as run
@@ -31,9 +35,11 @@ def calibrate(
             drift = check_drift(launched, profile, threshold)
         print(drift)
         raise typer.Exit(1 if drift.moved else 0)
+    check_out([out], {".json": "a device profile"})
     with launch(ranks, devices="cpu" if cpu else None) as launched:
         found = run(launched, seconds)
     found.save(out)
     print(found)
-    print(f"\nWrote {out}. Plan with it: recshard plan TABLES --topology {out}, or Topology.from_profile({str(out)!r})")
+    print(f"\nPlan with it: recshard plan make TABLES --topology {out}")
     print(f"Later, check whether it still holds: recshard calibrate --check {out}")
+    note_written(out)

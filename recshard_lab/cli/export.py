@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from recshard_lab.cli.options import note_written
+
 
 def export(
     run: Annotated[Path, typer.Argument(help="The checkpoint of a `recshard train` run, or the run's file.")],
@@ -30,5 +32,5 @@ def export(
     inputs = Inputs.of(model, [f"dense_{number}" for number in range(trained.num_dense_features)])
     outputs = {"probability": torch.sigmoid} if trained.outputs == ("logit",) else trained.outputs
     save_bundle(model, out, inputs=inputs, outputs=outputs, compile=compile)
-    size = sum(path.stat().st_size for path in out.iterdir())
-    print(f"{out}: step {trained.step:,}, {size / 1e6:,.1f} MB. Serve it: recshard serve {out}")
+    print(f"{out}: step {trained.step:,}. Serve it: recshard serve {out}")
+    note_written(out)

@@ -7,26 +7,40 @@ from typing import Annotated
 
 import typer
 
+from recshard_lab.cli.options import size_option
+
+_BATCHES, _LIMITS, _PROCESS = "Batches", "Limits", "Processes"
+
 
 def serve(
     path: Annotated[Path, typer.Argument(help="A bundle, or a folder of bundles: the newest by name is served.")],
     host: Annotated[str, typer.Option(help="Address to listen on. Default: only this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on. 0: a free one.")] = 8500,
-    workers: Annotated[int, typer.Option(help="Processes. A killed one is restarted.")] = 1,
-    max_batch: Annotated[int, typer.Option(help="Samples of one call of the model.")] = 256,
-    delay_ms: Annotated[float, typer.Option(help="How long a request waits for others.")] = 0.0,
-    queue: Annotated[int, typer.Option(help="Requests that may wait. More get 503.")] = 1024,
-    timeout_s: Annotated[float, typer.Option(help="Deadline of one request: 504.")] = 10.0,
-    read_timeout_s: Annotated[float, typer.Option(help="Time to send one request: 408.")] = 10.0,
-    max_body_mb: Annotated[float, typer.Option(help="Size of one body: 413.")] = 8.0,
-    max_buffered_mb: Annotated[float, typer.Option(help="Size of all bodies in memory: 503.")] = 256.0,
-    max_samples: Annotated[int, typer.Option(help="Samples of one request: 413.")] = 4096,
-    max_ids: Annotated[int, typer.Option(help="Ids of one request: 413.")] = 1_000_000,
-    max_connections: Annotated[int, typer.Option(help="Open connections of a process: 503.")] = 1024,
-    model_threads: Annotated[int, typer.Option(help="Threads that call the model.")] = 1,
-    torch_threads: Annotated[int, typer.Option(help="Threads of one torch operator.")] = 1,
-    drain_s: Annotated[float, typer.Option(help="Time between SIGTERM and the end of listening.")] = 0.5,
-    watch_s: Annotated[float, typer.Option(help="Time between two looks for a new version. 0: never.")] = 5.0,
+    workers: Annotated[int, typer.Option(help="Processes. A killed one is restarted.", rich_help_panel=_PROCESS)] = 1,
+    max_batch: Annotated[int, typer.Option(help="Samples of one call of the model.", rich_help_panel=_BATCHES)] = 256,
+    delay_ms: Annotated[
+        float, typer.Option(help="How long a request waits for others.", rich_help_panel=_BATCHES)
+    ] = 0.0,
+    queue: Annotated[int, typer.Option(help="Requests that may wait. More get 503.", rich_help_panel=_LIMITS)] = 1024,
+    timeout_s: Annotated[float, typer.Option(help="Deadline of one request: 504.", rich_help_panel=_LIMITS)] = 10.0,
+    read_timeout_s: Annotated[
+        float, typer.Option(help="Time to send one request: 408.", rich_help_panel=_LIMITS)
+    ] = 10.0,
+    max_body_mb: Annotated[float, size_option("MB", "Size of one body: 413.", _LIMITS)] = 8.0,
+    max_buffered_mb: Annotated[float, size_option("MB", "Size of all bodies in memory: 503.", _LIMITS)] = 256.0,
+    max_samples: Annotated[int, typer.Option(help="Samples of one request: 413.", rich_help_panel=_LIMITS)] = 4096,
+    max_ids: Annotated[int, typer.Option(help="Ids of one request: 413.", rich_help_panel=_LIMITS)] = 1_000_000,
+    max_connections: Annotated[
+        int, typer.Option(help="Open connections of a process: 503.", rich_help_panel=_LIMITS)
+    ] = 1024,
+    model_threads: Annotated[int, typer.Option(help="Threads that call the model.", rich_help_panel=_PROCESS)] = 1,
+    torch_threads: Annotated[int, typer.Option(help="Threads of one torch operator.", rich_help_panel=_PROCESS)] = 1,
+    drain_s: Annotated[
+        float, typer.Option(help="Time between SIGTERM and the end of listening.", rich_help_panel=_PROCESS)
+    ] = 0.5,
+    watch_s: Annotated[
+        float, typer.Option(help="Time between two looks for a new version. 0: never.", rich_help_panel=_PROCESS)
+    ] = 5.0,
     token_file: Annotated[
         Path | None, typer.Option(help="File with a bearer token. Default: the variable RECSHARD_SERVE_TOKEN.")
     ] = None,

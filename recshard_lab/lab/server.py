@@ -1,62 +1,55 @@
-"""``recshard lab``: JupyterLab on a notebook of the checkout, on this machine only."""
+"""``recshard lab``: copies the notebooks, and starts JupyterLab on one of them, on this machine only."""
 
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from filecmp import cmp
 from pathlib import Path
+from shutil import copyfile
 
-import recshard_lab
-
-
-def notebook_folder() -> Path:
-    """The folder ``notebooks`` of the checkout: beside the package, or below the working directory.
-
-    Raises:
-        FileNotFoundError: it is at neither; notebooks are not part of an installed wheel.
-    """
-    places = [Path(recshard_lab.__file__).resolve().parent.parent / "notebooks", Path.cwd() / "notebooks"]
-    for place in places:
-        if place.is_dir() and any(place.glob("*.ipynb")):
-            return place
-    raise FileNotFoundError(
-        f"no notebooks at {' or '.join(map(str, places))}: they come with the checkout, not with the installed "
-        f"package. Fix: clone the repository, pip install -e '.[cpu]' there, and run recshard lab in it"
-    )
+DEFAULT_FOLDER = Path("recshard_notebooks")
+"""Where an installed package copies the notebooks to, below the working directory."""
 
 
-def find_notebook(start: str) -> Path:
-    """The first notebook whose name starts so.
+def find_notebook(folder: Path, start: str) -> Path:
+    """The first notebook of a folder whose name starts so.
 
     Raises:
-        FileNotFoundError: there is no such notebook, or no notebooks at all.
+        FileNotFoundError: there is no such notebook.
     """
-    folder = notebook_folder()
     names = sorted(path.name for path in folder.glob("*.ipynb"))
     for name in names:
         if name.startswith(start):
             return folder / name
-    raise FileNotFoundError(f"no notebook starts with {start!r}; there are: {', '.join(names)}")
+    near = get_close_matches(start, names, n=1, cutoff=0.3)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    raise FileNotFoundError(f"no notebook starts with {start!r}{meant}. Fix: use one of {', '.join(names)}")
 
 
-def copied(notebook: Path, folder: Path) -> Path:
-    """Copies the notebooks and their pictures to another folder; files that are there already are kept.
+def copy_notebooks(source: Path, folder: Path, overwrite: Callable[[Sequence[Path]], bool]) -> list[Path]:
+    """Copies the notebooks, their pictures and examples to another folder, which is made if it is missing.
 
     Args:
-        notebook: one of them.
-        folder: made where it is missing.
+        source: the folder of the notebooks.
+        folder: of the copies. Equal files are left alone.
+        overwrite: called once with the copies that differ from their source, if any. False keeps all of them.
 
     Returns:
-        `notebook` in `folder`.
+        The written copies, relative to `folder`.
     """
-    for path in sorted(notebook.parent.rglob("*")):
-        within = path.relative_to(notebook.parent)
-        hidden = any(part.startswith((".", "__")) for part in within.parts)
-        target = folder / within
-        if path.is_file() and not hidden and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-    return folder.resolve() / notebook.name
+    paths = [path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
+    paths = [path for path in paths if not any(part.startswith((".", "__")) for part in path.parts)]
+    changed = [
+        path for path in paths if (folder / path).exists() and not cmp(source / path, folder / path, shallow=False)
+    ]
+    replace = bool(changed) and overwrite(changed)
+    written = [path for path in paths if not (folder / path).exists() or (replace and path in changed)]
+    for path in written:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        copyfile(source / path, folder / path)
+    return written
 
 
 def arguments(notebook: Path, port: int = 8888, browser: bool = True) -> list[str]:

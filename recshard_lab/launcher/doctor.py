@@ -91,7 +91,7 @@ def cores() -> list[Finding]:
 
 def memory() -> list[Finding]:
     free, total = free_memory()
-    value = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    value = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
     if free < 2**29:
         return [Finding("memory", value, False, "4 idle ranks take about 0.3 GB: free some, or launch fewer")]
     return [Finding("memory", value, True)]
@@ -101,7 +101,7 @@ def shared_memory(folder: str = "/dev/shm") -> list[Finding]:
     if not os.path.isdir(folder):
         return [Finding("shared memory", f"no {folder}")]
     size = shutil.disk_usage(folder)
-    value = f"{size.free / 2**30:.2f} of {size.total / 2**30:.2f} GiB free in {folder}"
+    value = f"{size.free / 1e9:.2f} of {size.total / 1e9:.2f} GB free in {folder}"
     if size.free >= 2**28:
         return [Finding("shared memory", value, True)]
     fix = "NCCL and worker processes of data loaders need it: docker run --shm-size=1g, or remount it larger"
@@ -178,7 +178,7 @@ def torch_and_backends() -> list[Finding]:
         return [*found, Finding("Gloo", "torch is built without torch.distributed", False, "pip install torch==2.13.0")]
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     if gpus:
-        names = ", ".join(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in gpus)
+        names = ", ".join(f"{gpu.name} ({gpu.total_memory / 1e9:.0f} GB)" for gpu in gpus)
         found.append(Finding("GPUs", f"{len(gpus)}: {names}", True))
     elif _nvidia_driver():
         built = torch.version.cuda
@@ -331,7 +331,7 @@ def _writable(name: str, folder: Path, variable: str) -> Finding:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = f"make room on its disk, or set {variable} to a folder on another"
         return Finding(name, f"{folder}: {error.strerror}", False, fix)
-    return Finding(name, f"{folder}, {shutil.disk_usage(there).free / 2**30:.0f} GiB free", True)
+    return Finding(name, f"{folder}, {shutil.disk_usage(there).free / 1e9:.0f} GB free", True)
 
 
 def _nvidia_driver() -> bool:

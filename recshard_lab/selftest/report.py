@@ -116,7 +116,7 @@ def facts(command: str) -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}, {usable_cores()} cores, "
-        f"{free_memory()[1] / 2**30:.0f} GiB",
+        f"{free_memory()[1] / 1e9:.0f} GB",
         "cards": cards(),
         "driver": driver(),
         "Python": ".".join(map(str, sys.version_info[:3])),
@@ -135,4 +135,4 @@ def cards() -> str:
         gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     except Exception as error:  # the report of a broken GPU is the one that is needed
         return f"cannot be read: {type(error).__name__}: {error}"
-    return ", ".join(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in gpus) or "none"
+    return ", ".join(f"{gpu.name} ({gpu.total_memory / 1e9:.0f} GB)" for gpu in gpus) or "none"

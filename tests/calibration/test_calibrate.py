@@ -78,10 +78,10 @@ def test_the_file_is_a_topology_and_the_planner_takes_it(found: Calibration, tmp
     tables = tmp_path / "tables.csv"
     tables.write_text("name,num_embeddings,embedding_dim,feature_names\nt,1000,16,f\n")
     runner = CliRunner()
-    done = runner.invoke(app, ["plan", str(tables), "--topology", str(path)])
+    done = runner.invoke(app, ["plan", "make", str(tables), "--topology", str(path)])
     assert done.exit_code == 0, done.output
     assert "t " in done.output
-    refused = runner.invoke(app, ["plan", str(tables), "--topology", str(path), "--ranks", "3"])
+    refused = runner.invoke(app, ["plan", "make", str(tables), "--topology", str(path), "--ranks", "3"])
     assert isinstance(refused.exception, ValueError)
     assert "recshard calibrate --ranks 3" in str(refused.exception)
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import benchmarks
 from benchmarks import Figure
+from recshard_lab import shipped
 from recshard_lab.cli import app
 from recshard_lab.lab import server
 
@@ -25,6 +26,7 @@ def recshard(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command() -> None:
     words = CliRunner().invoke(app, ["--help"]).output
     assert all(command in words for command in ("lab", "demo", "bench", "plan", "topologies"))
+    assert all(f"\n {code}  " in words for code in ("0  ", "1  ", "2  ", "130"))
 
 
 def test_bench_without_a_name_lists_the_files_of_the_folder() -> None:
@@ -62,7 +64,7 @@ def test_plan_prints_the_plan_and_writes_json_that_reads_back(tmp_path: Path) ->
 
     tables, out = tmp_path / "tables.json", tmp_path / "plan.json"
     tables.write_text(json.dumps(TABLES))
-    done = CliRunner().invoke(app, ["plan", str(tables), "--ranks", "2", "--out", str(out)])
+    done = CliRunner().invoke(app, ["plan", "make", str(tables), "--ranks", "2", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "movies" in done.stdout
     assert "predicted step" in done.stdout
@@ -76,7 +78,7 @@ def test_plan_reads_yaml_for_a_machine_by_name_and_writes_a_report(tmp_path: Pat
     tables.write_text(
         "- {name: big, num_embeddings: 100_000_000, embedding_dim: 256, feature_names: [f], pooling_factor: 20}\n"
     )
-    command = ["plan", str(tables), "--topology", "h100x8", "--out", str(out), "--html", str(html)]
+    command = ["plan", "make", str(tables), "--topology", "h100x8", "--out", str(out), "--out", str(html)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     shards = ShardingPlan.from_json(out.read_text()).tables()["big"].shards
@@ -90,7 +92,7 @@ def test_plan_reads_yaml_for_a_machine_by_name_and_writes_a_report(tmp_path: Pat
 def test_plan_refuses_two_world_sizes(tmp_path: Path) -> None:
     tables = tmp_path / "tables.json"
     tables.write_text(json.dumps(TABLES))
-    error = CliRunner().invoke(app, ["plan", str(tables), "--topology", "h100x8", "--ranks", "4"]).exception
+    error = CliRunner().invoke(app, ["plan", "make", str(tables), "--topology", "h100x8", "--ranks", "4"]).exception
     assert "has 8 ranks, but world_size is 4" in str(error)
 
 
@@ -104,13 +106,18 @@ def test_topologies_lists_the_machines_and_tells_the_sources_of_one() -> None:
 def test_a_file_that_holds_no_tables_is_refused_by_name(tmp_path: Path, text: str) -> None:
     tables = tmp_path / "tables.json"
     tables.write_text(text)
-    error = CliRunner().invoke(app, ["plan", str(tables)]).exception
+    error = CliRunner().invoke(app, ["plan", "make", str(tables)]).exception
     assert isinstance(error, ValueError)
     assert str(tables) in str(error)
 
 
-def test_lab_opens_the_first_notebook_on_loopback_with_its_token() -> None:
-    notebook = server.find_notebook("01")
+@pytest.fixture
+def notebooks() -> Path:
+    return shipped.notebook_folder()
+
+
+def test_lab_opens_the_first_notebook_on_loopback_with_its_token(notebooks: Path) -> None:
+    notebook = server.find_notebook(notebooks, "01")
     assert notebook.name == "01_shard_your_first_model.ipynb"
     words = server.arguments(notebook, port=9999, browser=False)
     assert "--ServerApp.ip=127.0.0.1" in words
@@ -118,43 +125,72 @@ def test_lab_opens_the_first_notebook_on_loopback_with_its_token() -> None:
     assert not [word for word in words if "token" in word or "password" in word]
 
 
-def test_lab_says_where_it_looked_when_there_are_no_notebooks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_lab_names_the_notebooks_there_are_when_the_wanted_one_is_not(notebooks: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no notebook starts with '99'.*Fix: .*01_shard_your_first_model"):
+        server.find_notebook(notebooks, "99")
+
+
+def test_lab_of_an_installation_without_notebooks_says_where_it_looked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shipped, "_CHECKOUT", tmp_path / "notebooks")
+    monkeypatch.setattr(shipped, "_INSTALLED", tmp_path / "site")
+    with pytest.raises(FileNotFoundError, match=f"no notebooks in {tmp_path / 'site'}"):
+        shipped.notebook_folder()
+
+
+def test_lab_opens_the_notebooks_of_a_checkout_and_copies_those_of_an_installation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notebooks: Path
+) -> None:
+    opened: list[Path] = []
+    monkeypatch.setattr(server, "serve", lambda notebook, port, browser: opened.append(notebook))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(server.recshard_lab, "__file__", str(tmp_path / "site" / "recshard_lab" / "__init__.py"))
-    with pytest.raises(FileNotFoundError, match="they come with the checkout"):
-        server.notebook_folder()
+    assert CliRunner().invoke(app, ["lab"]).exit_code == 0
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(shipped, "_INSTALLED", notebooks)
+    monkeypatch.setattr(shipped, "in_checkout", lambda: False)
+    done = CliRunner().invoke(app, ["lab", "05"])
+    copies = tmp_path / "recshard_notebooks"
+    assert opened == [notebooks / "00_index.ipynb", copies / "05_sharding_schemes.ipynb"]
+    assert (copies / "TEACHING.md").read_bytes() == (notebooks / "TEACHING.md").read_bytes()
+    assert {path.name for path in copies.glob("*.ipynb")} == {path.name for path in notebooks.glob("*.ipynb")}
+    assert list((copies / "images").iterdir())
+    assert (copies / "examples" / "tables.yaml").is_file()
+    assert "Wrote recshard_notebooks (" in done.stderr
 
 
-def test_lab_names_the_notebooks_there_are_when_the_wanted_one_is_not() -> None:
-    with pytest.raises(FileNotFoundError, match="01_shard_your_first_model"):
-        server.find_notebook("99")
-
-
-def test_lab_copies_the_notebooks_to_a_folder_and_keeps_what_is_there(tmp_path: Path) -> None:
-    source, folder = server.find_notebook("01"), tmp_path / "my_course"
-    opened = server.copied(source, folder)
-    assert opened == folder / source.name
-    assert opened.read_bytes() == source.read_bytes()
-    assert {path.name for path in folder.glob("*.ipynb")} == {path.name for path in source.parent.glob("*.ipynb")}
-    assert list((folder / "images").iterdir())
-    opened.write_text("mine")
-    server.copied(source, folder)
-    assert opened.read_text() == "mine"
+@pytest.mark.parametrize(
+    ("options", "answer", "kept"), [([], "", True), ([], "n\n", True), ([], "y\n", False), (["--yes"], "", False)]
+)
+def test_lab_overwrites_a_changed_copy_only_after_a_yes(
+    tmp_path: Path, options: list[str], answer: str, kept: bool
+) -> None:
+    command = ["lab", "--copy-only", "--folder", str(tmp_path), *options]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    mine = tmp_path / "01_shard_your_first_model.ipynb"
+    mine.write_text("mine")
+    done = CliRunner().invoke(app, command, input=answer)
+    assert done.exit_code == 0, done.output
+    assert (mine.read_text() == "mine") == kept
+    assert ("01_shard_your_first_model.ipynb. Overwrite?" in done.stdout) == (not options)
+    assert ("note: kept 1 file in" in done.stderr) == kept
+    unchanged = CliRunner().invoke(app, command, input="")
+    assert kept == ("Overwrite?" in unchanged.stdout or "--yes overwrites" in unchanged.stderr)
 
 
 def test_lab_asks_nobody_for_news_or_updates() -> None:
     from jupyterlab.labapp import LabApp
 
     lab = LabApp()
-    lab.parse_command_line(server.arguments(server.find_notebook("01"))[:2])
+    lab.parse_command_line(server.arguments(Path("01.ipynb"))[:2])
     assert lab.news_url is None
     assert lab.check_for_updates_class.__name__ == "NeverCheckForUpdate"
 
 
-def test_whatif_says_that_a_file_of_tables_is_embeddings_only(tmp_path: Path) -> None:
+def test_a_sweep_says_that_a_file_of_tables_is_embeddings_only(tmp_path: Path) -> None:
     tables, out = tmp_path / "tables.json", tmp_path / "points.csv"
     tables.write_text(json.dumps(TABLES))
-    done = CliRunner().invoke(app, ["whatif", str(tables), "--world-size", "8", "--csv", str(out)])
+    done = CliRunner().invoke(app, ["plan", "sweep", str(tables), "-n", "8", "--out", str(out)])
     assert "Embeddings only: " in done.stdout
     assert "1 point of 1 table, 1 with a plan" in " ".join(done.stdout.split())
     assert f"Wrote {out} (" in " ".join(done.stderr.split())

@@ -1,4 +1,4 @@
-"""``recshard compare``: plans from files, schemes and the planner, side by side."""
+"""``recshard plan compare``: plans from files, schemes and the planner, side by side."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_it_prints_what_python_predicts_and_writes_the_page(tables: Path, tmp_pa
     plan, page, picture = tmp_path / "mine.json", tmp_path / "all.html", tmp_path / "all.svg"
     rs.export(mine, plan)
     wishes = [str(plan), "planner", "cut=row_wise"]
-    more = ["--ranks", "2", "--batch-size", "64", "--to", str(page), "--to", str(picture)]
-    done = CliRunner().invoke(app, ["compare", str(tables), *wishes, *more], catch_exceptions=False)
+    more = ["--ranks", "2", "--batch-size", "64", "--out", str(page), "--out", str(picture)]
+    done = CliRunner().invoke(app, ["plan", "compare", str(tables), *wishes, *more], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     heads, step = done.stdout.splitlines()[:2]
     assert heads.split() == ["mine", "planner", "cut"]
@@ -46,12 +46,11 @@ def test_it_prints_what_python_predicts_and_writes_the_page(tables: Path, tmp_pa
 
 
 def test_two_plans_of_one_name_and_files_that_are_none_are_refused(tables: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["compare", str(tables), "planner", "planner", "--ranks", "2"])
-    assert done.exit_code == 2
-    assert "two plans are named 'planner'" in " ".join(done.output.split())
+    refused = CliRunner().invoke(app, ["plan", "compare", str(tables), "planner", "planner", "--ranks", "2"]).exception
+    assert "two plans are named 'planner': a name must be unique. Fix: OTHER=planner" in str(refused)
     odd = tmp_path / "odd.json"
     odd.write_text("{}")
-    refused = CliRunner().invoke(app, ["compare", str(tables), str(odd), "planner", "--ranks", "2"]).exception
+    refused = CliRunner().invoke(app, ["plan", "compare", str(tables), str(odd), "planner", "--ranks", "2"]).exception
     assert "odd.json: field 'schema'" in str(refused)
-    refused = CliRunner().invoke(app, ["compare", str(tables), "rowwise", "--ranks", "2"]).exception
-    assert "there is no scheme 'rowwise'" in str(refused)
+    refused = CliRunner().invoke(app, ["plan", "compare", str(tables), "rowwise", "--ranks", "2"]).exception
+    assert "plan 'rowwise' is neither 'planner', a scheme nor a .json file (did you mean 'row_wise'?)" in str(refused)

@@ -3,6 +3,8 @@
 import importlib.metadata
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -43,7 +45,7 @@ def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedP
 
 
 def test_all_commands_are_known_here() -> None:
-    assert {("plan",), ("demo",), ("data", "criteo"), ()} <= set(COMMANDS)
+    assert {("plan",), ("plan", "make"), ("demo",), ("data", "criteo"), ()} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -60,16 +62,55 @@ def test_help_appears_within_three_tenths_of_a_second_and_loads_nothing_heavy(co
     assert min(seconds) < MOST_S, seconds
 
 
-@pytest.mark.parametrize("words", [["nonsense", "--help"], ["plan", "tables.yaml", "--help"], ["data", "x", "--help"]])
-def test_help_among_other_words_is_what_typer_prints(words: list[str]) -> None:
-    direct = run("from recshard_lab.cli import app; app(prog_name='recshard')", *words)
-    done = run(MAIN, *words)
+def test_help_among_other_words_is_what_typer_prints() -> None:
+    direct = run("from recshard_lab.cli import app; app(prog_name='recshard')", "plan", "make", "t.yaml", "--help")
+    done = run(MAIN, "plan", "make", "t.yaml", "--help")
     assert (done.returncode, done.stdout, done.stderr) == (direct.returncode, direct.stdout, direct.stderr)
 
 
+def test_a_group_without_a_command_prints_its_help_and_exits_with_two() -> None:
+    for words in ((), ("plan",), ("data",)):
+        done = run(MAIN, *words)
+        assert done.returncode == 2
+        assert done.stdout.rstrip() == run(MAIN, *words, "--help").stdout.rstrip()
+
+
 def test_the_help_of_a_command_is_what_typer_prints() -> None:
-    direct = run("from recshard_lab.cli import app; app(prog_name='recshard')", "plan", "--help")
-    assert run(MAIN, "plan", "--help").stdout.rstrip() == direct.stdout.rstrip()
+    direct = run("from recshard_lab.cli import app; app(prog_name='recshard')", "plan", "make", "--help")
+    assert run(MAIN, "plan", "make", "--help").stdout.rstrip() == direct.stdout.rstrip()
+
+
+def example_lines(text: str) -> list[str]:
+    """The command lines of this program in a text, without comments, pipes and what starts them."""
+    found = re.findall(r"^\W*?((?:torchrun [^\n]*?)?\brecshard [^\n]*)", text, re.MULTILINE)
+    return [re.split(r"\s+#|\s*>|\s*\|", line[line.index("recshard ") :])[0].strip() for line in found]
+
+
+def parse(line: str) -> None:
+    """Parses a command line as typer does, without running it. Raises for unknown words."""
+    command: Any = typer.main.get_command(app)
+    words, context = shlex.split(line)[1:], None
+    while True:
+        context = command.make_context(words[0] if words else "", list(words), parent=context)
+        rest = [*getattr(context, "_protected_args", []), *context.args]
+        if not hasattr(command, "commands") or not rest:
+            return
+        command, words = command.commands[rest[0]], rest[1:]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_help_has_examples_of_its_command_that_parse(command: tuple[str, ...]) -> None:
+    words = run(MAIN, *command, "--help", COLUMNS="80").stdout
+    lines = example_lines(words.partition("\n Examples")[2])
+    assert [line for line in lines if line.startswith(" ".join(("recshard", *command)))]
+    for line in lines:
+        parse(line)
+    assert max(map(len, words.splitlines())) <= 80
+    shown = {line.strip() for line in words.splitlines()}
+    group: Any = typer.main.get_command(app)
+    for name in command:
+        group = group.commands[name]
+    assert {line for line in group.epilog.splitlines() if "recshard " in line} <= shown  # none takes two lines
 
 
 def test_version_names_the_installed_versions_without_importing_torch() -> None:
@@ -111,7 +152,7 @@ def test_bash_completes_commands_and_options_after_the_installation(program: dic
     echo "${{COMPREPLY[@]}}"
     """
     assert in_shell("bash", complete.format(word="de", place=1), program).split() == ["demo"]
-    assert "--topology" in in_shell("bash", complete.format(word="plan --to", place=2), program).split()
+    assert "--topology" in in_shell("bash", complete.format(word="plan make --to", place=3), program).split()
 
 
 @pytest.mark.parametrize(("shell", "says"), [("bash", "COMP_WORDS"), ("zsh", "compdef"), ("fish", "complete")])

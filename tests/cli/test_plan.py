@@ -1,4 +1,4 @@
-"""``recshard plan``: from files and live modules, to JSON, reports, scripts and TorchRec's plans."""
+"""``recshard plan`` and its commands: from files and live modules, to JSON, reports, scripts and TorchRec's plans."""
 
 import ast
 import copy
@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import recshard_lab as rs
 from recshard_lab.cli import app
-from recshard_lab.cli.plan import machine_of
+from recshard_lab.cli.options import machine_of
 from recshard_lab.documents import read_document
 from recshard_lab.planner import read_constraints
 from recshard_lab.sharding import PlanError, ShardingPlan
@@ -43,10 +43,15 @@ def tables(tmp_path: Path) -> Path:
     return path
 
 
-def said(*arguments: object) -> str:
+def plan(*arguments: object) -> str:
+    """What ``recshard plan ...`` prints."""
     done = CliRunner().invoke(app, ["plan", *map(str, arguments)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
+
+
+def made(*arguments: object) -> str:
+    return plan("make", *arguments)
 
 
 # ---- live modules ----
@@ -63,7 +68,7 @@ def test_a_model_larger_than_this_machine_is_planned_by_its_name(place: str, mon
     dense = sum(p.numel() for name, p in models.dlrm().named_parameters() if "embedding_bags" not in name)
     assert found.workload().dense_parameters == found.dense_parameters == dense
     assert found.notes == ()
-    planned = said(f"{place}:huge", "--topology", "h100x256", "--out", os.devnull)
+    planned = made(f"{place}:huge", "--topology", "h100x256", "--out", os.devnull)
     assert "movies  10,000,000,000 x 16" in planned
 
 
@@ -128,7 +133,7 @@ def test_wishes_of_a_file_are_those_of_parameter_constraints(tables: Path, tmp_p
         "users: {shards: [[2, 0, 500, 0, 4], [1, 0, 500, 4, 8]]}\n"
     )
     out = tmp_path / "plan.json"
-    said(tables, "--ranks", 3, "--constraints", wishes, "--out", out)
+    made(tables, "--ranks", 3, "--constraints", wishes, "--out", out)
     found = ShardingPlan.from_json(out.read_text()).tables()
     assert found["movies"].sharding_type == "row_wise"
     assert sorted(found["movies"].ranks or []) == [1, 2]
@@ -179,7 +184,7 @@ def test_check_refuses_shards_that_do_not_tile_with_and_without_tables(
     path = tmp_path / "plan.json"
     path.write_text(ShardingPlan({"": entries}).to_json())  # type: ignore[dict-item]
     with pytest.raises(PlanError, match=f"{path.name}: table 'users' .*{words}"):
-        said("--check", path, *(tables for _ in given))
+        plan("check", path, *(tables for _ in given))
 
 
 # ---- JSON ----
@@ -194,7 +199,7 @@ def documents() -> dict[str, Any]:
 
 
 def test_what_a_plan_writes_keeps_to_its_published_schema() -> None:
-    schema = json.loads(said("--schema"))
+    schema = json.loads(plan("check", "--schema"))
     assert schema == ShardingPlan.json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     for document in documents().values():
@@ -237,32 +242,32 @@ def test_what_is_refused_when_it_is_read_breaks_the_schema_too(change: Any) -> N
 
 def test_a_plan_is_checked_by_itself_and_against_its_tables(tables: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    said(tables, "--ranks", 3, "--out", out)
-    words = f"{out}: a plan of 3 tables without holes or overlaps on 3 ranks; pass its tables to check their sizes too"
-    assert said("--check", out) == f"{words}\n"
-    assert "tiles every table" in said("--check", out, tables)
+    made(tables, "--ranks", 3, "--out", out)
+    words = f"{out}: a plan of 3 tables without holes or overlaps on 3 ranks. Pass its tables to check their sizes too."
+    assert plan("check", out) == f"{words}\n"
+    assert "tiles every table" in plan("check", out, tables)
     document = json.loads(out.read_text())
     entry = document["modules"][""]["movies"]
     entry["shards"][0][2] -= 1  # a row less
     out.write_text(json.dumps(document))
     for given in ([], [tables]):
         with pytest.raises(PlanError, match=r"plan.json: table 'movies' .*rank 0 holds only rows"):
-            said("--check", out, *given)
+            plan("check", out, *given)
     out.write_text("{}")
     with pytest.raises(PlanError, match=r"plan.json: field 'schema'"):
-        said("--check", out)
+        plan("check", out)
 
 
 def test_check_uses_the_tables_and_the_ranks_that_you_pass(tables: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    said(tables, "--ranks", 3, "--out", out)
+    made(tables, "--ranks", 3, "--out", out)
     for given in ([], [tables]):
         with pytest.raises(PlanError, match=r"plan.json: table '\w+' .*rank 2"):
-            said("--check", out, *given, "--ranks", 2)
+            plan("check", out, *given, "--ranks", 2)
     tables.write_text(TABLES.replace("9000", "9001"))
-    assert "without holes or overlaps" in said("--check", out)
+    assert "without holes or overlaps" in plan("check", out)
     with pytest.raises(PlanError, match=r"plan.json: table 'movies' \(9,001 x 16\)"):
-        said("--check", out, tables)
+        plan("check", out, tables)
 
 
 # ---- what is said of a plan ----
@@ -270,32 +275,38 @@ def test_check_uses_the_tables_and_the_ranks_that_you_pass(tables: Path, tmp_pat
 
 def test_a_plan_from_a_file_is_explained_and_told_from_another(tables: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
-    said(tables, "--ranks", 2, "--out", first)
+    made(tables, "--ranks", 2, "--out", first)
     other = ShardingPlan.from_json(first.read_text())
     home = other.plan[""]
     home["movies"] = rs.table_wise(rank=1)(
         rs.EmbeddingBagConfig(9000, 16, name="movies", feature_names=["seen", "liked"]), rs.Topology(2)
     )
     second.write_text(other.to_json())
-    text = said(tables, "--ranks", 2, "--plan", second, "--diff", first, "--explain", "movies")
+    text = plan("explain", tables, "movies", "-n", 2, "--plan", second)
     assert "movies: table_wise on rank 1." in text
-    assert "1 of 3 tables change" in text
-    text += said(tables, "--ranks", 2, "--why-not", "users=row_wise")
-    assert "With users row_wise the predicted step" in text
+    assert "users:" not in text
+    changes = plan("diff", tables, first, second, "-n", 2)
+    assert "1 of 3 tables change" in changes
+    assert "No table changes" in plan("diff", tables, first, "-n", 2)  # the planner made it
+    answer = plan("explain", tables, "-n", 2, "--why-not", "users=row_wise")
+    assert answer.startswith("With users row_wise the predicted step")
+    everything = plan("explain", tables, "-n", 2)
+    assert [f"\n{name}: " in f"\n{everything}" for name in ("movies", "users", "history")] == [True] * 3
+    text += changes + answer + everything
     assert max(map(len, text.splitlines())) <= 100
-    shown = said(tables, "--ranks", 2, "--plan", second)
+    shown = made(tables, "--ranks", 2, "--plan", second)
     assert "table_wise" in shown
     assert "predicted step" in shown
 
 
 def test_a_pipeline_hides_part_of_the_predicted_step(tables: Path) -> None:
     def step_ms(*more: str) -> float:
-        words = said(tables, "--topology", "h100x8", "--batch-size", 4096, *more)
+        words = made(tables, "--topology", "h100x8", "--batch-size", 4096, *more)
         return float(words.partition("predicted step ")[2].partition(" ms")[0])
 
     assert step_ms("--pipeline", "sparse_dist") < step_ms()
     with pytest.raises(ValueError, match="pipeline must be one of none, sparse_dist, prefetch, got 'fast'"):
-        said(tables, "--ranks", 2, "--pipeline", "fast")
+        made(tables, "--ranks", 2, "--pipeline", "fast")
 
 
 def test_answers_become_pandas_frames() -> None:
@@ -314,7 +325,7 @@ def test_answers_become_pandas_frames() -> None:
 
 def test_the_report_explains_every_table_without_a_script(tables: Path, tmp_path: Path) -> None:
     html = tmp_path / "plan.html"
-    said(tables, "--ranks", 2, "--html", html, "--plotly", "none")
+    made(tables, "--ranks", 2, "--out", html, "--plotly", "none")
     page = html.read_text()
     assert len(re.findall(r'<details class="fold"><summary>\w+: \S+ on [^<]* causes', page)) == 3
     for name in ("movies", "users", "history"):
@@ -324,13 +335,13 @@ def test_the_report_explains_every_table_without_a_script(tables: Path, tmp_path
 
 def test_the_report_tells_tables_of_one_name_apart_and_explains_the_largest_of_many(tmp_path: Path) -> None:
     html = tmp_path / "plan.html"
-    said(f"{MODELS}:TwoTowers", "--ranks", 2, "--html", html)
+    made(f"{MODELS}:TwoTowers", "--ranks", 2, "--out", html)
     assert "query.movies" in html.read_text()
     assert "item.movies" in html.read_text()
     wide = tmp_path / "wide.csv"
     lines = [f"t{i},{1000 + i},16,f{i}" for i in range(60)]
     wide.write_text("name,num_embeddings,embedding_dim,feature_names\n" + "\n".join(lines))
-    said(wide, "--ranks", 2, "--html", html)
+    made(wide, "--ranks", 2, "--out", html)
     page = html.read_text()
     assert page.count(" of the step<span") == 40
     assert "the 40 largest of 60 tables" in page
@@ -342,7 +353,7 @@ def test_the_report_of_a_calibrated_machine_says_which_and_when(tables: Path, tm
     profile, html = tmp_path / "machine.json", tmp_path / "plan.html"
     told = {"processor": "Some CPU <4 GHz>"}
     DeviceProfile(2, 2, "cpu", 4, {"launch_ms": 0.05}, told, "2026-01-02", cases=7, error=0.12).save(profile)
-    said(tables, "--topology", profile, "--html", html)
+    made(tables, "--topology", profile, "--out", html)
     words = (
         "Calibrated on 2026-01-02 on 2 ranks, fitted to 7 models with an error of 12.0%: processor Some CPU &lt;4 GHz"
     )
@@ -363,7 +374,7 @@ def torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_exported_script_trains_under_the_plan_with_torchrun(tables: Path, tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "plan.json"
     command = (tables, "--ranks", 2, "--batch-size", 32, "--optimizer", "exact_row_wise_adagrad")
-    said(*command, "--script", script, "--out", out)
+    made(*command, "--out", script, "--out", out)
     done = torchrun(script, "--steps", "20", "--checkpoint", str(tmp_path / "run"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 20: loss 0." in done.stdout
@@ -444,7 +455,7 @@ def test_ranks_of_several_nodes_are_told_how_to_start() -> None:
 
 def test_a_plan_for_torchrec_is_refused_by_name_where_there_is_none(tables: Path, tmp_path: Path) -> None:
     with pytest.raises(ImportError, match="where the package torchrec is installed, and here it is not"):
-        said(tables, "--ranks", 2, "--torchrec", tmp_path / "plan.pt")
+        made(tables, "--ranks", 2, "--out", tmp_path / "plan.pt")
 
 
 @pytest.mark.skipif("RECSHARD_PEERS" not in os.environ, reason="RECSHARD_PEERS does not name a Python with TorchRec")
@@ -453,7 +464,7 @@ def test_a_plan_for_torchrec_opens_where_this_library_is_not(tmp_path: Path) -> 
     tables.write_text("name,num_embeddings,embedding_dim,feature_names\nmovies,1000,16,f\n")
     python = os.environ["RECSHARD_PEERS"]
     write = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from recshard_lab.cli import main; main()"
-    command = [python, "-c", write, "plan", str(tables), "--ranks", "2", "--torchrec", str(out)]
+    command = [python, "-c", write, "plan", "make", str(tables), "--ranks", "2", "--out", str(out)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": ""}, cwd=tmp_path)
     read = (
         "import sys, torch; sys.modules['recshard_lab'] = None;"
@@ -480,7 +491,7 @@ def test_a_refusal_names_an_option_of_the_command_line_that_works(tmp_path: Path
 
     def planned(gb: str) -> subprocess.CompletedProcess[str]:
         code = "from recshard_lab.cli import main; main()"
-        asked = ["plan", str(tables), "--topology", "h100x4", "--memory-gb", gb]
+        asked = ["plan", "make", str(tables), "--topology", "h100x4", "--memory-gb", gb]
         return subprocess.run([sys.executable, "-c", code, *asked], capture_output=True, text=True, check=False)
 
     told = planned("2").stderr
@@ -496,21 +507,20 @@ def test_a_refusal_names_an_option_of_the_command_line_that_works(tmp_path: Path
 
 def test_the_example_of_tables_and_its_schema_belong_together(tmp_path: Path) -> None:
     path = tmp_path / "tables.yaml"
-    path.write_text(said("--example"))
+    path.write_text(made("--example"))
     tables = read_source(str(path)).configs
     assert [table.name for table in tables] == ["movies", "users", "genres"]
-    schema = json.loads(said("--schema", "tables"))
+    schema = json.loads(made("--schema"))
     content = read_document(path).content
     jsonschema.validate(content, schema)
     jsonschema.validate({"tables": content}, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate([{**content[0], "rows": 3}], schema)
-    assert json.loads(said("--schema")) == json.loads(said("--schema", "plan")) == ShardingPlan.json_schema()
-    assert "movies  40,000 x 64" in said(path, "--ranks", 2)
+    assert "movies  40,000 x 64" in made(path, "--ranks", 2)
 
 
 def test_help_shows_a_file_of_tables_that_is_read(tmp_path: Path) -> None:
-    words = CliRunner().invoke(app, ["plan", "--help"], env={"COLUMNS": "80"}).output
+    words = CliRunner().invoke(app, ["plan", "make", "--help"], env={"COLUMNS": "80"}).output
     lines = [line.strip() for line in words.splitlines() if line.strip().startswith("- {name")]
     path = tmp_path / "tables.yaml"
     path.write_text("\n".join(lines))
@@ -521,16 +531,13 @@ def test_files_that_were_written_and_ranks_that_were_assumed_are_named_beside_th
     tables: Path, tmp_path: Path
 ) -> None:
     out, page = tmp_path / "plan.json", tmp_path / "plan.html"
-    done = CliRunner().invoke(app, ["plan", str(tables), "--out", str(out), "--html", str(page), "--plotly", "none"])
+    done = CliRunner().invoke(
+        app, ["plan", "make", str(tables), "--out", str(out), "--out", str(page), "--plotly", "none"]
+    )
     told = " ".join(done.stderr.split())
     assert f"Wrote {out} (" in told
-    assert str(page) in told
+    assert f"Wrote {page} (" in told
     assert "planned for 2 CPU ranks of this machine" in told
     assert "Wrote" not in done.stdout
-    quiet = CliRunner().invoke(app, ["plan", str(tables), "--ranks", "2"])
+    quiet = CliRunner().invoke(app, ["plan", "make", str(tables), "--ranks", "2"])
     assert quiet.stderr == ""
-
-
-def test_an_explanation_comes_below_the_plan(tables: Path) -> None:
-    plain = said(tables, "--ranks", 2)
-    assert said(tables, "--ranks", 2, "--explain", "movies").startswith(plain.rstrip())

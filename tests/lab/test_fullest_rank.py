@@ -57,11 +57,11 @@ def test_core_lab_html_and_command_line_show_one_number(made: ShardingPlan, tmp_
     )  # fmt: skip
     export(widget, files["html"], plotly="none")
     options = ["--topology", "h100", "--ranks", "2"]
-    asked = ["plan", str(files["tables"]), *options, "--plan", str(files["json"])]
+    asked = ["plan", "make", str(files["tables"]), *options, "--plan", str(files["json"])]
     said = CliRunner().invoke(app, asked, catch_exceptions=False).stdout
     compared = (
         CliRunner()
-        .invoke(app, ["compare", str(files["tables"]), f"a={files['json']}", *options], catch_exceptions=False)
+        .invoke(app, ["plan", "compare", str(files["tables"]), f"a={files['json']}", *options], catch_exceptions=False)
         .stdout
     )
     texts = {

@@ -138,12 +138,12 @@ def test_the_interactive_figure_has_the_best_so_far_in_the_order_of_discovery() 
     assert {"fits", "over the cap", "Pareto frontier", "chosen", "row-wise"} <= {trace.name for trace in figure.data}
 
 
-def test_recshard_plan_html_has_the_search_in_it(tmp_path: Path) -> None:
+def test_the_report_of_a_plan_has_the_search_in_it(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     (tmp_path / "t.csv").write_text("name,num_embeddings,embedding_dim,feature_names\na,1000,16,f\nb,5000,16,g\n")
     page = tmp_path / "plan.html"
-    result = CliRunner().invoke(app, ["plan", str(tmp_path / "t.csv"), "--ranks", "2", "--html", str(page)])
+    result = CliRunner().invoke(app, ["plan", "make", str(tmp_path / "t.csv"), "--ranks", "2", "--out", str(page)])
     assert result.exit_code == 0, result.output
     assert "Planner&#x27;s search" in page.read_text() or "Planner's search" in page.read_text()
     assert "lower bound" in page.read_text()

@@ -1,4 +1,4 @@
-"""`recshard whatif`, as a user types it."""
+"""`recshard plan sweep`, as a user types it."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ TABLES = [
 def whatif(folder: Path, *arguments: str) -> tuple[int, str]:
     tables = folder / "tables.json"
     tables.write_text(json.dumps(TABLES))
-    done = CliRunner().invoke(app, ["whatif", str(tables), *arguments])
+    done = CliRunner().invoke(app, ["plan", "sweep", str(tables), *arguments])
     return done.exit_code, done.output if done.exception is None else f"{done.output}{done.exception}"
 
 
@@ -26,8 +26,8 @@ def test_it_prints_all_points_and_writes_a_page_and_a_csv(tmp_path: Path) -> Non
     page, points = tmp_path / "out.html", tmp_path / "out.csv"
     code, said = whatif(
         tmp_path,
-        *("--topology", "h100,a100", "--world-size", "8, 16,12", "--global-batch-size", "8k", "--codecs", "fp16/bf16"),
-        *("--html", str(page), "--csv", str(points)),
+        *("--topology", "h100,a100", "--ranks", "8, 16,12", "--global-batch-size", "8k", "--codecs", "fp16/bf16"),
+        *("--out", str(page), "--out", str(points)),
     )
     assert code == 0, said
     assert "Simulated, not measured: 6 points of 3 tables, 4 with a plan, in" in said
@@ -42,7 +42,7 @@ def test_it_prints_all_points_and_writes_a_page_and_a_csv(tmp_path: Path) -> Non
 def test_memory_groups_and_pipelines_are_swept_too(tmp_path: Path) -> None:
     code, said = whatif(
         tmp_path,
-        *("--world-size", "16", "--memory-gb", "0.05,80", "--sharding-group-size", "all,8", "--sync-every", "4"),
+        *("-n", "16", "--memory-gb", "0.05,80", "--sharding-group-size", "all,8", "--sync-every", "4"),
         *("--pipeline", "none,prefetch", "--batch-size", "256"),
     )
     assert code == 0, said
@@ -52,12 +52,12 @@ def test_memory_groups_and_pipelines_are_swept_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
-    (["--world-size", "eight"], "--world-size takes numbers divided by commas, got 'eight'"),
-    (["--world-size", "1.5"], "--world-size takes whole numbers of at least 1, got '1.5'"),
+    (["--ranks", "eight"], "--ranks takes numbers divided by commas, got 'eight'"),
+    (["--ranks", "1.5"], "--ranks takes whole numbers of at least 1, got '1.5'"),
     (["--batch-size", "8", "--global-batch-size", "64"], "not both"),
     (["--topology", "h1000"], "topology preset 'h1000' does not exist"),
     (["--codecs", "fp12"], "'fp12' is not a number format"),
-    (["--example", "mlperf-dlrm-dcnv2"], "give a file of tables, or --example"),
+    (["--example", "mlperf-dlrm-dcnv2"], "tables.json' and --example mlperf-dlrm-dcnv2 exclude each other"),
 ])  # fmt: skip
 def test_a_mistake_is_told(tmp_path: Path, arguments: list[str], told: str) -> None:
     code, said = whatif(tmp_path, *arguments)
@@ -73,15 +73,8 @@ def test_integers_know_binary_thousands() -> None:
 def test_the_worked_example_prints_itself_and_writes_a_page_with_other_machines(tmp_path: Path) -> None:
     page, points = tmp_path / "mlperf.html", tmp_path / "mlperf.csv"
     command = [
-        "whatif",
-        "--example",
-        "mlperf-dlrm-dcnv2",
-        "--world-size",
-        "8,128",
-        "--html",
-        str(page),
-        "--csv",
-        str(points),
+        *("plan", "sweep", "--example", "mlperf-dlrm-dcnv2"),
+        *("--ranks", "8,128", "--out", str(page), "--out", str(points)),
     ]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
@@ -90,5 +83,5 @@ def test_the_worked_example_prints_itself_and_writes_a_page_with_other_machines(
     assert all(name in html for name in ("a100", "gb200nvl72", "Limits", "7.68"))
     assert html.count("imulated") > 20
     assert len(points.read_text().splitlines()) == 1 + 2 * 6
-    refused = CliRunner().invoke(app, ["whatif", "--example", "mlperf-dlrm-dcnv2", "--batch-size", "8"])
+    refused = CliRunner().invoke(app, ["plan", "sweep", "--example", "mlperf-dlrm-dcnv2", "--batch-size", "8"])
     assert "fixes batch size" in str(refused.exception)

@@ -183,9 +183,9 @@ def test_a_containers_limits_count_not_the_hosts(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(doctor, "quota", lambda: 0.5)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert only(doctor.cores()).value.endswith(" of 64 usable (0.5 by this container's quota)")
-    assert (only(doctor.memory()).value, only(doctor.memory()).ok) == ("0.1 of 1.0 GiB free", False)
+    assert (only(doctor.memory()).value, only(doctor.memory()).ok) == ("0.1 of 1.1 GB free", False)
     limits["memory.stat"] = f"anon 7\ninactive_file {800 * 2**20}\nfile 9"  # given back when it is needed
-    assert (only(doctor.memory()).value, only(doctor.memory()).ok) == ("0.9 of 1.0 GiB free", True)
+    assert (only(doctor.memory()).value, only(doctor.memory()).ok) == ("1.0 of 1.1 GB free", True)
 
 
 def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_a_model_that_fits_nowhere_says_why() -> None:
 def test_the_command_prints_and_writes_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trillion_example, "__defaults__", ((64,), "h100", 40, False))
     page, points = tmp_path / "page.html", tmp_path / "points.csv"
-    command = ["whatif", "--example", "meta-1.25t", "--world-size", "64", "--html", str(page), "--csv", str(points)]
+    command = ["plan", "sweep", "--example", "meta-1.25t", "-n", "64", "--out", str(page), "--out", str(points)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
@@ -90,7 +90,7 @@ def test_the_command_prints_and_writes_the_example(tmp_path: Path, monkeypatch: 
     assert "introducing-torchrec" in said
     assert len(points.read_text().splitlines()) == 1 + 2
     assert "Memory and copies" in page.read_text()
-    refused = CliRunner().invoke(app, ["whatif", "--example", "meta-3t", "--batch-size", "8"])
+    refused = CliRunner().invoke(app, ["plan", "sweep", "--example", "meta-3t", "--batch-size", "8"])
     assert "fixes batch size. Fix: leave --batch-size out" in str(refused.exception)
 
 

@@ -114,7 +114,7 @@ def test_scripts_request_what_the_topology_has(tmp_path: Path) -> None:
         ),
     ):
         done = CliRunner().invoke(app, [*options, "--launcher", launcher])
-        assert str(tmp_path / "out" / name) in done.stdout
+        assert str(tmp_path / "out" / name) in done.stderr
         assert words in (tmp_path / "out" / name).read_text()
     script = tmp_path / "out" / "train.sbatch"
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0

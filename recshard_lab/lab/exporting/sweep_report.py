@@ -1,4 +1,4 @@
-"""`recshard whatif`: a sweep of simulated plans as text, CSV and a page with its Pareto picture."""
+"""`recshard plan sweep`: a sweep of simulated plans as text, CSV and a page with its Pareto picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from recshard_lab.planner.sweep.trillions import MODELS, trillion_example, trill
 from recshard_lab.planner.sweep.trillions import WORLD_SIZES as WORLD_SIZES_OF_TRILLIONS
 from recshard_lab.planner.sweep.whatif import sweep
 from recshard_lab.sharding import preset_table
-from recshard_lab.text_table import Printable, TextTable
+from recshard_lab.sharding.plan.types import nearest
+from recshard_lab.text_table import Printable, TextTable, wrapped
 
 Progressed: TypeAlias = Callable[[int, int, SweepPoint], None]
 Page: TypeAlias = Callable[[], Exportable]
@@ -72,7 +73,7 @@ def run_whatif(
     console: Any,
     plotly: str = "embed",
 ) -> None:
-    """Simulates, prints, and writes the files that `recshard whatif` was called with.
+    """Simulates, prints, and writes the files that `recshard plan sweep` was called with.
 
     Args:
         path, example: a file of tables, or the name of an example.
@@ -84,13 +85,20 @@ def run_whatif(
     """
     given = {name: text for name, text in axes.items() if text}
     if (path is None) == (not example):
-        raise ValueError(f"give a file of tables, or --example, one of: {', '.join(EXAMPLES)}")
+        what = "tables are missing" if path is None else f"{str(path)!r} and --example {example} exclude each other"
+        raise ValueError(
+            f"{what}: a sweep needs a file of tables or an example. Fix: recshard plan sweep tables.yaml, or "
+            f"recshard plan sweep --example NAME ({', '.join(EXAMPLES)})"
+        )
     if example and example not in EXAMPLES:
-        raise ValueError(f"no example is named {example!r}; there are: {', '.join(EXAMPLES)}")
+        raise ValueError(
+            f"--example {example}: no example has this name{nearest(example, EXAMPLES)}. "
+            f"Fix: use one of {', '.join(EXAMPLES)}."
+        )
     for option in given if example else ():
         if option != "world_size":
             fixed = option.replace("_", " ")
-            raise ValueError(f"--example {example} fixes {fixed}. Fix: leave --{option.replace('_', '-')} out")
+            raise ValueError(f"--example {example} fixes {fixed}. Fix: leave --{option.replace('_', '-')} out.")
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("simulating")
 
@@ -98,14 +106,14 @@ def run_whatif(
             bar.update(task, completed=done, total=count)
 
         if path is None:
-            sizes = integers(given["world_size"], "--world-size") if given else None
+            sizes = integers(given["world_size"], "--ranks") if given else None
             found, page = EXAMPLES[example](topology, sizes, report)
             note = ""
         else:
             found, page, note = _of_file(path, topology, given, sync_every, report)
-    console.print(str(found), markup=False, soft_wrap=True)
+    print(found)
     if note:
-        console.print(note, markup=False)
+        print(wrapped(note))
     if csv is not None:
         found.to_csv(csv)
     if html is not None:
@@ -120,7 +128,8 @@ def _of_file(
     arguments: dict[str, Any] = {"topology": words(topology)}
     for name in ("world_size", "batch_size", "global_batch_size"):
         if name in given:
-            arguments[name] = integers(given[name], f"--{name.replace('_', '-')}")
+            option = "--ranks" if name == "world_size" else f"--{name.replace('_', '-')}"
+            arguments[name] = integers(given[name], option)
     if "memory_gb" in given:
         arguments["hbm_cap"] = integers(given["memory_gb"], "--memory-gb", 10**9)
     for name in ("codecs", "optimizer", "pipeline"):
@@ -211,7 +220,7 @@ def integers(text: str, name: str, scale: float = 1) -> list[int]:
     Raises:
         ValueError: something else.
 
-    >>> integers("8,16, 2k", "--world-size")
+    >>> integers("8,16, 2k", "--ranks")
     [8, 16, 2048]
     """
     found = []
@@ -220,7 +229,7 @@ def integers(text: str, name: str, scale: float = 1) -> list[int]:
             size = 1024 if part.lower().endswith("k") else 1
             value = float(part[:-1] if size > 1 else part) * size * scale
         except ValueError:
-            raise ValueError(f"{name} takes numbers divided by commas, got {text!r}") from None
+            raise ValueError(f"{name} takes numbers divided by commas, got {text!r}. Fix: {name} 8,16") from None
         if not 1 <= value < 2**62 or (value != int(value) and scale == 1):
             wanted = "whole numbers of at least 1" if scale == 1 else "numbers above 0"
             raise ValueError(f"{name} takes {wanted}, got {part!r}. Fix: {name} 8,16")

@@ -37,7 +37,7 @@ class Change:
 
     Attributes:
         python: the change as Python code or in words.
-        command_line, widget: the same as an option of ``recshard plan`` and as a control; None if there is none.
+        command_line, widget: the same as an option of ``recshard plan make`` and as a control; None if there is none.
     """
 
     python: str

@@ -58,22 +58,10 @@ MEANT |= dict.fromkeys(("table", "table_name"), "name") | dict.fromkeys(("dtype"
 EXAMPLE_ENTRY = """\
 - {name: movies, num_embeddings: 40000, embedding_dim: 64, feature_names: [seen]}
 - {name: users, num_embeddings: 900, embedding_dim: 64, feature_names: [user]}"""
-EXAMPLE = f"""\
-# Tables for recshard plan. name to feature_names are required, all other fields are optional.
-{EXAMPLE_ENTRY}
-- name: genres
-  num_embeddings: 20        # rows
-  embedding_dim: 16         # columns
-  feature_names: [genre]    # ids of these features are looked up in this table
-  pooling: MEAN             # default SUM; "NONE" returns every row
-  data_type: FP16           # default FP32
-  pooling_factor: 3         # ids per sample, default 1
-  zipf_alpha: 1.05          # skew of the ids; or unique_fraction: 0.2, or access: meta_2021
-"""
 _ONE_OR_MORE = {"type": "array", "minItems": 1}
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "title": "Tables for recshard plan (YAML or JSON)",
+    "title": "Tables for recshard plan make (YAML or JSON)",
     "oneOf": [
         {"$ref": "#/$defs/tables"},
         {"type": "object", "properties": {"tables": {"$ref": "#/$defs/tables"}}, "required": ["tables"],

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.planner.answers.text import gigabytes, use_one_of
 from recshard_lab.planner.workload import Array
-from recshard_lab.text_table import WIDTH, Printable, TextTable
+from recshard_lab.text_table import Printable, TextTable, line_width
 
 SIMULATED = "simulated"
 NAN = float("nan")
@@ -210,9 +210,9 @@ class Sweep(Printable):
             columns["bound by"] = [point.bound_by for point in self.points]
         widths = {head: max(map(len, [head, *cells])) for head, cells in columns.items()}
         for head in ("fullest rank", "bound by", "samples/s"):  # left out if lines get too long
-            if sum(widths.values()) + 2 * (len(widths) - 1) > WIDTH:
+            if sum(widths.values()) + 2 * (len(widths) - 1) > line_width():
                 columns.pop(head, None), widths.pop(head, None)
-        over = sum(widths.values()) + 2 * (len(widths) - 1) - WIDTH
+        over = sum(widths.values()) + 2 * (len(widths) - 1) - line_width()
         for head in ("optimizer", "topology", "pipeline", "codecs"):
             cut = max(0, min(over, widths.get(head, 0) - _NARROW))
             if cut:

@@ -1,0 +1,59 @@
+"""``recshard lab``: JupyterLab on the notebooks. `lab.server` copies them and starts the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recshard_lab.cli.options import note_on_stderr, note_written
+
+
+def lab(
+    notebook: Annotated[str, typer.Argument(help="A notebook, by its first letters.")] = "00",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Copy the notebooks to this folder and open the copies. Default: ./recshard_notebooks. "
+            "In a checkout the default is the checkout's own notebooks, not copied."
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Overwrite changed copies without a question, for scripts.")
+    ] = False,
+    copy_only: Annotated[bool, typer.Option("--copy-only", help="Copy the notebooks and exit.")] = False,
+    port: Annotated[int, typer.Option(help="Port to listen on. If it is taken, the next free one is used.")] = 8888,
+    browser: Annotated[bool, typer.Option(help="Open a browser window.")] = True,
+) -> None:
+    """Open JupyterLab on the notebooks. Only this machine can connect (loopback)."""
+    from recshard_lab.lab.server import DEFAULT_FOLDER, copy_notebooks, find_notebook, serve
+    from recshard_lab.shipped import in_checkout, notebook_folder
+
+    source = notebook_folder()
+    name = find_notebook(source, notebook).name
+    if folder is None and copy_only:
+        folder = DEFAULT_FOLDER
+    if folder is None and not in_checkout():
+        folder = DEFAULT_FOLDER
+    if folder is not None:
+        copy_notebooks(source, folder, (lambda changed: True) if yes else lambda changed: _overwrite(changed, folder))
+        note_written(folder)
+        source = folder
+    if not copy_only:
+        serve(source.resolve() / name, port, browser)
+
+
+def _overwrite(changed: Sequence[Path], folder: Path) -> bool:
+    """Asks whether to overwrite changed copies. No answer is a no, and a note."""
+    words = f"{len(changed)} file{'s' * (len(changed) != 1)} in {folder}"
+    names = ", ".join(map(str, changed[:5])) + (", ..." if len(changed) > 5 else "")
+    try:
+        answer = input(f"{words} differ from the shipped version: {names}. Overwrite? Your changes are lost. [y/N] ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() in ("y", "yes"):
+        return True
+    note_on_stderr(f"kept {words} that differ from the shipped version. --yes overwrites them.")
+    return False

@@ -171,6 +171,7 @@ def dump_tables(
     """
     tables = _ready(model, "dump_tables")
     env, rows = tables.env, dict(rows or {})
+    getattr(model, "level_tables", lambda: None)()  # slots are counted over a table of one size
 
     staging: Staging | None = None
 

@@ -224,6 +224,8 @@ def migrate(
     start = time.perf_counter()
 
     agreed(everyone, lambda: _each(collections.values(), lambda collection: collection.settle()))
+    for path in changed:
+        collections[path].level_tables()
     steps = agreed(
         everyone,
         lambda: [
@@ -359,7 +361,7 @@ class _Migration:
         totals = [0] * env.world_size
         for name, parts in self.parts.items():
             for part in parts:
-                for shard in shardings[name].shards:
+                for shard in self.collection.sharding_now(name, shardings[name]).shards:
                     totals[shard.rank] += part.bytes_of(shard)
         return totals
 

@@ -16,6 +16,7 @@ from recshard_lab.distributed.step.types import LocalBatch, LookupInput, host_li
 from recshard_lab.embedding import DataType, DynamicEmbeddingConfig, OptimizerSpec
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
+from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
 from recshard_lab.embedding.kernels.fbgemm_cached import FbgemmCache, FbgemmCachedKernel
 from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
@@ -72,8 +73,6 @@ _INDEX_PARTS = (
     Part("step", "table", torch.int64),
     Part("epoch", "table", torch.int64),
 )
-_ADMISSION_PARTS = tuple(replace(part, name=f"admission_{part.name}") for part in _INDEX_PARTS)
-
 
 _OWNER_PARTS = (
     Part("raw_ids", "row", torch.int64),
@@ -86,13 +85,19 @@ _OWNER_PARTS = (
 def index_parts(config: Any) -> tuple[Part, ...]:
     """What says which id each row belongs to: tensors of `DynamicTable.index_tensors`, or of `RowOwners.tensors`.
 
-    A static table has none.
+    A static table has none. The counts of absent ids have their largest size from the start.
+
+    Args:
+        config: the table, with its rows as of now.
     """
     if isinstance(config, ManagedEmbeddingConfig):
         return _OWNER_PARTS
     if not isinstance(config, DynamicEmbeddingConfig):
         return ()
-    return _INDEX_PARTS + (_ADMISSION_PARTS if config.counts_absent_ids else ())
+    if not config.counts_absent_ids:
+        return _INDEX_PARTS
+    ratio = config.max_buckets, config.num_embeddings // (SLOTS * config.partitions)
+    return _INDEX_PARTS + tuple(replace(part, name=f"admission_{part.name}", ratio=ratio) for part in _INDEX_PARTS)
 
 
 @lru_cache(maxsize=64)
@@ -274,8 +279,8 @@ def dynamic_kernel(
     pooled: bool,
     device: torch.device | str,
 ) -> DynamicKernel | ManagedKernel:
-    """The kernel of these shards of dynamic or managed tables. A shard has the rows of whole partitions, all of them
-    allocated."""
+    """The kernel of these shards of dynamic or managed tables. A shard has the rows of whole partitions. Of a managed
+    table all rows are allocated, of a dynamic one those of its ``capacity``: it grows."""
     partitions = []
     for config, shard in shards:
         partitions.append((shard.rows[0] // config.row_unit, shard.rows[1] // config.row_unit))
@@ -285,7 +290,7 @@ def dynamic_kernel(
         return ManagedKernel(inner, [config for config, _ in shards], *of_shards)
     return DynamicKernel(
         backend,
-        [config.changed(capacity=config.max_capacity) for config, _ in shards],
+        [config for config, _ in shards],
         slots,
         feature_slots,
         optimizer,

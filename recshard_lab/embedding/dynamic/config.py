@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig, PoolingType
-from recshard_lab.embedding.dynamic.sizes import partitions_for, slots_for
+from recshard_lab.embedding.dynamic.sizes import buckets_for, partitions_for, slots_for
 from recshard_lab.embedding.dynamic.tiers import Tier
 
 EVICT = ("lru", "lfu", "epoch_lru", "epoch_lfu")
@@ -149,6 +149,16 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
     def partitions(self) -> int:
         """Equal parts of the index. Shards of a table have whole partitions."""
         return partitions_for(self.max_capacity)
+
+    @property
+    def buckets(self) -> int:
+        """Buckets of each partition at first."""
+        return buckets_for(self.capacity, self.partitions)
+
+    @property
+    def max_buckets(self) -> int:
+        """Buckets of each partition of a table that has grown."""
+        return max(self.buckets, buckets_for(self.max_capacity, self.partitions))
 
     @property
     def row_unit(self) -> int:

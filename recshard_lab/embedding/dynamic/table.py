@@ -375,6 +375,19 @@ class DynamicTable:
         self._lose(self.tiers.sink())
         self.tiers.close()
 
+    @_alone
+    def grow(self, buckets: int) -> None:
+        """Grows to this many buckets of each partition, if it has fewer. Every id keeps its row."""
+        if buckets > self.index.buckets:
+            self._settle(self.index.grow(buckets))
+
+    @_alone
+    def clear(self, buckets: int) -> None:
+        """Removes every id of the fast tier, in memory for this many buckets of each partition."""
+        self.index.clear(buckets)
+        if len(self.weight) != self.index.capacity:
+            self.weight, self.states = self._memory()
+
     # ---- state ----
 
     @_alone

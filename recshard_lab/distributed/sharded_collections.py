@@ -396,6 +396,10 @@ class ShardedCollection(nn.Module):
             moves.append(Move(whole[name].dtype, [shards.whole_on(source)], targets, sources, shards.local_weights))
         return moves
 
+    def first_states(self, module: nn.Module, source: int) -> list[Move]:
+        """Moves that fill what else the shards have of rank ``source``'s unsharded collection."""
+        return []
+
     @property
     def fused_optimizer(self) -> "EmbeddingFusedOptimizer":
         """Learning rates and states of the tables, for a collection without `DistributedModelParallel`."""

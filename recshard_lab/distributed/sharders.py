@@ -421,7 +421,7 @@ def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: Shard
     on_meta = any(weight.is_meta for weight in whole.values())
     on_meta, seed = broadcast_object((on_meta, torch.initial_seed()), sharded.env)
     if not on_meta:
-        return sharded.scatter_moves(whole, source=0)
+        return [*sharded.scatter_moves(whole, source=0), *sharded.first_states(module, source=0)]
     agreed(everyone, lambda: [shards.reset_parameters(seed) for shards in sharded.table_shards().values()])
     drawn = [shards for shards in sharded.table_shards().values() if shards.config.init_fn is not None]
     return [copies for shards in drawn if (copies := shards.replica_move(shards.parts()[0])) is not None]

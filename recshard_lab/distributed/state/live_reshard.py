@@ -343,9 +343,6 @@ class _Migration:
         #: restores the collection while its old kernels exist; None once they are freed
         self.snapshot: _Snapshot | None = _Snapshot(collection)
         self.own_optimizer = collection._own_optimizer
-        if regrouping is not None:
-            for shards in before.values():
-                shards.refuse_tiers("dmp.dump, then dmp.load into a model with the new number of replicas")
         self.tiers = TierRows(collection, folder)
 
     def current_and_needed(self) -> tuple[list[int], list[int]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate, groupby
+from itertools import accumulate, combinations, groupby
 from typing import Any
 
 import torch
@@ -301,6 +301,22 @@ def dynamic_kernel(
     )
 
 
+def _refuse_uneven_columns(config: DynamicEmbeddingConfig, shards: Sequence[Shard], spec: OptimizerSpec) -> None:
+    """Raises PlanError unless column shards that have a row in common have all rows in common.
+
+    Shards grow by themselves, and have ids without a slot. Those of the same rows do so alike, and so have the same
+    touched rows in the same order, which `RowNormExchange` adds.
+    """
+    for one, other in combinations({shard.rows for shard in shards}, 2):
+        if max(one[0], other[0]) < min(one[1], other[1]) and (config.buckets < config.max_buckets or config.tiers):
+            why = "has tiers" if config.tiers else "grows"
+            raise PlanError(
+                f"table {config.name!r} {why}, and has column shards of rows {one} and {other}: {spec.optimizer} adds "
+                f"up rows over columns, which shards of other rows store in another order. Fix: split all columns at "
+                f"the same rows, as grid_shard does"
+            )
+
+
 def fbgemm_caches(backend: str, cache: CacheParams, device: torch.device) -> bool:
     """Whether fbgemm's cache serves such a table: on a GPU, with no emulated cost. Otherwise `CachedKernel` does."""
     return backend == "fbgemm" and device.type == "cuda" and cache.cost is None
@@ -408,6 +424,8 @@ def choose_kinds(
             Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)
             for shard in sharding.shards
         ]
+        if norms and isinstance(config, DynamicEmbeddingConfig):
+            _refuse_uneven_columns(config, sharding.shards, spec)
 
         cache = sharding.cache_params
         if cache is not None and any(sharding.replica_flags):

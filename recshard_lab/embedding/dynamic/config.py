@@ -41,8 +41,7 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         tiers: slower memories for the rows that have no slot, fastest first. A row that loses its slot moves to the
             first tier, what a full tier loses moves to the next one, and a row comes up when its id occurs in training.
             Optimizer states and scores move with rows. Ids of a batch that find no slot are trained too, and their rows
-            are written to the tiers; only row-wise optimizers over column shards do not train them. Default: rows
-            without a slot are lost.
+            are written to the tiers. Default: rows without a slot are lost.
         seed: initial values are a function of the seed, the table's name, the id and the column.
 
     Raises:

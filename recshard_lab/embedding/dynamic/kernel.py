@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import Span, access_all, find_all
-from recshard_lab.embedding.dynamic.overflow import Absent, Overflow, overflow_of
+from recshard_lab.embedding.dynamic.overflow import ABOVE, Absent, JointNorms, Overflow, overflow_of
 from recshard_lab.embedding.dynamic.table import DynamicTable, Memory, copy_memory
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot
 from recshard_lab.embedding.optimizers import OptimizerSpec
@@ -396,13 +396,14 @@ class DynamicKernel(LookupKernel):
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """As of `LookupKernel`. Ids that admission refused get no gradient; their per-sample weights do.
 
-        Ids of tiers that found no slot are trained like others. An optimizer that needs the norms of whole rows
-        (``row_norms``) does not train them.
+        Ids of tiers that found no slot are trained like others. Their rows take part in ``row_norms`` after those of
+        the inner kernel.
         """
-        over = saved.overflow
-        if over is not None and row_norms is None:
-            self._train_overflow(over, grad if self.pooled else self._gradient_at(over.positions, saved.counts, grad))
-        of_weights = self._step_present(saved, grad, row_norms)
+        if saved.overflow is None:
+            of_weights = self._step_present(saved, grad, row_norms)
+        else:
+            with self._lock:
+                of_weights = self._step_with_overflow(saved, saved.overflow, grad, row_norms)
         saved.found = saved.found._replace(step=None)  # ids of this batch may now lose their slots
         if of_weights is None or saved.kept is None:
             return of_weights
@@ -429,31 +430,41 @@ class DynamicKernel(LookupKernel):
                 saved.kept, batch = self._with_slots(saved.found, saved.bounds)
                 saved.inner = self._inner.remember(*batch)
 
-    def _train_overflow(self, over: Overflow, grad: Tensor) -> None:
-        """Steps the rows of ids without a slot, in a kernel that has nothing else, before the inner kernel's step."""
-        with self._lock:
-            distinct = [over.ids_of(slot, self.feature_slots) for slot in range(len(self.slots))]
-            sizes = [replace(own, num_rows=max(1, len(ids))) for own, ids in zip(self.slots, distinct, strict=True)]
-            kernel = self._class(sizes, self.feature_slots, self.optimizer, pooled=self.pooled, device=self.device)
-            rows = [table.read_rows(ids) for table, ids in zip(self.tables, distinct, strict=True)]
-            for table, own, weight, states in zip(
-                self.tables, rows, kernel.weights(), kernel.optimizer_states(), strict=True
-            ):
-                weight[: len(own.ids)] = own.weight
-                for name, state in states.items():
-                    if name in own.states:
-                        state[: len(own.ids)] = own.states[name]
-                    else:
-                        state.copy_(table.states[name])
-            saved = kernel.remember(over.local_ids(distinct, self.feature_slots), *over.batch)
-            kernel.backward(saved, grad)
-            for table, own, weight, states in zip(
-                self.tables, rows, kernel.weights(), kernel.optimizer_states(), strict=True
-            ):
-                many = len(own.ids)
-                if many:
-                    after = {name: states[name][:many] for name in own.states}
-                    table.write_rows(own._replace(weight=weight[:many], states=after))
+    def _step_with_overflow(
+        self, saved: _Saved, over: Overflow, grad: Tensor, row_norms: RowNorms | None
+    ) -> Tensor | None:
+        """Steps the rows of ids without a slot too, in a kernel that has nothing else. The lock is held."""
+        distinct = [over.ids_of(slot, self.feature_slots) for slot in range(len(self.slots))]
+        sizes = [replace(own, num_rows=max(1, len(ids))) for own, ids in zip(self.slots, distinct, strict=True)]
+        kernel = self._class(sizes, self.feature_slots, self.optimizer, pooled=self.pooled, device=self.device)
+        rows = [table.read_rows(ids) for table, ids in zip(self.tables, distinct, strict=True)]
+        for table, own, weight, states in zip(
+            self.tables, rows, kernel.weights(), kernel.optimizer_states(), strict=True
+        ):
+            weight[: len(own.ids)] = own.weight
+            for name, state in states.items():
+                if name in own.states:
+                    state[: len(own.ids)] = own.states[name]
+                else:
+                    state.copy_(table.states[name])
+        remembered = kernel.remember(over.local_ids(distinct, self.feature_slots), *over.batch)
+        own_grad = grad if self.pooled else self._gradient_at(over.positions, saved.counts, grad)
+        step = partial(kernel.backward, remembered, own_grad)
+        if row_norms is None:
+            step()
+            of_weights = self._step_present(saved, grad, None)
+        else:
+            joint = JointNorms(step, row_norms)
+            of_weights = self._step_present(saved, grad, joint)
+            step(joint.known)
+        for table, own, weight, states in zip(
+            self.tables, rows, kernel.weights(), kernel.optimizer_states(), strict=True
+        ):
+            many = len(own.ids)
+            if many:
+                after = {name: states[name][:many] for name in own.states}
+                table.write_rows(own._replace(weight=weight[:many], states=after))
+        return of_weights
 
     # ---- memory and settings of the inner kernel ----
 
@@ -477,9 +488,12 @@ class DynamicKernel(LookupKernel):
         self._inner.set_learning_rate(lr)
 
     def touched_rows(self, ids: Tensor, slot: int) -> Tensor:
-        """As of `LookupKernel`, of ids that have a row."""
-        slots = self.tables[slot].index.find(ids)
-        return self._inner.touched_rows(slots[slots >= 0], slot)
+        """As of `LookupKernel`, of ids that have a row. Those without a slot come last."""
+        table = self.tables[slot]
+        slots = table.index.find(ids)
+        rows = self._inner.touched_rows(slots[slots >= 0], slot)
+        below = int(table._in_tiers(ids[slots < 0].unique()).sum())
+        return torch.cat([rows, torch.arange(below, device=rows.device) + ABOVE])
 
     def flush_tiers(self) -> None:
         """Moves every row of the tables with tiers to the last one: see `DynamicTable.flush`."""

@@ -1,6 +1,7 @@
 """Dynamic tables: ids found and inserted a second, load at the first eviction, a training step, AUC under churn.
 
-Of static tables: a training step with cached rows, see `benchmarks.apparatus.cached_step`.
+Of static tables: a training step with cached rows, see `benchmarks.apparatus.cached_step`. The speed and size of dumps
+are those of `benchmarks.apparatus.dumps`, the times of slower tiers those of `benchmarks.apparatus.tiers`.
 
 The index has 4 M slots at load factor 0.9. A step looks up 26 tables of 100,000 rows x 64, batch 4096, pooling 10, and
 steps SGD in backward. All ids of a dynamic table have rows when the step is timed. `benchmarks.apparatus.churn` says
@@ -22,6 +23,8 @@ from torch import Tensor
 from benchmarks import Figure, torch_threads
 from benchmarks.apparatus.cached_step import CACHED, cached_figures
 from benchmarks.apparatus.churn import BEST, churn_figures
+from benchmarks.apparatus.dumps import dump_figures
+from benchmarks.apparatus.tiers import tier_figures
 from benchmarks.lookup import uniform_ids, zipf_ids
 from recshard_lab.embedding import (
     DynamicEmbeddingBagCollection,
@@ -71,10 +74,11 @@ TARGETS = {
 
 
 def figures(only: Sequence[str] = ()) -> list[Figure]:
-    """The index, then filling one, then a step, then one of cached tables, then the AUC under churn.
+    """The index, then filling one, then a step, then one of cached tables, then the AUC under churn, dumps, tiers.
 
     Args:
-        only: some of ``"index"``, ``"filling"``, ``"step"``, ``"cached"`` and ``"churn"``. Default: all.
+        only: some of ``"index"``, ``"filling"``, ``"step"``, ``"cached"``, ``"churn"``, ``"dumps"`` and ``"tiers"``.
+            Default: all.
 
     Raises:
         ValueError: another name.
@@ -85,6 +89,8 @@ def figures(only: Sequence[str] = ()) -> list[Figure]:
         "step": (THREADS, _step_figures),
         "cached": (1, cached_figures),  # one thread a rank; another one prefetches
         "churn": (1, churn_figures),  # one thread: sums have one order
+        "dumps": (1, dump_figures),  # one thread a rank
+        "tiers": (1, tier_figures),
     }
     for name in only:
         if name not in groups:

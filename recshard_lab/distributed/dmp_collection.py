@@ -101,7 +101,8 @@ class DMPCollection(DistributedModelParallel):
             supported.
 
     Raises:
-        ValueError: S does not divide W, W is not the group's size, ranks disagree, or an unsupported argument.
+        ValueError: S does not divide W, W is not the group's size, ranks disagree, an unsupported argument, or several
+            replicas of a dynamic or managed table: replicas have different ids in a row, so rows have no average.
         PlanError: a plan that needs more ranks than a sharding group has, or does not tile the tables.
 
     >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig
@@ -202,7 +203,7 @@ class DMPCollection(DistributedModelParallel):
         if owned and replicas > 1:
             raise ValueError(
                 f"the rows of table {owned[0]!r} belong to ids, which differ between {replicas} replicas: they cannot "
-                f"be averaged. Fix: use DistributedModelParallel"
+                f"be averaged. Fix: one replica, sharding_group_size=world_size, or DistributedModelParallel"
             )
 
     @property

@@ -73,6 +73,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
                 if group.kind.optimizer is not None:
                     self._kernels.append((self._specs.index(group.kind.optimizer), group))
             self._executors.append(collection.executor)
+            self._collections.append(collection)
             if self._deferred and collection.executor.deferred is None:
                 collection.executor.deferred = Deferred()
         self._pushed += [self._specs[number].learning_rate for number, _ in self._kernels]
@@ -83,6 +84,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._kernels: list[tuple[int, KernelGroup]] = []
         self._pushed: list[float] = []
         self._executors: list[Executor] = []
+        self._collections: list[ShardedCollection] = []
         for group in self.param_groups:
             group["params"] = []
 
@@ -106,12 +108,16 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         Raises:
             ValueError: another form, or a table that a DTensor cannot describe.
         """
+        for collection in self._collections:
+            collection.level_tables()
         with requested(form):
             return super().state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Fills the kernels' states from a `state_dict` of the same plan, in any form. Collective.
+
+        A dynamic table that grows must have the size of the state: load the model's state dict first.
 
         Raises:
             ValueError: as `check_state_dict`; then nothing has changed.

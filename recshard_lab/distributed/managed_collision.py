@@ -25,6 +25,7 @@ from recshard_lab.distributed.sharders import (
     FusedEmbeddingBagCollectionSharder,
     FusedEmbeddingCollectionSharder,
 )
+from recshard_lab.distributed.state.moves import Move
 from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.distributed.step.weight_gradients import exchange_rows
 from recshard_lab.distributed.table_shards import StateEntries, TableShards
@@ -103,6 +104,18 @@ class _HasOwners(ShardedCollection):
         self._managed_collision_collection = nn.Module()
         self._managed_collision_collection._managed_collision_modules = nn.ModuleDict(owners)
 
+    def first_states(self, module: nn.Module, source: int) -> list[Move]:
+        """Moves that fill the owners of rows from those of rank ``source``'s unsharded collection."""
+        assert isinstance(module, BaseManagedCollisionEmbeddingCollection)
+        modules, moves = module.managed_collision_collection.modules_by_table(), []
+        for name, shards in self.table_shards().items():
+            tensors = modules[name].tensors()  # type: ignore[operator]
+            for part in shards.index_parts:
+                sources = {0: part.matrix(tensors[part.name])} if self.env.rank == source else {}
+                everywhere = part.shards([shards.whole_on(source)]), part.shards(shards.sharding.shards)
+                moves.append(Move(part.dtype, *everywhere, sources, shards.matrices(part)))
+        return moves
+
     def _remapped(self, features: KeyedJaggedTensor, lookup_input: LookupInput) -> KeyedJaggedTensor | None:
         """The features of the tables with rows in place of ids, after their lookup was issued. Collective."""
         if not self._returns_rows:
@@ -163,6 +176,9 @@ class ManagedCollisionSharder(CollectionSharder):
 
     If a table's module has one bucket, each row shard becomes a bucket, and row shards have equal sizes. Otherwise row
     shards have whole buckets. `row_wise`, and a planner, make such shards.
+
+    Rank 0's weights and owners of rows are those of the shards. Two trained collections are refused: one whose
+    optimizer has states, which would be lost, and one bucket with owners that becomes several.
 
     Args:
         ebc_sharder: sharder of the collection inside, whose settings are used. Default: those of the other arguments.
@@ -228,7 +244,7 @@ class ManagedCollisionSharder(CollectionSharder):
 
         Raises:
             PlanError: row shards of other than whole buckets.
-            ValueError: a setting that a sharded module cannot have, or a module with owners, which would be lost.
+            ValueError: a setting that a sharded module cannot have, or a trained collection that is refused.
         """
         assert isinstance(module, BaseManagedCollisionEmbeddingCollection)
         tables = stored_tables(module, params, env.world_size)
@@ -274,10 +290,12 @@ def _managed(table: ManagedEmbeddingConfig, module: Any, sharding: ParameterShar
             f"{of_table}a {type(module).__name__} cannot be sharded. Fix: use MCHManagedCollisionModule or "
             f"HashZchManagedCollisionModule"
         )
-    if module.size:
+    row_shards = len({shard.rows for shard in sharding.shards})
+    if module.size and table.least_equal_rows and row_shards > 1:
         raise ValueError(
-            f"{of_table}{module.size:,} rows have owners, which would be lost. Fix: shard the collection before the "
-            f"first step, and load a checkpoint into the sharded model"
+            f"{of_table}{module.size:,} rows have owners in one bucket, and each of {row_shards} row shards would "
+            f"become a bucket, in which ids have other rows. Fix: build the module with buckets={row_shards}, or use "
+            f"table_wise or column_wise"
         )
     if isinstance(module, HashZchManagedCollisionModule) and module.disable_fallback:
         raise ValueError(
@@ -291,7 +309,7 @@ def _managed(table: ManagedEmbeddingConfig, module: Any, sharding: ParameterShar
         )
     if not table.least_equal_rows:
         return replace(table, module=module)
-    return replace(table, module=module, partitions=len({shard.rows for shard in sharding.shards}), least_equal_rows=0)
+    return replace(table, module=module, partitions=row_shards, least_equal_rows=0)
 
 
 class ManagedCollisionEmbeddingBagCollectionSharder(ManagedCollisionSharder):

@@ -344,6 +344,7 @@ class DistributedModelParallel(nn.Module):
         Collective; call it between two steps. Replicas on equal kernels stay bit-identical without it, because all
         ranks apply the same gradients in the same order. Replicas on different devices or kernels differ by rounding.
         """
+        self.level_tables()
         moves = [
             copies
             for shards in self.table_shards().values()
@@ -353,6 +354,11 @@ class DistributedModelParallel(nn.Module):
         if moves:
             with torch.no_grad():
                 agreed(self.env, lambda: move(moves, self.env, self.device))
+
+    def level_tables(self) -> None:
+        """Gives all shards of each dynamic table that grows the size of the largest one. Collective."""
+        for collection in self.collections.values():
+            collection.level_tables()
 
     # ---- dumps ----
 
@@ -452,6 +458,9 @@ class DistributedModelParallel(nn.Module):
 
     def state_dict(self, *args: Any, form: StateForm | None = None, **kwargs: Any) -> Any:
         """The shards of this rank under the unsharded model's names. Tensors share memory with the model.
+
+        Collective if a dynamic table may still grow: all shards of it get the size of the largest one. Its tensors then
+        have the rows that it has now, until it grows again. `load_state_dict` gives a table the size of the state.
 
         `torch.distributed.checkpoint` saves and loads both forms, also under another plan or on other ranks. Its
         ``async_save`` takes DTensors only. Its ``get_model_state_dict`` and ``set_model_state_dict`` work on this
@@ -571,6 +580,7 @@ class DistributedModelParallel(nn.Module):
             rank0_only: whether only rank 0 receives the tables; all other ranks return ``{}``.
             cpu_offload: whether all tensors are on the CPU. No table is whole on a GPU then.
         """
+        self.level_tables()
         device = torch.device("cpu") if cpu_offload else self.device
         ranks = range(self.env.world_size) if not rank0_only else range(1 if self.replica == 0 else 0)
         moves, whole = [], {}

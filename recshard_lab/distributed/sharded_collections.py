@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.comm import Registry, ShardingEnv
+from recshard_lab.comm import Registry, ShardingEnv, agreed, gathered
 from recshard_lab.distributed.awaitable import LazyDict, LazyJaggedTensor, LazyKeyedTensor, NoWait
 from recshard_lab.distributed.eager import eager
-from recshard_lab.distributed.state.forms import StateForm
+from recshard_lab.distributed.state.forms import StateForm, are_tiers_apart
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part
 from recshard_lab.distributed.step.executor import Executor, Listener
 from recshard_lab.distributed.step.input_dist import PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
-from recshard_lab.distributed.step.lookup import GroupKind, choose_kinds, index_parts
+from recshard_lab.distributed.step.lookup import GroupKind, RankLookup, choose_kinds, index_parts
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
 from recshard_lab.distributed.step.types import LookupInput
-from recshard_lab.distributed.table_shards import StateEntries, TableShards
+from recshard_lab.distributed.table_shards import StateEntries, TableShards, Tensors, sized
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollectionInterface,
@@ -34,7 +34,9 @@ from recshard_lab.embedding import (
     PoolingType,
     embedding_names_by_table,
 )
+from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
+from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.sharding.plan.sharding_plan import Shard
@@ -102,6 +104,12 @@ class ShardedCollection(nn.Module):
         #: source of the lookup inputs of batches that were sent ahead; training pipelines set it for one forward
         self.feed: Feed | None = None
         self._listener: Listener | None = None
+        #: dynamic table that grows -> buckets of each partition, as of the last `level_tables` or load
+        self.buckets = {
+            table.name: table.buckets
+            for table in tables
+            if isinstance(table, DynamicEmbeddingConfig) and table.buckets < table.max_buckets
+        }
         self.place({table.name: shardings[table.name] for table in tables})
 
     def kinds_for(
@@ -140,7 +148,8 @@ class ShardedCollection(nn.Module):
         """Replaces kernels and layout with those of these shardings. Weights and states are zero."""
         kinds, groups = self.kinds_for(shardings)
         self.shardings = dict(shardings)
-        self.layout = Layout(self.tables, blocks_of(self.tables), self.shardings, groups, self.env.world_size)
+        tables = [self._with_capacity(table) for table in self.tables]
+        self.layout = Layout(tables, blocks_of(tables), self.shardings, groups, self.env.world_size)
         self.executor = Executor(
             self.layout,
             kinds,
@@ -156,33 +165,115 @@ class ShardedCollection(nn.Module):
         self.executor.listener = self._listener
         self.kinds = {table.name: kinds[groups[n, 0][0]] for n, table in enumerate(self.tables)}
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
-        weights: list[dict[int, Tensor]] = [{} for _ in self.tables]
-        states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.tables]
         flushes: list[dict[int, Callable[[], None]]] = [{} for _ in self.tables]
-        for (position, number), weight in self.executor.lookup.weights().items():
-            weights[position][number] = weight
-        for (position, number), state in self.executor.lookup.states().items():
-            states[position][number] = state
         for (position, number), flush in self.executor.lookup.flushes().items():
             flushes[position][number] = flush
-        held: dict[str, nn.Module] = {
-            table.name: TableShards(
-                table,
-                self.shardings[table.name],
-                weights[position],
-                states[position],
+        held: dict[str, nn.Module] = {}
+        for position, table in enumerate(self.tables):
+            read, (config, sharding) = partial(_tensors_of, self.executor.lookup, position), self._sized(table)
+            held[table.name] = TableShards(
+                config,
+                sharding,
+                *read(),
                 self.env,
                 self.kinds[table.name].state_parts(self.device),
                 self.device,
                 self.state_form,
-                index_parts(table),
+                index_parts(config),
                 flushes[position],
+                read if isinstance(table, DynamicEmbeddingConfig) else None,
+                partial(self._resize, table.name) if table.name in self.buckets else None,
             )
-            for position, table in enumerate(self.tables)
-        }
         self.hold_tables(nn.ModuleDict(held))
+        for kernel in self._dynamic_kernels():
+            kernel.on_grown = partial(_each_flushed, [held[table.config.name] for table in kernel.tables])
         self._own_optimizer: EmbeddingFusedOptimizer | None = None
         self.bind_dense()
+
+    # ---- tables that grow ----
+
+    def _with_capacity(self, table: BaseEmbeddingConfig) -> BaseEmbeddingConfig:
+        """A table whose shards begin with the size on which the ranks agree."""
+        if not isinstance(table, DynamicEmbeddingConfig) or table.name not in self.buckets:
+            return table
+        capacity = self.buckets[table.name] * SLOTS * table.partitions
+        return table.changed(capacity=min(capacity, table.max_capacity))
+
+    def sharding_now(self, name: str, sharding: ParameterSharding) -> ParameterSharding:
+        """A sharding of a table, with the rows that the table has as of `buckets`."""
+        return self._sized(next(table for table in self.tables if table.name == name), sharding)[1]
+
+    def _sized(
+        self, table: BaseEmbeddingConfig, sharding: ParameterSharding | None = None
+    ) -> tuple[BaseEmbeddingConfig, ParameterSharding]:
+        sharding = self.shardings[table.name] if sharding is None else sharding
+        if not isinstance(table, DynamicEmbeddingConfig) or table.name not in self.buckets:
+            return table, sharding
+        return sized(table, sharding, self.buckets[table.name])
+
+    def level_tables(self) -> None:
+        """Gives all shards of each table that grows the same size: the largest of any rank. Collective.
+
+        Shards grow by themselves during training. State dicts, checkpoints and moves need tables of one size. Does
+        nothing inside a block of `tiers_apart`, whose caller has called it.
+        """
+        if are_tiers_apart():
+            return
+        growing = [
+            table
+            for table in self.tables
+            if isinstance(table, DynamicEmbeddingConfig)
+            and self.buckets.get(table.name, table.max_buckets) < table.max_buckets
+        ]
+        if not growing:
+            return
+        own = {table.name: self.buckets[table.name] for table in growing}
+        shards = [table for kernel in self._dynamic_kernels() for table in kernel.tables if table.config.name in own]
+        for shard in shards:
+            own[shard.config.name] = max(own[shard.config.name], shard.index.buckets)
+        by_rank = gathered(self.env, lambda: own)
+        self._set_sizes({name: max(of_rank[name] for of_rank in by_rank) for name in own})
+        agreed(self.env, lambda: [shard.grow(self.buckets[shard.config.name]) for shard in shards])
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of ``nn.Module``. Collective if a dynamic table may still grow."""
+        self.level_tables()
+        return super().state_dict(*args, **kwargs)
+
+    def clear_tables(self, buckets: Mapping[str, int]) -> None:
+        """Empties dynamic tables that grow, in memory for this many buckets of each partition. Alike on all ranks."""
+        self._set_sizes(buckets)
+        for kernel in self._dynamic_kernels():
+            for shard in kernel.tables:
+                if shard.config.name in buckets:
+                    shard.clear(buckets[shard.config.name])
+
+    def _resize(self, name: str, rows: int) -> None:
+        """Makes a table that grows ready for a state dict with so many rows, if it can have them."""
+        buckets = self.buckets_for_rows(name, rows)
+        if buckets is not None:
+            self.clear_tables({name: buckets})
+
+    def buckets_for_rows(self, name: str, rows: int) -> int | None:
+        """Buckets of each partition of a table with so many rows. None if it does not grow or cannot have them."""
+        table = next(table for table in self.tables if table.name == name)
+        if name not in self.buckets or not isinstance(table, DynamicEmbeddingConfig):
+            return None
+        buckets, rest = divmod(rows, SLOTS * table.partitions)
+        return buckets if not rest and 1 <= buckets <= table.max_buckets else None
+
+    def rows_of(self, name: str, buckets: int) -> int:
+        """Rows of a dynamic table with so many buckets of each partition."""
+        table = next(table for table in self.tables if table.name == name)
+        assert isinstance(table, DynamicEmbeddingConfig)
+        return buckets * SLOTS * table.partitions
+
+    def _set_sizes(self, buckets: Mapping[str, int]) -> None:
+        self.buckets |= buckets
+        for table in self.tables:
+            if table.name in buckets:
+                config, sharding = self._sized(table)
+                self.table_shards()[table.name].set_size(config, sharding, index_parts(config))
 
     def hold_tables(self, tables: nn.Module) -> None:
         """Replaces the modules of the tables."""
@@ -305,6 +396,10 @@ class ShardedCollection(nn.Module):
             moves.append(Move(whole[name].dtype, [shards.whole_on(source)], targets, sources, shards.local_weights))
         return moves
 
+    def first_states(self, module: nn.Module, source: int) -> list[Move]:
+        """Moves that fill what else the shards have of rank ``source``'s unsharded collection."""
+        return []
+
     @property
     def fused_optimizer(self) -> "EmbeddingFusedOptimizer":
         """Learning rates and states of the tables, for a collection without `DistributedModelParallel`."""
@@ -409,6 +504,17 @@ class ShardedEmbeddingCollection(ShardedCollection):
             (block.key, LazyJaggedTensor.pending(partial(rows, number), ids[number], lengths[number]))
             for number, block in enumerate(blocks)
         )
+
+
+def _tensors_of(lookup: RankLookup, position: int) -> Tensors:
+    """Weights and states of the shards of one table on this rank."""
+    weights = {number: weight for (own, number), weight in lookup.weights().items() if own == position}
+    return weights, {number: state for (own, number), state in lookup.states().items() if own == position}
+
+
+def _each_flushed(tables: Sequence[TableShards]) -> None:
+    for shards in tables:
+        shards.flush()
 
 
 EmbeddingBagCollectionInterface.register(ShardedEmbeddingBagCollection)

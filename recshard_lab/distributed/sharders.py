@@ -347,10 +347,17 @@ class FusedEmbeddingCollectionSharder(SequenceCollectionSharder, FusedCollection
 class DynamicEmbeddingBagCollectionSharder(FusedCollectionSharder):
     """Shards `DynamicEmbeddingBagCollection`.
 
-    Shards have their largest size from the start. Parameters and checkpoints then keep their shapes, and the planner's
-    memory is an upper bound. An unsharded table grows to the same size, and then holds the same ids: none differed
-    after 57,800 evictions from 32,768 rows that had grown from 4,096. Ids may differ where ``max_capacity`` is less
-    than twice ``capacity``, because growth then places more ids in their second bucket.
+    Each shard grows by itself from its part of ``capacity`` to its part of ``max_capacity``. Parameters stay the same
+    objects and get larger data. `DistributedModelParallel.state_dict`, checkpoints, dumps and resharding first give
+    all shards of a table the size of the largest one, so they are collective. Loading gives a table the size that it
+    has in the state.
+
+    The planner's memory is that of the largest size. While a table grows, the memory of its kernel exists twice: that
+    before, and that after.
+
+    Once a table has its largest size, shards hold the same ids as an unsharded table: none differed after 57,800
+    evictions from 32,768 rows that had grown from 4,096. Ids may differ where ``max_capacity`` is less than twice
+    ``capacity``, because growth then places more ids in their second bucket.
     """
 
     module_type = DynamicEmbeddingBagCollection
@@ -415,7 +422,7 @@ def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: Shard
     on_meta = any(weight.is_meta for weight in whole.values())
     on_meta, seed = broadcast_object((on_meta, torch.initial_seed()), sharded.env)
     if not on_meta:
-        return sharded.scatter_moves(whole, source=0)
+        return [*sharded.scatter_moves(whole, source=0), *sharded.first_states(module, source=0)]
     agreed(everyone, lambda: [shards.reset_parameters(seed) for shards in sharded.table_shards().values()])
     drawn = [shards for shards in sharded.table_shards().values() if shards.config.init_fn is not None]
     return [copies for shards in drawn if (copies := shards.replica_move(shards.parts()[0])) is not None]

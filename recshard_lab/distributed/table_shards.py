@@ -1,9 +1,10 @@
 """This rank's shards of one table: parameters, and their form in a state dict."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from types import SimpleNamespace
-from typing import Any, Self, cast
+from typing import Any, Self, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from recshard_lab.distributed.state.forms import (
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part, primary_rows
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
 from recshard_lab.optim import EmptyFusedOptimizer
@@ -27,6 +30,9 @@ from recshard_lab.optim.state import local_shards
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
 
 _INIT_ROWS = 8192
+
+Tensors: TypeAlias = tuple[dict[int, Tensor], dict[int, dict[str, Tensor]]]
+"""Position of a shard on this rank -> its weights, and its optimizer states with the index."""
 
 
 class StateEntries(nn.Module):
@@ -72,6 +78,8 @@ class StateEntries(nn.Module):
         table = self.of
         for name, part in self.entries.items():
             key = prefix + name
+            if key in state_dict:
+                table._fit(state_dict[key], part)
             problem = table._copy_from(state_dict[key], part) if key in state_dict else None
             copies = None if table.is_whole else table.replica_move(part)
             ready = key in state_dict and problem is None
@@ -105,6 +113,11 @@ class TableShards(StateEntries):
         index_parts: the tensors of a dynamic table's index.
         flushes: position -> what brings weights and states of a cached shard up to date. `local_weights` and `states`
             call it. Parameters of this module that you have read before are not up to date.
+        read: returns weights and states anew, of a dynamic table: its shards get new memory when they grow.
+        resize: is called with the rows of a partition that a state dict has, for a table that grows.
+
+    The shards of a dynamic table that grows have rows that ids have had so far: ``sharding`` and ``config`` are those
+    of `sized`, as of the last `ShardedCollection.level_tables`.
     """
 
     def __init__(
@@ -119,6 +132,8 @@ class TableShards(StateEntries):
         form: StateForm = "sharded_tensor",
         index_parts: Sequence[Part] = (),
         flushes: Mapping[int, Callable[[], None]] | None = None,
+        read: Callable[[], Tensors] | None = None,
+        resize: Callable[[int], None] | None = None,
     ) -> None:
         own = () if isinstance(config, ManagedEmbeddingConfig) else index_parts  # `OwnerEntries` has them
         super().__init__({part.name: part for part in (_weight_part(config), *own)})
@@ -127,6 +142,7 @@ class TableShards(StateEntries):
         self.config, self.sharding, self.env = config, sharding, env
         self.state_parts, self.index_parts = tuple(state_parts), tuple(index_parts)
         self._weights, self._states, self._flushes = dict(weights), dict(states), dict(flushes or {})
+        self._read, self._resize = read, resize
         for number, weight in enumerate(self._weights.values()):
             name = "weight" if len(self._weights) == 1 else f"weight_{number}"
             self.register_parameter(name, nn.Parameter(weight, requires_grad=weight.is_floating_point()))
@@ -145,9 +161,15 @@ class TableShards(StateEntries):
         return self._states
 
     def flush(self) -> None:
-        """Brings weights and states of cached shards up to date."""
+        """Brings weights and states of cached and dynamic shards up to date."""
         for flush in self._flushes.values():
             flush()
+        if self._read is not None:
+            self._weights, self._states = self._read()
+            for parameter, weight in zip(self._parameters.values(), self._weights.values(), strict=True):
+                assert parameter is not None
+                if parameter.data_ptr() != weight.data_ptr():
+                    parameter.data = weight
 
     def shards(self) -> Iterator[tuple[Shard, Tensor]]:
         """(shard, weights) of the shards on this rank."""
@@ -285,7 +307,7 @@ class TableShards(StateEntries):
         for parameter in self.parameters():
             parameter.grad = None
             parameter.data = parameter.data.new_empty(0)
-        self._weights, self._states, self._flushes = {}, {}, {}
+        self._weights, self._states, self._flushes, self._read = {}, {}, {}, None
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
@@ -320,6 +342,7 @@ class TableShards(StateEntries):
             ValueError: a DTensor cannot describe the shards.
         """
         matrices, is_matrix = self.matrices(part), part.is_matrix
+        self._check_level()
         if self.is_whole:
             whole = next(iter(matrices.values())) if len(matrices) == 1 else self.joined(part)
             return whole if is_matrix else whole.view(-1)
@@ -330,6 +353,29 @@ class TableShards(StateEntries):
         primary, _ = self.primary_shards(self.parts()[0])
         check_placements(self.config.name, self.sharding.sharding_type, primary, self.device)
         return dtensor(shards, tensors, size, self.env, self.device, is_matrix)
+
+    def set_size(self, config: BaseEmbeddingConfig, sharding: ParameterSharding, index_parts: Sequence[Part]) -> None:
+        """Replaces the config and the shards, see `sized`."""
+        self.config, self.sharding, self.index_parts = config, sharding, tuple(index_parts)
+        self.entries |= {part.name: part for part in index_parts}
+
+    def _check_level(self) -> None:
+        """Raises RuntimeError if this rank's shards have grown since the ranks agreed on their size."""
+        for position, weight in self._weights.items():
+            rows = self.sharding.shards[position].num_rows
+            if len(weight) != rows:
+                raise RuntimeError(
+                    f"table {self.config.name!r} has a shard of {len(weight):,} rows here, and of {rows:,} when the "
+                    f"ranks last agreed on its size. Fix: call state_dict() on all ranks instead, which agrees anew"
+                )
+
+    def _fit(self, value: Any, part: Part) -> None:
+        """Gives a table that grows the size of a table in a state dict. Other sizes are reported by the caller."""
+        if self._resize is None or part.extent == "table" or part.ratio != (1, 1):
+            return
+        size = tuple(value.metadata().size if hasattr(value, "metadata") else value.shape)
+        if size and size[0] != self.size[0] and size[1:] == part.size(*self.size)[1 : len(size)]:
+            self._resize(size[0])
 
     def refuse_tiers(self, fix: str) -> None:
         """Raises ValueError if the table has rows in slower tiers, which are not among its tensors."""
@@ -373,6 +419,27 @@ class TableShards(StateEntries):
         for position, matrix in matrices.items():
             whole[slice(*shards[position].rows), slice(*shards[position].cols)] = matrix
         return whole
+
+
+def sized(
+    config: DynamicEmbeddingConfig, sharding: ParameterSharding, buckets: int
+) -> tuple[DynamicEmbeddingConfig, ParameterSharding]:
+    """A table whose partitions have this many buckets each, and its shards.
+
+    >>> from recshard_lab.sharding import row_wise
+    >>> from recshard_lab.embedding import DynamicEmbeddingConfig
+    >>> user = DynamicEmbeddingConfig("user", 4, capacity=1024, max_capacity=8192)
+    >>> halves = ParameterSharding("row_wise", shards=[Shard(0, (0, 4096), (0, 4)), Shard(1, (4096, 8192), (0, 4))])
+    >>> config, sharding = sized(user, halves, 2)
+    >>> config.num_embeddings, sharding.shards[1].rows
+    (2048, (1024, 2048))
+    """
+    rows = buckets * SLOTS  # of a partition
+    shards = [
+        replace(shard, rows=(shard.rows[0] // config.row_unit * rows, shard.rows[1] // config.row_unit * rows))
+        for shard in sharding.shards
+    ]
+    return config.changed(num_embeddings=config.partitions * rows), replace(sharding, shards=shards)
 
 
 def _weight_part(table: BaseEmbeddingConfig) -> Part:

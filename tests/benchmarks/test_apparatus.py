@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import benchmarks
 from benchmarks import Figure, launch_peers
 from benchmarks.apparatus import environments
+from benchmarks.apparatus.dumps import dump_figures
 from benchmarks.apparatus.environments import Environment, PeerEnv, PeersMissing
 from benchmarks.apparatus.kernel import Kernel, own_network, pss_mb
 from benchmarks.apparatus.peers import RECIPES, Recipe
@@ -172,3 +173,12 @@ def test_with_peers_adds_their_figures_to_ours(monkeypatch: pytest.MonkeyPatch) 
     done = CliRunner().invoke(app, ["bench", "launch", "--with-peers", "--check"])
     assert done.exit_code == 0
     assert "3.142 s" in done.output
+
+
+def test_the_figures_of_dumps_count_the_bytes_of_files_beside_those_of_rows() -> None:
+    full, delta, load, one = dump_figures(4000)
+    assert [figure.unit for figure in (full, delta, load, one)] == ["MB/s"] * 4
+    assert 512 < full.beside["bytes a row"] < 600
+    assert delta.name == "delta of 40 rows on 2 ranks"
+    assert full.beside["raw bytes a row"] == delta.beside["raw bytes a row"] == 512
+    assert min(figure.value for figure in (full, delta, load, one)) > 0

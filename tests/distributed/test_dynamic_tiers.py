@@ -11,7 +11,18 @@ import torch
 from torch import Tensor, nn
 
 import recshard_lab
-from recshard_lab import DistributedModelParallel
+from recshard_lab import (
+    DistributedModelParallel,
+    EmbOptimType,
+    EmulatedCost,
+    KeyedJaggedTensor,
+    ParameterSharding,
+    PlanError,
+    Shard,
+    ShardingPlan,
+    Tier,
+)
+from recshard_lab.distributed.sharders import DynamicEmbeddingBagCollectionSharder
 from recshard_lab.distributed.state.checkpoint import (
     CheckpointError,
     async_save_checkpoint,
@@ -19,9 +30,19 @@ from recshard_lab.distributed.state.checkpoint import (
     save_checkpoint,
 )
 from recshard_lab.distributed.state.tier_rows import TierRows, tables_of
-from recshard_lab.embedding import EmulatedCost, Tier
+from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist
-from tests.distributed.test_dynamic import batch_of, batches, collection, compared, dmp_ranks, plan_of
+from tests.distributed.test_dynamic import (
+    OPTIMIZERS,
+    batch_of,
+    batches,
+    collection,
+    compared,
+    dmp_ranks,
+    plan_of,
+    rows_of,
+    tables,
+)
 from tests.embedding.dynamic.redis_server import redis_server
 
 Counts = dict[str, dict[str, int]]
@@ -79,6 +100,56 @@ def test_shards_with_tiers_train_as_the_whole_table(ranks: Any, scheme: str, opt
         "column_wise": ["partitions-0-8_columns-0-4", "partitions-0-8_columns-4-8"],
     }
     assert folders == expected[scheme]
+
+
+def halves(rows: list[tuple[int, int]], other: list[tuple[int, int]]) -> ShardingPlan:
+    """Both tables as two column shards in one process, split at these rows."""
+    plan = {}
+    for table in tables():
+        middle, unit = table.embedding_dim // 2, table.num_embeddings // 8
+        cut = [(span, (0, middle)) for span in rows] + [(span, (middle, table.embedding_dim)) for span in other]
+        shards = [Shard(0, (first * unit, end * unit), columns) for (first, end), columns in cut]
+        plan[table.name] = ParameterSharding("custom", shards=shards)
+    return ShardingPlan({"": EmbeddingModuleShardingPlan(plan)})
+
+
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+@pytest.mark.parametrize("optimizer", ["row-wise adagrad", "lamb"])
+def test_row_wise_optimizers_train_ids_without_a_slot_over_column_shards(
+    optimizer: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "lamb", (EmbOptimType.LAMB, {"lr": 0.01}))
+    more: dict[str, Any] = {"tiers": [Tier("host", capacity=1 << 15)]}
+    reference, module = (collection(kind, optimizer, **more) for _ in range(2))
+    dmp = DistributedModelParallel(module, plan=halves([(0, 4), (4, 8)], [(0, 4), (4, 8)]))
+    rng = torch.Generator().manual_seed(0)
+    for step in range(8):
+        ids = (torch.randn(2 * 1800, generator=rng) * 4000).long() * 7919
+        batch = KeyedJaggedTensor(["u", "v"], ids, lengths=torch.full((2 * 600,), 3))
+        if step == 7:
+            reference.eval(), dmp.eval()
+        whole, own = rows_of(reference(batch)), rows_of(dmp(batch))
+        for one, other in zip(whole, own, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-9)
+        if step < 7:
+            sum(rows.pow(2).sum() for rows in whole).backward()
+            sum(rows.pow(2).sum() for rows in own).backward()
+    assert reference.counters()["user"]["fast"]["overflows"] > 1000
+
+
+@pytest.mark.parametrize("more", [{"tiers": [Tier("host", capacity=1 << 15)]}, {"max_capacity": 1 << 14}])
+def test_row_wise_optimizers_refuse_columns_that_are_split_at_other_rows(more: dict[str, Any]) -> None:
+    module, why = collection("pooled", "row-wise adagrad", **more), "has tiers" if "tiers" in more else "grows"
+    sharder = DynamicEmbeddingBagCollectionSharder()
+    plan = {name: ParameterSharding("custom", shards=[
+        Shard(0, (0, table.num_embeddings), (0, 4)),
+        Shard(0, (0, table.num_embeddings // 2), (4, table.embedding_dim)),
+        Shard(0, (table.num_embeddings // 2, table.num_embeddings), (4, table.embedding_dim)),
+    ]) for name, table in ((table.name, table) for table in tables(**more))}  # fmt: skip
+    with pytest.raises(
+        PlanError, match=rf"table 'user' {why}, and has column shards of rows .* Fix: split all columns"
+    ):
+        sharder.shard(module, plan)
 
 
 def test_shards_share_a_redis_server(ranks: Any) -> None:

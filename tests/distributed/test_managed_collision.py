@@ -229,6 +229,26 @@ def weights_loaded(path: str, module: str, scheme: str) -> bool:
     return all(equal)
 
 
+def sharded_with_owners() -> list[int]:
+    """Shards a collection that was trained, and goes on beside it."""
+    found = []
+    for pooled, module, scheme in ((True, "zch", "row_wise"), (True, "mch", "column_wise"), (False, "mch", "row_wise")):
+        reference = collection(pooled, next(name for name in MODULES if name.startswith(module)), "sgd")
+        for parts in batches(6, 3):
+            output, _ = reference(batch_of(parts, range(world()[1])))
+            sum(rows.pow(2).sum() for rows in rows_of(output)).backward()
+        owned = [each.size for each in reference.managed_collision_collection.modules_by_table().values()]
+        assert min(owned) > 20
+        found.append(compared(reference, sharded(copy.deepcopy(reference), scheme), 6, 1))
+    return found
+
+
+def test_a_module_with_owners_is_sharded_with_them() -> None:
+    with recshard_lab.launch(2) as ranks:
+        for evictions in ranks.run(sharded_with_owners):
+            assert min(evictions) > 0
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_weights_alone_have_the_owners_of_rows(tmp_path: Path, module: str) -> None:
     path = str(tmp_path / "run")
@@ -289,9 +309,11 @@ def refused() -> list[str]:
 
     attempt(collection(True, "zch", "sgd"), row_wise(sizes=[20, 44]))
     attempt(collection(True, "zch", "sgd"), data_parallel())
-    used = collection(True, "zch", "sgd")
-    used(KeyedJaggedTensor(["u", "v", "w"], torch.tensor([3]), lengths=torch.tensor([1, 0, 0])))
-    attempt(used, table_wise(0))
+    for optimizer, buckets in (("sgd", 1), ("adam", BUCKETS)):
+        used = collection(True, "zch", optimizer, buckets)
+        batch = KeyedJaggedTensor(["u", "v", "w"], torch.tensor([3]), lengths=torch.tensor([1, 0, 0]))
+        used(batch)[0].values().sum().backward()
+        attempt(used, row_wise())
     attempt(collection(True, "zch", "sgd"), table_wise(0), sharders=[])
     attempt(collection(True, "zch", "sgd", 1), row_wise(sizes=[20, 44]))
     try:
@@ -307,7 +329,8 @@ def test_what_a_managed_table_cannot_do_is_refused() -> None:
             says = [
                 "table 'user': rows (0, 20) of a shard are not whole partitions of 16 rows",
                 "its rows cannot be replicated",
-                "1 rows have owners, which would be lost",
+                "1 rows have owners in one bucket, and each of 2 row shards would become a bucket",
+                "table 'user' was trained, and its optimizer state",
                 "the plan names module ''",
                 "table 'user' has row shards of 20, 44 rows",
                 "the rows of table 'user' belong to ids, which differ between 2 replicas",

@@ -171,6 +171,7 @@ def dump_tables(
     """
     tables = _ready(model, "dump_tables")
     env, rows = tables.env, dict(rows or {})
+    getattr(model, "level_tables", lambda: None)()  # slots are counted over a table of one size
 
     staging: Staging | None = None
 
@@ -250,8 +251,8 @@ def load_tables(path: Paths, model: nn.Module, *, optimizer_state: bool = True) 
         optimizer_state: whether to load optimizer states; False sets those of rows of dynamic tables to 0.
 
     Raises:
-        DumpError: no dump, a damaged one, one of other tables, or a delta whose base the tables do not have. An error
-            on one rank is raised on all ranks.
+        DumpError: no dump, a damaged one, one of other tables or settings, or a delta whose base the tables do not
+            have. An error on one rank is raised on all ranks.
         ValueError: two tables of one name; gradients that wait for a step.
     """
     tables = _ready(model, "load_tables")

@@ -57,7 +57,8 @@ _tiers_apart: ContextVar[bool] = ContextVar("tiers apart", default=False)
 
 @contextmanager
 def tiers_apart() -> Iterator[None]:
-    """State dicts inside the block leave out the rows of tiers, which the caller saves."""
+    """State dicts inside the block leave out the rows of tiers, which the caller saves. They are not collective: the
+    caller has called `ShardedCollection.level_tables`."""
     token = _tiers_apart.set(True)
     try:
         yield

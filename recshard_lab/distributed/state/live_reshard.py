@@ -224,6 +224,8 @@ def migrate(
     start = time.perf_counter()
 
     agreed(everyone, lambda: _each(collections.values(), lambda collection: collection.settle()))
+    for path in changed:
+        collections[path].level_tables()
     steps = agreed(
         everyone,
         lambda: [
@@ -341,9 +343,6 @@ class _Migration:
         #: restores the collection while its old kernels exist; None once they are freed
         self.snapshot: _Snapshot | None = _Snapshot(collection)
         self.own_optimizer = collection._own_optimizer
-        if regrouping is not None:
-            for shards in before.values():
-                shards.refuse_tiers("dmp.dump, then dmp.load into a model with the new number of replicas")
         self.tiers = TierRows(collection, folder)
 
     def current_and_needed(self) -> tuple[list[int], list[int]]:
@@ -359,7 +358,7 @@ class _Migration:
         totals = [0] * env.world_size
         for name, parts in self.parts.items():
             for part in parts:
-                for shard in shardings[name].shards:
+                for shard in self.collection.sharding_now(name, shardings[name]).shards:
                     totals[shard.rank] += part.bytes_of(shard)
         return totals
 

@@ -50,6 +50,8 @@ class ModelState:
         self.dense: Entries = {}
         self.sharded = model if isinstance(model, DistributedModelParallel) else None
         self.env = self.sharded.dense_env if self.sharded else ShardingEnv.from_local(1, 0)
+        if self.sharded:
+            self.sharded.level_tables()
         agreed(self.env, self._read)
         self.read_dense()
         self.group_names = self._group_names()
@@ -65,7 +67,7 @@ class ModelState:
             self.names |= {id(parameter): key for parameter in shards.parameters()}
         with requested("sharded_tensor"), tiers_apart():  # describes every tiling
             self.weights: dict[str, Any] = dict(model.state_dict())
-        self.fused = self._fused()
+            self.fused = self._fused()
         if optimizer is not None:
             foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in self.names]
             if foreign:
@@ -109,6 +111,47 @@ class ModelState:
                 values = {key: deepcopy(value) for key, value in group.items() if key != "params"}
                 settings["optimizer"].append({"params": names, **values})
         return settings
+
+    # ---- dynamic tables that grow ----
+
+    def other_sizes(self, rows: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """Module path -> table -> buckets of each partition, for tables that have another size in a checkpoint.
+
+        Args:
+            rows: name of a weight -> its rows in the checkpoint.
+        """
+        found: dict[str, dict[str, int]] = {}
+        for path, collection in ({} if self.sharded is None else self.sharded.collections).items():
+            for key, shards in collection.shards_by_weight().items():
+                many = rows.get(f"{path}." * bool(path) + key, shards.size[0])
+                buckets = collection.buckets_for_rows(shards.config.name, many)
+                if buckets is not None and many != shards.size[0]:
+                    found.setdefault(path, {})[shards.config.name] = buckets
+        return found
+
+    def rows_at(self, sizes: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, ...], int]:
+        """Key of a tensor in the checkpoint -> its rows after `set_sizes`, where these differ."""
+        found: dict[tuple[str, ...], int] = {}
+        for path, own in sizes.items():
+            assert self.sharded is not None
+            collection, prefix = self.sharded.collections[path], f"{path}." * bool(path)
+            for name, (shards, part) in collection.state_entries().items():
+                if shards.config.name in own and part.extent != "table" and part.ratio == (1, 1):
+                    found["model", prefix + name] = collection.rows_of(shards.config.name, own[shards.config.name])
+            for key, handle in self.sharded.fused_optimizer.params.items():
+                rows = found.get(("model", key))
+                for part in handle.shards.state_parts if rows is not None else ():
+                    if part.extent != "table":
+                        found["fused", key, handle.state_name(part)] = rows
+        return found
+
+    def set_sizes(self, sizes: Mapping[str, Mapping[str, int]]) -> None:
+        """Empties these tables, gives them other sizes, and reads their tensors anew. Alike on all ranks."""
+        for path, own in sizes.items():
+            assert self.sharded is not None
+            self.sharded.collections[path].clear_tables(own)
+        if sizes:
+            self._read()
 
     # ---- rows in tiers below the fast one ----
 

@@ -31,12 +31,14 @@ class Part:
         extent: "element", "row" or "table".
         dtype: its dtype.
         width: numbers of each row, where ``extent`` is "row".
+        ratio: rows of this part, and the rows of the table that they are for, where ``extent`` is "row".
     """
 
     name: str
     extent: Extent
     dtype: torch.dtype
     width: int = 1
+    ratio: tuple[int, int] = (1, 1)
 
     @property
     def is_matrix(self) -> bool:
@@ -76,12 +78,15 @@ class Part:
         if self.extent == "element":
             return list(shards)
         if self.extent == "row":
-            return [Shard(shard.rank, shard.rows, (0, self.width), shard.tier) for shard in shards]
+            many, each = self.ratio
+            rows = [(shard.rows[0] * many // each, shard.rows[1] * many // each) for shard in shards]
+            return [Shard(s.rank, own, (0, self.width), s.tier) for s, own in zip(shards, rows, strict=True)]
         return [Shard(shard.rank, (0, 1), (0, 1), shard.tier) for shard in shards]
 
     def size(self, num_rows: int, num_cols: int) -> tuple[int, int]:
         """Shape of the whole matrix of a table ``[num_rows, num_cols]``."""
-        return {"element": (num_rows, num_cols), "row": (num_rows, self.width), "table": (1, 1)}[self.extent]
+        rows = num_rows * self.ratio[0] // self.ratio[1]
+        return {"element": (num_rows, num_cols), "row": (rows, self.width), "table": (1, 1)}[self.extent]
 
     def bytes_of(self, shard: Shard) -> int:
         """Bytes per shard."""

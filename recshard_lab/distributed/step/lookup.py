@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate, groupby
+from itertools import accumulate, combinations, groupby
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from recshard_lab.distributed.step.types import LocalBatch, LookupInput, host_li
 from recshard_lab.embedding import DataType, DynamicEmbeddingConfig, OptimizerSpec
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
+from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
 from recshard_lab.embedding.kernels.fbgemm_cached import FbgemmCache, FbgemmCachedKernel
 from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
@@ -72,8 +73,6 @@ _INDEX_PARTS = (
     Part("step", "table", torch.int64),
     Part("epoch", "table", torch.int64),
 )
-_ADMISSION_PARTS = tuple(replace(part, name=f"admission_{part.name}") for part in _INDEX_PARTS)
-
 
 _OWNER_PARTS = (
     Part("raw_ids", "row", torch.int64),
@@ -86,13 +85,19 @@ _OWNER_PARTS = (
 def index_parts(config: Any) -> tuple[Part, ...]:
     """What says which id each row belongs to: tensors of `DynamicTable.index_tensors`, or of `RowOwners.tensors`.
 
-    A static table has none.
+    A static table has none. The counts of absent ids have their largest size from the start.
+
+    Args:
+        config: the table, with its rows as of now.
     """
     if isinstance(config, ManagedEmbeddingConfig):
         return _OWNER_PARTS
     if not isinstance(config, DynamicEmbeddingConfig):
         return ()
-    return _INDEX_PARTS + (_ADMISSION_PARTS if config.counts_absent_ids else ())
+    if not config.counts_absent_ids:
+        return _INDEX_PARTS
+    ratio = config.max_buckets, config.num_embeddings // (SLOTS * config.partitions)
+    return _INDEX_PARTS + tuple(replace(part, name=f"admission_{part.name}", ratio=ratio) for part in _INDEX_PARTS)
 
 
 @lru_cache(maxsize=64)
@@ -274,8 +279,8 @@ def dynamic_kernel(
     pooled: bool,
     device: torch.device | str,
 ) -> DynamicKernel | ManagedKernel:
-    """The kernel of these shards of dynamic or managed tables. A shard has the rows of whole partitions, all of them
-    allocated."""
+    """The kernel of these shards of dynamic or managed tables. A shard has the rows of whole partitions. Of a managed
+    table all rows are allocated, of a dynamic one those of its ``capacity``: it grows."""
     partitions = []
     for config, shard in shards:
         partitions.append((shard.rows[0] // config.row_unit, shard.rows[1] // config.row_unit))
@@ -285,7 +290,7 @@ def dynamic_kernel(
         return ManagedKernel(inner, [config for config, _ in shards], *of_shards)
     return DynamicKernel(
         backend,
-        [config.changed(capacity=config.max_capacity) for config, _ in shards],
+        [config for config, _ in shards],
         slots,
         feature_slots,
         optimizer,
@@ -294,6 +299,22 @@ def dynamic_kernel(
         partitions=partitions,
         columns=[shard.cols for _, shard in shards],
     )
+
+
+def _refuse_uneven_columns(config: DynamicEmbeddingConfig, shards: Sequence[Shard], spec: OptimizerSpec) -> None:
+    """Raises PlanError unless column shards that have a row in common have all rows in common.
+
+    Shards grow by themselves, and have ids without a slot. Those of the same rows do so alike, and so have the same
+    touched rows in the same order, which `RowNormExchange` adds.
+    """
+    for one, other in combinations({shard.rows for shard in shards}, 2):
+        if max(one[0], other[0]) < min(one[1], other[1]) and (config.buckets < config.max_buckets or config.tiers):
+            why = "has tiers" if config.tiers else "grows"
+            raise PlanError(
+                f"table {config.name!r} {why}, and has column shards of rows {one} and {other}: {spec.optimizer} adds "
+                f"up rows over columns, which shards of other rows store in another order. Fix: split all columns at "
+                f"the same rows, as grid_shard does"
+            )
 
 
 def fbgemm_caches(backend: str, cache: CacheParams, device: torch.device) -> bool:
@@ -403,6 +424,8 @@ def choose_kinds(
             Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)
             for shard in sharding.shards
         ]
+        if norms and isinstance(config, DynamicEmbeddingConfig):
+            _refuse_uneven_columns(config, sharding.shards, spec)
 
         cache = sharding.cache_params
         if cache is not None and any(sharding.replica_flags):

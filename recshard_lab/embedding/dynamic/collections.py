@@ -162,7 +162,8 @@ class DynamicCollection(FusedCollection):
             optimizer_state: whether to load optimizer states; False sets those of the rows that are read to 0.
 
         Raises:
-            DumpError: no dump, a damaged one, one of other tables, or a delta whose base the tables do not have.
+            DumpError: no dump, a damaged one, one of other tables or of tables with another seed, ``absent``, ``evict``
+                or range of initial values, or a delta whose base the tables do not have.
         """
         return load_tables(self.tables(), path, optimizer_state)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig, PoolingType
-from recshard_lab.embedding.dynamic.sizes import partitions_for, slots_for
+from recshard_lab.embedding.dynamic.sizes import buckets_for, partitions_for, slots_for
 from recshard_lab.embedding.dynamic.tiers import Tier
 
 EVICT = ("lru", "lfu", "epoch_lru", "epoch_lfu")
@@ -41,8 +41,7 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         tiers: slower memories for the rows that have no slot, fastest first. A row that loses its slot moves to the
             first tier, what a full tier loses moves to the next one, and a row comes up when its id occurs in training.
             Optimizer states and scores move with rows. Ids of a batch that find no slot are trained too, and their rows
-            are written to the tiers; only row-wise optimizers over column shards do not train them. Default: rows
-            without a slot are lost.
+            are written to the tiers. Default: rows without a slot are lost.
         seed: initial values are a function of the seed, the table's name, the id and the column.
 
     Raises:
@@ -149,6 +148,16 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
     def partitions(self) -> int:
         """Equal parts of the index. Shards of a table have whole partitions."""
         return partitions_for(self.max_capacity)
+
+    @property
+    def buckets(self) -> int:
+        """Buckets of each partition at first."""
+        return buckets_for(self.capacity, self.partitions)
+
+    @property
+    def max_buckets(self) -> int:
+        """Buckets of each partition of a table that has grown."""
+        return max(self.buckets, buckets_for(self.max_capacity, self.partitions))
 
     @property
     def row_unit(self) -> int:

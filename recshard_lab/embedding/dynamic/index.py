@@ -266,8 +266,7 @@ class ScoredIndex:
             scores: ``[N]`` int64, required by ``evict="custom"``, and refused otherwise.
             admit: is passed the distinct absent ids, ascending, and how often each occurs in the batch. Returns which
                 are inserted, ``[M]`` bool. Default: all.
-            pinned_from: ids of this step and later ones are not evicted, and the index does not grow. Default: ids of
-                this batch are not evicted.
+            pinned_from: ids of this step and later ones are not evicted. Default: ids of this batch are not evicted.
 
         Raises:
             ValueError: ids or scores of another shape or type.
@@ -339,6 +338,24 @@ class ScoredIndex:
         if how == _ADD_IN_EPOCH:
             return (own & ~_LOW) | ((own & _LOW) + (before & _LOW)).clamp(max=_LOW)
         return own
+
+    # ---- size ----
+
+    def grow(self, buckets: int) -> Inserted:
+        """The same ids in more buckets of each partition, as if an insertion of no ids had grown the index."""
+        slots = self.slots()
+        ids, scores = self.keys[slots], self.scores[slots]
+        self._rebuild(min(buckets, self.max_buckets))
+        now, none = self._find(ids), ids[:0]
+        gone = now < 0
+        moved = (slots, now), ids[gone], scores[gone], slots[gone]
+        return Inserted(none, none, none, none, none, none, *moved)
+
+    def clear(self, buckets: int) -> None:
+        """Removes every id, and has this many buckets of each partition."""
+        self.counters.erasures += self.size
+        self.buckets = min(buckets, self.max_buckets)
+        self._allocate()
 
     # ---- removal, export ----
 
@@ -527,7 +544,7 @@ class ScoredIndex:
     def _insert_all(
         self, new: Tensor, scores: Tensor, pinned: int
     ) -> tuple[tuple[Tensor, ...] | None, Tensor, tuple[Tensor, Tensor, Tensor], int]:
-        """Inserts absent ids ``[M]``, ascending. Grows rather than evicts, unless slots of earlier batches must stay.
+        """Inserts absent ids ``[M]``, ascending. Grows rather than evicts.
 
         Returns:
             None without growth, else the slots before it, the slots of the same ids after it, the ids and their
@@ -536,7 +553,7 @@ class ScoredIndex:
         touched = torch.full_like(new, self.step)
         held: tuple[Tensor, Tensor, Tensor] | None = None
         now: Tensor | None = None
-        while pinned == self.step and self.buckets < self.max_buckets:
+        while self.buckets < self.max_buckets:
             if self.size + len(new) <= GROW_AT * self.capacity:
                 out, *old = self._insert(new, scores, touched, NEVER)
                 if bool((out >= 0).all()):

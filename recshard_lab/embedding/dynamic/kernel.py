@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import Span, access_all, find_all
-from recshard_lab.embedding.dynamic.overflow import Absent, Overflow, overflow_of
+from recshard_lab.embedding.dynamic.overflow import ABOVE, Absent, JointNorms, Overflow, overflow_of
 from recshard_lab.embedding.dynamic.table import DynamicTable, Memory, copy_memory
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot
 from recshard_lab.embedding.optimizers import OptimizerSpec
@@ -46,6 +46,7 @@ class Prefetched(NamedTuple):
         ids, slots: ``[N]``: its ids and their slots. complete: whether all have one.
         step: None after a lookup that inserted nothing.
         absent: of every shard feature with ids that have no slot.
+        memory: the number of the kernel's memory in which the slots are. A table that grows gets new memory.
     """
 
     ids: Tensor
@@ -53,6 +54,7 @@ class Prefetched(NamedTuple):
     complete: bool
     step: _Step | None
     absent: list[Absent]
+    memory: int
 
 
 @dataclass
@@ -60,22 +62,25 @@ class _Saved:
     """What backward needs.
 
     Attributes:
+        found: the batch.
+        bounds: its offsets, per-sample weights, and the ids of each shard feature.
         inner: of the inner kernel.
-        step: None after a lookup that inserted nothing.
         kept: ``[M]`` positions of the ids that have a row; None if all have one.
-        absent: of every shard feature with ids that have no slot.
-        bags: ``[N]`` the bag of each id, if ``absent`` needs them.
-        counts: ids of each shard feature.
+        bags: ``[N]`` the bag of each id, if ``found.absent`` needs them.
         overflow: the ids that have no slot and are trained; None for none.
     """
 
+    found: Prefetched
+    bounds: tuple[Tensor, Tensor | None, list[int]]
     inner: Any
-    step: _Step | None
     kept: Tensor | None
-    absent: list[Absent]
-    bags: Tensor | None
-    counts: list[int]
+    bags: Tensor | None = None
     overflow: Overflow | None = None
+
+    @property
+    def counts(self) -> list[int]:
+        """Ids of each shard feature."""
+        return self.bounds[2]
 
 
 class DynamicKernel(LookupKernel):
@@ -92,8 +97,10 @@ class DynamicKernel(LookupKernel):
     Attributes:
         tables: the `DynamicTable` of each slot.
         inserts: whether a forward inserts absent ids, and changes scores. The caller sets it.
+        on_grown: is called after `weights` and `optimizer_states` have become other tensors. None for nothing.
 
-    `prefetch` may run in another thread than the other methods.
+    A table may grow between the two passes of a batch: backward then looks the batch's slots up again. `prefetch` may
+    run in another thread than the other methods.
     """
 
     def __init__(
@@ -113,6 +120,8 @@ class DynamicKernel(LookupKernel):
         self.device, self.pooled = torch.device(device), pooled
         self.feature_slots, self.optimizer = tuple(feature_slots), optimizer
         self.inserts = True
+        self.on_grown: Callable[[], None] | None = None
+        self._memory = 0
         self._pending: weakref.WeakSet[_Step] = weakref.WeakSet()
         none = [None] * len(slots)
         self.tables = [
@@ -124,8 +133,11 @@ class DynamicKernel(LookupKernel):
         self._bind()
 
     def _share_lock(self) -> None:
-        """One lock for all tables: one that grows moves them all."""
-        self._lock = threading.RLock()
+        """One lock for all tables: one that grows moves them all. A pass holds ``_in_use``, so that it ends before.
+
+        A thread that holds ``_in_use`` requests no other lock.
+        """
+        self._lock, self._in_use = threading.RLock(), threading.Lock()
         for table in self.tables:
             table.lock = self._lock
 
@@ -146,16 +158,26 @@ class DynamicKernel(LookupKernel):
     def _grown(self, number: int) -> Memory:
         """Memory for a table whose index grew. The other tables move to the new inner kernel as they are."""
         before = [(table.weight, table.states) for table in self.tables]
-        self._build(self.slots)
-        after = list(zip(self.weights(), self.optimizer_states(), strict=True))
-        for other, table in enumerate(self.tables):
-            if other != number:
-                copy_memory(before[other], after[other])
-                table.weight, table.states = after[other]
+        with self._in_use:
+            self._wait_for_device()
+            self._build(self.slots)
+            self._memory += 1
+            after = list(zip(self.weights(), self.optimizer_states(), strict=True))
+            for other, table in enumerate(self.tables):
+                if other != number:
+                    copy_memory(before[other], after[other])
+                    table.weight, table.states = after[other]
+        if self.on_grown is not None:
+            self.on_grown()
         return after[number]
 
+    def _wait_for_device(self) -> None:
+        """Passes and prefetches may run on different streams of a GPU, of which only the host knows."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_pending", "_lock")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_pending", "_lock", "_in_use")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -170,8 +192,7 @@ class DynamicKernel(LookupKernel):
 
         Arguments are those of `forward`, which takes the result as ``prefetched=``. It may run in another thread.
 
-        The ids of the batch before keep their slots, whether its backward has ended or not: timing affects nothing. For
-        that, a table that is prefetched for evicts rather than grows.
+        The ids of the batch before keep their rows, whether its backward has ended or not: timing affects nothing.
         """
         return self._look_up(ids, self._counts(offsets, counts), inserts=True, pins_last=True)
 
@@ -202,23 +223,57 @@ class DynamicKernel(LookupKernel):
         self, found: Prefetched, offsets: Tensor, weights: Tensor | None, counts: list[int]
     ) -> tuple[Tensor, Any]:
         """The rows of ids that have these slots."""
-        slots = found.slots
-        saved = _Saved(None, found.step, None, found.absent, None, counts)
-        if found.complete:
-            rows, saved.inner = self._inner.forward(slots, offsets, weights, counts)
+        while True:
+            with self._in_use:
+                if found.memory == self._memory:
+                    return self._rows_of(found, (offsets, weights, counts))
+            found = self._in_new_memory(found, counts)
+
+    def _rows_of(self, found: Prefetched, bounds: tuple[Tensor, Tensor | None, list[int]]) -> tuple[Tensor, Any]:
+        kept, batch = self._with_slots(found, bounds)
+        rows, inner = self._inner.forward(*batch)
+        saved = _Saved(found, bounds, inner, kept)
+        if kept is None:
             return rows, saved
-        present = slots >= 0
-        saved.kept = present.nonzero().squeeze(1)
+        (offsets, weights, counts), absent = bounds, found.absent
+        if absent and self.pooled:
+            bags = torch.arange(len(offsets) - 1, device=kept.device)
+            saved.bags = torch.repeat_interleave(bags, offsets.diff(), output_size=len(found.slots))
+        saved.overflow = overflow_of(found.ids, offsets, weights, counts, absent)
+        return self._joined(rows, saved, weights), saved
+
+    def _with_slots(
+        self, found: Prefetched, bounds: tuple[Tensor, Tensor | None, list[int]]
+    ) -> tuple[Tensor | None, tuple[Tensor, Tensor, Tensor | None, list[int]]]:
+        """The positions of ids that have a slot, None for all, and their batch for the inner kernel."""
+        offsets, weights, counts = bounds
+        if found.complete:
+            return None, (found.slots, *bounds)
+        present = found.slots >= 0
+        kept = present.nonzero().squeeze(1)
         before = pad(present.cumsum(0), (1, 0))  # [N + 1] ids that have a slot before each position
         ends = before[[*accumulate(counts, initial=0)]].tolist()
         few = [end - start for start, end in pairwise(ends)]
-        kept_weights = None if weights is None else weights[saved.kept]
-        rows, saved.inner = self._inner.forward(slots[saved.kept], before[offsets], kept_weights, few)
-        if saved.absent and self.pooled:
-            bags = torch.arange(len(offsets) - 1, device=slots.device)
-            saved.bags = torch.repeat_interleave(bags, offsets.diff(), output_size=len(slots))
-        saved.overflow = overflow_of(found.ids, offsets, weights, counts, saved.absent)
-        return self._joined(rows, saved, weights), saved
+        return kept, (found.slots[kept], before[offsets], None if weights is None else weights[kept], few)
+
+    def _in_new_memory(self, found: Prefetched, counts: Sequence[int]) -> Prefetched:
+        """The same batch after a table has grown. Ids that have got a slot since are still without one."""
+        with self._lock:
+            self._wait_for_device()
+            spans = pairwise(accumulate(counts, initial=0))
+            slots = torch.cat(
+                [
+                    self.tables[number].index._find(found.ids[slice(*span)])
+                    for number, span in zip(self.feature_slots, spans, strict=True)
+                ]
+            )
+            slots = torch.where(found.slots < 0, found.slots, slots)
+            lost = bool(((slots < 0) & (found.slots >= 0)).any())
+            found = found._replace(slots=slots, memory=self._memory)
+            if lost:  # an id found no slot, as the hash is very uneven
+                absent = self._rows_below(found.ids, slots, counts, found.step is not None)
+                found = found._replace(complete=False, absent=absent)
+            return found
 
     def _counts(self, offsets: Tensor, counts: Sequence[int] | None) -> list[int]:
         """Ids of each shard feature."""
@@ -255,7 +310,7 @@ class DynamicKernel(LookupKernel):
         self, ids: Tensor, slots: Tensor, counts: Sequence[int], complete: bool, step: _Step | None
     ) -> Prefetched:
         absent = [] if complete else self._rows_below(ids, slots, counts, step is not None)
-        return Prefetched(ids, slots, complete, step, absent)
+        return Prefetched(ids, slots, complete, step, absent, self._memory)
 
     def _scores(self, ids: Tensor, spans: Sequence[Span]) -> Tensor | None:
         """``[N]`` the scores of ids of tables that evict by a function; None if none does."""
@@ -297,7 +352,7 @@ class DynamicKernel(LookupKernel):
         if not self.pooled:
             return self._joined_sequence(rows, saved)
         first = [*accumulate(self._dims(), initial=0)]
-        for feature, positions, own, _ in saved.absent:
+        for feature, positions, own, _ in saved.found.absent:
             assert saved.bags is not None
             bag = saved.bags[positions] - feature * len(rows)
             scaled = own if weights is None else own * weights[positions][:, None]
@@ -306,7 +361,7 @@ class DynamicKernel(LookupKernel):
 
     def _joined_sequence(self, rows: Tensor, saved: _Saved) -> Tensor:
         """The same of a sequence: the ``[n, d]`` rows of each shard feature, flat, one after the other."""
-        absent = {feature: (positions, own) for feature, positions, own, _ in saved.absent}
+        absent = {feature: (positions, own) for feature, positions, own, _ in saved.found.absent}
         parts, used = [], 0
         assert saved.kept is not None
         for feature, (start, kept, count, dim) in enumerate(self._sequences(saved.kept, saved.counts)):
@@ -341,51 +396,75 @@ class DynamicKernel(LookupKernel):
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """As of `LookupKernel`. Ids that admission refused get no gradient; their per-sample weights do.
 
-        Ids of tiers that found no slot are trained like others. An optimizer that needs the norms of whole rows
-        (``row_norms``) does not train them.
+        Ids of tiers that found no slot are trained like others. Their rows take part in ``row_norms`` after those of
+        the inner kernel.
         """
-        over = saved.overflow
-        if over is not None and row_norms is None:
-            self._train_overflow(over, grad if self.pooled else self._gradient_at(over.positions, saved.counts, grad))
-        own_grad = grad if self.pooled or saved.kept is None else self._gradient_at(saved.kept, saved.counts, grad)
-        of_weights = self._inner.backward(saved.inner, own_grad, row_norms)
-        saved.step = None  # ids of this batch may now lose their slots
+        if saved.overflow is None:
+            of_weights = self._step_present(saved, grad, row_norms)
+        else:
+            with self._lock:
+                of_weights = self._step_with_overflow(saved, saved.overflow, grad, row_norms)
+        saved.found = saved.found._replace(step=None)  # ids of this batch may now lose their slots
         if of_weights is None or saved.kept is None:
             return of_weights
         whole = of_weights.new_zeros(sum(saved.counts))
         whole[saved.kept] = of_weights
         first = [*accumulate(self._dims(), initial=0)]
-        for feature, positions, rows, _ in saved.absent:
+        for feature, positions, rows, _ in saved.found.absent:
             assert saved.bags is not None
             bag = saved.bags[positions] - feature * len(grad)
             whole[positions] = (grad[bag, first[feature] : first[feature + 1]] * rows).sum(1).to(whole.dtype)
         return whole
 
-    def _train_overflow(self, over: Overflow, grad: Tensor) -> None:
-        """Steps the rows of ids without a slot, in a kernel that has nothing else, before the inner kernel's step."""
-        with self._lock:
-            distinct = [over.ids_of(slot, self.feature_slots) for slot in range(len(self.slots))]
-            sizes = [replace(own, num_rows=max(1, len(ids))) for own, ids in zip(self.slots, distinct, strict=True)]
-            kernel = self._class(sizes, self.feature_slots, self.optimizer, pooled=self.pooled, device=self.device)
-            rows = [table.read_rows(ids) for table, ids in zip(self.tables, distinct, strict=True)]
-            for table, own, weight, states in zip(
-                self.tables, rows, kernel.weights(), kernel.optimizer_states(), strict=True
-            ):
-                weight[: len(own.ids)] = own.weight
-                for name, state in states.items():
-                    if name in own.states:
-                        state[: len(own.ids)] = own.states[name]
-                    else:
-                        state.copy_(table.states[name])
-            saved = kernel.remember(over.local_ids(distinct, self.feature_slots), *over.batch)
-            kernel.backward(saved, grad)
-            for table, own, weight, states in zip(
-                self.tables, rows, kernel.weights(), kernel.optimizer_states(), strict=True
-            ):
-                many = len(own.ids)
-                if many:
-                    after = {name: states[name][:many] for name in own.states}
-                    table.write_rows(own._replace(weight=weight[:many], states=after))
+    def _step_present(self, saved: _Saved, grad: Tensor, row_norms: RowNorms | None) -> Tensor | None:
+        """Backward of the ids that have a slot."""
+        while True:
+            with self._in_use:
+                if saved.found.memory == self._memory:
+                    kept = saved.kept
+                    own = grad if self.pooled or kept is None else self._gradient_at(kept, saved.counts, grad)
+                    return self._inner.backward(saved.inner, own, row_norms)
+            with self._lock:
+                found = self._in_new_memory(saved.found, saved.counts)
+                saved.found = found._replace(absent=saved.found.absent)
+                saved.kept, batch = self._with_slots(saved.found, saved.bounds)
+                saved.inner = self._inner.remember(*batch)
+
+    def _step_with_overflow(
+        self, saved: _Saved, over: Overflow, grad: Tensor, row_norms: RowNorms | None
+    ) -> Tensor | None:
+        """Steps the rows of ids without a slot too, in a kernel that has nothing else. The lock is held."""
+        distinct = [over.ids_of(slot, self.feature_slots) for slot in range(len(self.slots))]
+        sizes = [replace(own, num_rows=max(1, len(ids))) for own, ids in zip(self.slots, distinct, strict=True)]
+        kernel = self._class(sizes, self.feature_slots, self.optimizer, pooled=self.pooled, device=self.device)
+        rows = [table.read_rows(ids) for table, ids in zip(self.tables, distinct, strict=True)]
+        for table, own, weight, states in zip(
+            self.tables, rows, kernel.weights(), kernel.optimizer_states(), strict=True
+        ):
+            weight[: len(own.ids)] = own.weight
+            for name, state in states.items():
+                if name in own.states:
+                    state[: len(own.ids)] = own.states[name]
+                else:
+                    state.copy_(table.states[name])
+        remembered = kernel.remember(over.local_ids(distinct, self.feature_slots), *over.batch)
+        own_grad = grad if self.pooled else self._gradient_at(over.positions, saved.counts, grad)
+        step = partial(kernel.backward, remembered, own_grad)
+        if row_norms is None:
+            step()
+            of_weights = self._step_present(saved, grad, None)
+        else:
+            joint = JointNorms(step, row_norms)
+            of_weights = self._step_present(saved, grad, joint)
+            step(joint.known)
+        for table, own, weight, states in zip(
+            self.tables, rows, kernel.weights(), kernel.optimizer_states(), strict=True
+        ):
+            many = len(own.ids)
+            if many:
+                after = {name: states[name][:many] for name in own.states}
+                table.write_rows(own._replace(weight=weight[:many], states=after))
+        return of_weights
 
     # ---- memory and settings of the inner kernel ----
 
@@ -409,9 +488,12 @@ class DynamicKernel(LookupKernel):
         self._inner.set_learning_rate(lr)
 
     def touched_rows(self, ids: Tensor, slot: int) -> Tensor:
-        """As of `LookupKernel`, of ids that have a row."""
-        slots = self.tables[slot].index.find(ids)
-        return self._inner.touched_rows(slots[slots >= 0], slot)
+        """As of `LookupKernel`, of ids that have a row. Those without a slot come last."""
+        table = self.tables[slot]
+        slots = table.index.find(ids)
+        rows = self._inner.touched_rows(slots[slots >= 0], slot)
+        below = int(table._in_tiers(ids[slots < 0].unique()).sum())
+        return torch.cat([rows, torch.arange(below, device=rows.device) + ABOVE])
 
     def flush_tiers(self) -> None:
         """Moves every row of the tables with tiers to the last one: see `DynamicTable.flush`."""

@@ -5,13 +5,18 @@ Shape letters: F shard features, B bags of each, N ids of the batch, K of them w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from recshard_lab.embedding.kernels import RowNorms
+
+ABOVE = 1 << 62  # numbers of the second kernel's rows, above those of the first one's and their padding
 
 
 class Absent(NamedTuple):
@@ -54,6 +59,49 @@ class Overflow(NamedTuple):
         """``[K]`` the position of each id among the distinct ones of its slot."""
         spans = zip(feature_slots, self._spans(), strict=True)
         return torch.cat([torch.searchsorted(distinct[slot], self.ids[first:end]) for slot, (first, end) in spans])
+
+
+class _Squares(Exception):
+    """Ends a backward pass once its squares are known. It has changed nothing then."""
+
+
+class JointNorms:
+    """`RowNorms` of a kernel, with which the rows of a second kernel get theirs, in the same calls.
+
+    The backward pass of the second kernel runs up to its next squares, once for each call, and the last time whole.
+    Column shards have the same rows in both kernels.
+
+    Args:
+        step: the backward pass of the second kernel, which takes its `RowNorms`.
+        row_norms: of both.
+    """
+
+    def __init__(self, step: Callable[[RowNorms], object], row_norms: RowNorms) -> None:
+        self._step, self._row_norms = step, row_norms
+        self._sums: list[list[Tensor]] = []  # of each call, per slot those of the second kernel
+        self._found: tuple[list[Tensor], list[Tensor]] | None = None
+        self._calls = 0
+
+    def known(self, rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
+        """The `RowNorms` of the second kernel: sums of an earlier call."""
+        self._calls += 1
+        if self._calls > len(self._sums):
+            self._found = rows, squares
+            raise _Squares
+        return self._sums[self._calls - 1]
+
+    def __call__(self, rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
+        """Per slot the sums of the first kernel's rows."""
+        self._calls = 0
+        with suppress(_Squares):
+            self._step(self.known)
+        self._calls = 0
+        assert self._found is not None
+        others = [own + ABOVE for own in self._found[0]]
+        joined = [torch.cat(pair) for pair in zip(squares, self._found[1], strict=True)]
+        sums = self._row_norms([torch.cat(pair) for pair in zip(rows, others, strict=True)], joined)
+        self._sums.append([own[len(first) :] for own, first in zip(sums, squares, strict=True)])
+        return [own[: len(first)] for own, first in zip(sums, squares, strict=True)]
 
 
 def overflow_of(

@@ -240,7 +240,8 @@ class DynamicTable:
         """Everything that belongs to distinct ids ``[M]``, from any tier. Absent ones have initial rows, states 0."""
         ids = ids.to(self.device, torch.int64)
         slots = self.index._find(ids)
-        rows = self._rows(ids, self.index.scores[slots], self.index.touched[slots], slots)
+        some = slots.clamp(min=0)
+        rows = self._rows(ids, self.index.scores[some], self.index.touched[some], some)
         absent = (slots < 0).nonzero().squeeze(1)
         if len(absent):
             below, _ = self._from_tiers(ids[absent])
@@ -375,6 +376,19 @@ class DynamicTable:
         self._lose(self.tiers.sink())
         self.tiers.close()
 
+    @_alone
+    def grow(self, buckets: int) -> None:
+        """Grows to this many buckets of each partition, if it has fewer. Every id keeps its row."""
+        if buckets > self.index.buckets:
+            self._settle(self.index.grow(buckets))
+
+    @_alone
+    def clear(self, buckets: int) -> None:
+        """Removes every id of the fast tier, in memory for this many buckets of each partition."""
+        self.index.clear(buckets)
+        if len(self.weight) != self.index.capacity:
+            self.weight, self.states = self._memory()
+
     # ---- state ----
 
     @_alone
@@ -493,7 +507,8 @@ class DynamicTable:
         return ((name, state) for name, state in self.states.items() if state.shape[0] == len(self.weight))
 
     def _rows(self, ids: Tensor, scores: Tensor, touched: Tensor, slots: Tensor) -> Rows:
-        return Rows(ids, scores, touched, self.weight[slots], {name: state[slots] for name, state in self._by_row()})
+        states = {name: state.index_select(0, slots) for name, state in self._by_row()}
+        return Rows(ids, scores, touched, self.weight.index_select(0, slots), states)
 
     @torch.no_grad()
     def _settle(self, found: Inserted, values: tuple[Tensor, Tensor] | None = None) -> Rows | None:
@@ -593,9 +608,9 @@ class DynamicTable:
             return
         rows, found = taken.rows.to(self.device), taken.found.to(self.device)
         self._reset(rows, ids, ~found)
-        self.weight[slots] = rows.weight
+        self.weight.index_copy_(0, slots, rows.weight)
         for name, state in self._by_row():
-            state[slots] = rows.states[name]
+            state.index_copy_(0, slots, rows.states[name])
         self.index.add_scores(slots[found], rows.scores[found])
         assert self.tiers is not None
         self.tiers.drop(taken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -98,6 +99,84 @@ def test_a_table_that_evicts_nothing_trains_as_a_static_one(
         assert torch.equal(own["weight"], after[name]["weight"])
         for field in ("keys", "accesses", "tags"):
             assert torch.equal(own["index"][field], after[name]["index"][field])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_table_grows_between_the_passes_of_a_batch(weighted: bool) -> None:
+    dynamic, static = bag_pair(torch.optim.Adagrad, {"lr": 0.1}, weighted)
+    data, grown = batches(12, weighted), 0
+    for first in range(0, len(data), 6):
+        outputs = []
+        for by_id, by_position in data[first : first + 6]:
+            for batch in (by_id, by_position):
+                if weighted:
+                    batch.weights().requires_grad_()
+            before = dynamic.table("user").capacity
+            outputs.append((dynamic(by_id).values(), static(by_position).values()))
+            grown += len(outputs) > 1 and dynamic.table("user").capacity > before
+        for mine, other in outputs:
+            torch.testing.assert_close(mine, other)
+            mine.pow(2).sum().backward()
+            other.pow(2).sum().backward()
+        for by_id, by_position in data[first : first + 6] if weighted else ():
+            torch.testing.assert_close(by_id.weights().grad, by_position.weights().grad)
+    assert grown == 1  # while other batches waited for their backward
+    assert [own["fast"]["evictions"] for own in dynamic.counters().values()] == [0, 0]
+
+
+def test_a_sequence_grows_between_its_passes() -> None:
+    config = DynamicEmbeddingConfig("user", 8, 128, 1 << 13, ["u", "v"])
+    dynamic = DynamicEmbeddingCollection([config], torch.optim.SGD, {"lr": 0.1})
+    static = FusedEmbeddingCollection(
+        [EmbeddingConfig(1500, 8, "user", feature_names=["u", "v"])], torch.optim.SGD, {"lr": 0.1}
+    )
+    static.state_dict()["embeddings.user.weight"].copy_(dynamic.table("user").initial(VOCABULARY))
+    outputs = [(dynamic(by_id), static(by_position)) for by_id, by_position in batches(16)]
+    for mine, other in outputs:
+        for key in ("u", "v"):
+            torch.testing.assert_close(mine[key].values(), other[key].values())
+        sum(mine[key].values().pow(2).sum() for key in mine).backward()
+        sum(other[key].values().pow(2).sum() for key in other).backward()
+    (by_id, by_position), *_ = batches(1)
+    torch.testing.assert_close(dynamic(by_id)["u"].values(), static(by_position)["u"].values())
+    assert dynamic.table("user").capacity > 1024
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_table_grows_while_another_thread_trains(threads: int) -> None:
+    """The batch after the next one is prefetched before, or during, the backward pass of a batch."""
+    dynamic, static = bag_pair(torch.optim.SGD, {"lr": 0.1})
+    kernel, columns, data = dynamic._kernel, [8, 8, 16], batches(40, seed=3)
+    bags = [
+        (torch.cat([by["u"].values(), by["v"].values(), by["u"].values()]),
+         torch.cat([by["u"].lengths(), by["v"].lengths(), by["u"].lengths()]))
+        for by, _ in data
+    ]  # fmt: skip
+    order = [0, 1, 2]
+    assert [kernel.slots[slot].num_cols for slot in kernel.feature_slots] == columns, order
+
+    def inputs(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, lengths = bags[number]
+        return ids, torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+
+    with ThreadPoolExecutor(1) as pool:
+        prefetched = kernel.prefetch(*inputs(0))
+        for number, (_, by_position) in enumerate(data):
+            rows, saved = kernel.forward(*inputs(number), None, prefetched=prefetched)
+            coming = pool.submit(kernel.prefetch, *inputs(min(number + 1, len(data) - 1)))
+            if threads == 1:
+                prefetched = coming.result()
+            grad = 2 * rows
+            grad[:, 16:] /= data[number][0]["u"].lengths().clamp(min=1)[:, None] ** 2
+            kernel.backward(saved, grad)
+            prefetched = coming.result()
+            other = static(by_position)
+            whole = torch.cat([other["u@user"], other["v"], other["u@item"]], 1)
+            scaled = rows.clone()
+            scaled[:, 16:] /= data[number][0]["u"].lengths().clamp(min=1)[:, None]
+            torch.testing.assert_close(scaled, whole)
+            whole.pow(2).sum().backward()
+    assert dynamic.table("user").capacity > 1024
 
 
 def test_weights_get_gradients_from_present_and_from_absent_ids() -> None:

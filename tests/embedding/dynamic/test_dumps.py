@@ -14,13 +14,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from recshard_lab import DataType, DynamicEmbeddingBagCollection, DynamicEmbeddingConfig, KeyedJaggedTensor
-from recshard_lab.embedding import EmbOptimType
+from recshard_lab import (
+    DataType,
+    DistributedModelParallel,
+    DynamicEmbeddingBagCollection,
+    DynamicEmbeddingConfig,
+    EmbOptimType,
+    KeyedJaggedTensor,
+    ParameterSharding,
+    RowWiseAdagrad,
+    Shard,
+    ShardingPlan,
+)
 from recshard_lab.embedding.dynamic.dumps import DumpError
 from recshard_lab.embedding.dynamic.dumps import files as dump_files
+from recshard_lab.embedding.dynamic.stores.base import joined
 from recshard_lab.embedding.dynamic.tiers import Tier
-from recshard_lab.optim import RowWiseAdagrad
+from recshard_lab.sharding import EmbeddingModuleShardingPlan
 
 OPTIMIZERS: dict[str, Any] = {"adam": EmbOptimType.ADAM, "row-wise": RowWiseAdagrad, "sgd": torch.optim.SGD}
 
@@ -160,14 +172,16 @@ def test_a_smaller_table_keeps_the_highest_scores_and_hands_over_the_rest(tmp_pa
     one.dump(tmp_path / "1", since=tmp_path / "0")
     source, target, lost = one.table("user"), small.table("user"), list[Any]()
     target.on_evict = lost.append
-    restored = small.load([tmp_path / "0", tmp_path / "1"])
+    restored = small.load(tmp_path / "0")
+    first = joined(lost)
+    restored = restored.then(small.load(tmp_path / "1"))
     assert target.load_factor > 0.9
     assert restored.lost["user"] == sum(len(rows.ids) for rows in lost) == target.counters.evictions > 500
     kept = target.index.keys[target.index.slots()]
     slots, there = source.slots_of(kept), target.slots_of(kept)
     assert torch.equal(source.weight[slots], target.weight[there])
     assert torch.equal(source.index.accesses[slots], target.index.accesses[there])
-    (first, second) = lost
+    second = joined(lost[1:])
     for name, state in target.states.items():
         if len(state) == len(target.weight):
             assert torch.equal(source.states[name][slots], state[there])
@@ -254,6 +268,77 @@ def test_files_are_split_and_only_those_of_a_shard_are_opened(tmp_path: Path, mo
     assert 0 < len(list(reader.opened(files, (0, 8)))) < len(files) / 4
     other.load(tmp_path / "run")
     assert_same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"seed": 7}, "'user' has seed=7, and in .* seed=0: the rows of new ids would differ"),
+        ({"absent": "zero"}, "has absent='zero', and in .* absent='initial': what ids without a row look up"),
+        ({"weight_init_max": 0.5}, r"has weight_init=\[-0.03125, 0.5\], and in .* weight_init=None"),
+        ({"evict": "lru"}, "has evict='lru', and in .* evict='lfu': the meaning of scores would differ"),
+    ],
+)
+def test_a_dump_of_a_table_with_other_settings_is_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    one, other = collection(), collection(**more)
+    train(one, 1, 0)
+    one.dump(tmp_path / "run")
+    with pytest.raises(DumpError, match=words):
+        other.load(tmp_path / "run")
+    assert other.table("user").size == 0
+    other.dump(tmp_path / "other")
+    collection(**more).load(tmp_path / "other")
+
+
+class LargestTensor(TorchDispatchMode):
+    """The bytes of the largest tensor that an operator returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not func.is_view and not func._schema.is_mutable:
+            self.bytes = max(self.bytes, result.nbytes)
+        return result
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_loading_rows_without_a_slot_needs_the_memory_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: bool
+) -> None:
+    """Also if the dump has the columns of a row in several files."""
+    size = 1 << 14
+    for module in ("read", "write"):
+        monkeypatch.setattr(f"recshard_lab.embedding.dynamic.dumps.{module}.FILE_BYTES", size)
+
+    def tiered(capacity: int) -> Any:
+        tiers = [Tier("host", capacity=1 << 15)]
+        return DynamicEmbeddingBagCollection(
+            [DynamicEmbeddingConfig("user", 32, capacity, tiers=tiers)], EmbOptimType.ADAM, {"lr": 0.1}
+        )
+
+    one: Any = tiered(1024)
+    if split:
+        shards = [Shard(0, (0, 1024), columns) for columns in ((0, 16), (16, 32))]
+        plan = ShardingPlan({"": EmbeddingModuleShardingPlan({"user": ParameterSharding("custom", shards=shards)})})
+        one = DistributedModelParallel(one, plan=plan)
+    ids = torch.randperm(6000, generator=torch.Generator().manual_seed(0)) * 7919
+    for part in ids.split(500):
+        batch = KeyedJaggedTensor(["user"], part, lengths=torch.ones(500, dtype=torch.int64))
+        one(batch).values().pow(2).sum().backward()
+    one.dump(tmp_path / "run")
+    other, largest = tiered(128), LargestTensor()
+    assert other.table("user").total_size == 0  # allocates the tier
+    with largest:
+        other.load(tmp_path / "run")
+    assert largest.bytes < 8 * 6000 + 3 * size  # the ids, of 384 bytes a row
+    one.eval(), other.eval()
+    for part in ids.split(500):
+        batch = KeyedJaggedTensor(["user"], part, lengths=torch.ones(500, dtype=torch.int64))
+        assert torch.equal(one(batch).values(), other(batch).values())
+    assert other.table("user").total_size == 6000
 
 
 def test_optimizer_states_can_be_left_out(tmp_path: Path) -> None:

@@ -116,15 +116,16 @@ def test_an_index_grows_before_it_evicts_and_every_id_keeps_its_score(backend: s
     assert index.scores[slots[-1]] == 1
 
 
-def test_no_slot_moves_while_a_batch_is_pinned() -> None:
-    index = ScoredIndex(1024, 8192)
-    first = index.find_or_insert(torch.arange(900))
+def test_an_index_grows_around_a_pinned_batch_and_never_evicts_it() -> None:
+    index = ScoredIndex(1024, 2048)
+    index.find_or_insert(torch.arange(900))
     second = index.find_or_insert(torch.arange(900, 1500), pinned_from=1)
-    assert second.moved is None
-    assert torch.equal(index.find(torch.arange(900)), first.slots)
-    assert index.counters.overflows == int((second.slots < 0).sum()) > 400
+    assert second.moved is not None
+    assert bool((second.slots >= 0).all())
+    third = index.find_or_insert(torch.arange(1500, 3000), pinned_from=1)
     assert index.counters.evictions == 0
-    assert index.find_or_insert(torch.arange(1500, 1600)).moved is not None
+    assert index.counters.overflows == int((third.slots < 0).sum()) > 800
+    assert bool(index.contains(torch.arange(1500)).all())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -66,7 +66,7 @@ def load_checkpoint(
 
     Collective over a sharded model's ranks; each reads only its shards. Before the model is changed, files are compared
     with their checksums, and names, shapes and dtypes with the model. Loading never runs code of a file. Waits for an
-    asynchronous save of the same ranks.
+    asynchronous save of the same ranks. A dynamic table that grows gets the size that it has in the checkpoint.
 
     Args:
         path: the folder that `save_checkpoint` wrote.
@@ -92,7 +92,9 @@ def load_checkpoint(
     fused = optimizer_state and bool(state.fused)
     if fused:
         expected |= {("fused", key, name): value for key, entry in state.fused.items() for name, value in entry.items()}
-    agreed(env, lambda: _compare(folder, expected, saved, state))
+    rows_saved = {key[1]: entry.size[0] for key, entry in saved.items() if _is_weight(key, entry)}
+    sizes = agreed(env, lambda: state.other_sizes(rows_saved))
+    agreed(env, lambda: _compare(folder, expected, saved, state, state.rows_at(sizes)))
     read: dict[str, Any] = {name: torch.empty(tuple(saved[name,].size), dtype=torch.uint8) for name in _PLAIN}
     tiers = agreed(env, lambda: _tiers(folder, saved, state))
     if tiers:
@@ -104,8 +106,9 @@ def load_checkpoint(
         agreed(env, lambda: _compare_groups(folder, state, settings, entries))
         agreed(env, lambda: state.make_dense(entries))
         state.read_dense()
-    content: dict[str, Any] = {"model": state.weights}
     rows = agreed(env, lambda: _tier_rows(folder, saved, state, tiers, optimizer_state))
+    agreed(env, lambda: state.set_sizes(sizes))
+    content: dict[str, Any] = {"model": state.weights}
     if rows:
         content["tiers"] = rows
     if fused:
@@ -181,9 +184,18 @@ def _settings(data: Tensor) -> dict[str, Any]:
     return dict(settings)
 
 
+def _is_weight(key: tuple[str, ...], entry: Any) -> bool:
+    return key[0] == "model" and key[1].endswith(".weight") and len(entry.size) == 2
+
+
 def _compare(
-    folder: Path, expected: Mapping[tuple[str, ...], Any], saved: Mapping[tuple[str, ...], Any], state: Any
+    folder: Path,
+    expected: Mapping[tuple[str, ...], Any],
+    saved: Mapping[tuple[str, ...], Any],
+    state: Any,
+    rows: Mapping[tuple[str, ...], int] | None = None,
 ) -> None:
+    """Compares tensors of the model with those of a checkpoint. ``rows``: of tensors that will have other rows."""
     wrong = []
     for key, value in expected.items():
         name = ".".join(key[1:])
@@ -192,6 +204,7 @@ def _compare(
             continue
         sharded = hasattr(value, "local_shards")
         size = tuple(value.metadata().size if sharded else value.shape)
+        size = (rows[key], *size[1:]) if rows and key in rows else size
         dtype = value.metadata().tensor_properties.dtype if sharded else value.dtype
         entry = saved[key]
         if tuple(entry.size) != size or entry.properties.dtype != dtype:

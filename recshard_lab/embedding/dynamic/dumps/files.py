@@ -3,7 +3,7 @@
 ::
 
     00000-000000.safetensors    rank 0's first rows of a table: ids [M], weight [M, d], states.momentum1 [M], ...
-    manifest.json               per table its steps and size, and for each range of columns its files
+    manifest.json               per table its steps, size and settings, and for each range of columns its files
 
 A folder is complete or absent (`recshard_lab.complete_folders`). Every rank writes its own files. Files of a table
 whose ids are hashed name the 64ths of the hash that they have, so that a rank opens only files with ids of its shards.
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.complete_folders import FolderFormat
+from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index_rounds import partitions_of
 from recshard_lab.embedding.dynamic.sizes import MOST_PARTITIONS
 
@@ -153,6 +154,23 @@ class FileReader:
                         yield opened
                 except OSError as error:
                     raise DumpError(f"{self.folder / file['file']} could not be read: {error}") from error
+
+
+def settings_of(config: DynamicEmbeddingConfig) -> dict[str, Any]:
+    """What the rows of a dynamic table depend on, beside its name and what a dump has of each row.
+
+    ``weight_init`` are the ends of the initial values. None stands for the default, which follows ``max_capacity``.
+
+    >>> settings_of(DynamicEmbeddingConfig("user", 4, capacity=128, seed=3))
+    {'seed': 3, 'weight_init': None, 'absent': 'initial', 'evict': 'lru'}
+    """
+    default = config.weight_init_min is None and config.weight_init_max is None
+    return {
+        "seed": config.seed,
+        "weight_init": None if default else list(config.init_range),
+        "absent": config.absent,
+        "evict": "a function of ids" if callable(config.evict) else config.evict,
+    }
 
 
 def steps_of(since: int | str | Path | None) -> Mapping[str, Entry] | int | None:

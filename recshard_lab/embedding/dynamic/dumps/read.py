@@ -5,30 +5,45 @@ Shape letters: M rows, K ids, C slots, d columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.dynamic.dumps.files import DumpError, Entry, FileReader, dtype_name
+from recshard_lab.embedding.dynamic.dumps.files import FILE_BYTES, DumpError, Entry, FileReader, dtype_name, settings_of
 from recshard_lab.embedding.dynamic.dumps.write import is_by_row
 from recshard_lab.embedding.dynamic.index import ScoredIndex
 from recshard_lab.embedding.dynamic.index_rounds import partitions_of
 from recshard_lab.embedding.dynamic.sizes import MOST_PARTITIONS
-from recshard_lab.embedding.dynamic.stores.base import Rows
+from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows
 from recshard_lab.embedding.dynamic.table import DynamicTable
+
+_DEPENDS = {
+    "seed": "the rows of new ids",
+    "weight_init": "the rows of new ids",
+    "absent": "what ids without a row look up",
+    "evict": "the meaning of scores",
+}  # what depends on a setting
 
 
 def check_dynamic(folder: Path, name: str, entry: Entry, table: DynamicTable, optimizer_state: bool) -> None:
     """Checks that a table of a dump fits this one.
 
     Raises:
-        DumpError: other columns, number format, optimizer states or admission, or a delta whose base is missing.
+        DumpError: other columns, number format, settings, optimizer states or admission, or a delta whose base is
+            missing.
     """
     dtype, states = table.weight.dtype, table.states if optimizer_state else {}
     check_rows(folder, name, entry, table.config.embedding_dim, dtype, states, table.index.step)
+    there = entry.get("settings", {})
+    for key, value in settings_of(table.config).items():
+        if value != there.get(key):
+            raise DumpError(
+                f"table {name!r} has {key}={value!r}, and in {folder} {key}={there.get(key)!r}: {_DEPENDS[key]} would "
+                f"differ. Fix: build the table with that {key.replace('weight_init', 'weight_init_min and _max')}"
+            )
     if table.admission_counts is not None and not entry["counts"]:
         raise DumpError(f"{folder} has no counts of absent ids of table {name!r}, which admit= needs")
 
@@ -76,6 +91,9 @@ def check_shape(folder: Path, name: str, entry: Entry, dim: int, dtype: torch.dt
 def read_dynamic(folder: Path, entry: Entry, table: DynamicTable, optimizer_state: bool) -> tuple[int, int]:
     """Makes a table, or a shard, that of a dump. `check_dynamic` precedes.
 
+    It reads one file at a time. Besides, ids, scores, steps and slots of the rows with a slot are in memory, 32 bytes
+    a row; without tiers below the fast one, those of all rows.
+
     Returns:
         Rows in the files, and rows that the table lost: those without a slot, or with tiers without a place in them.
     """
@@ -87,46 +105,59 @@ def _read_dynamic(reader: FileReader, table: DynamicTable, optimizer_state: bool
     entry, index = reader.entry, table.index
     span = _span(index)
     first = [file for columns, files in reader.pieces((0, 1)) for file in files]
-    ids, scores, touched, slots, kept = _index_of(reader, first, index, span)
-    fresh = len(ids)
+    fresh, (ids, scores, touched, slots), kept = _index_of(reader, first, index, span, table.tiers is not None)
+    new = len(ids)
     _leave_below(table, kept[0])
     before = index._find(kept[0])
     there = before >= 0
     kept_ids, kept_slots, before = kept[0][there], kept[1][there], before[there]
     ids = torch.cat([ids, kept_ids])
     scores, touched = torch.cat([scores, index.scores[before]]), torch.cat([touched, index.touched[before]])
-    slots = torch.cat([slots, kept_slots])
     old = table.weight, dict(table.states)
     by_row = {name for name, state in old[1].items() if is_by_row(state, old[0])}
-    left = table._rows(kept_ids, index.scores[before], index.touched[before], before) if _reads_lost(table) else None
-    placed = torch.full_like(ids, -1)
+    slots, placed = torch.cat([slots, kept_slots]), torch.full_like(ids, -1)
     here = slots >= 0 if table.tiers is not None else torch.ones_like(slots, dtype=torch.bool)
     placed[here] = index.refill(ids[here], scores[here], touched[here], slots[here], entry["geometry"])
-    _move_rows(table, old, by_row, before, placed[fresh:])
-    missing = (placed < 0).nonzero().squeeze(1)
-    lost = _lost_rows(table, ids[missing], scores[missing], touched[missing])
+    lost = (placed < 0).nonzero().squeeze(1)
+    left = lost[lost >= new]
+    kept_rows = table._rows(ids[left], scores[left], touched[left], before[left - new])
+    _move_rows(table, old, by_row, before, placed[new:])
+    del old
     if not optimizer_state:
-        new = placed[:fresh][placed[:fresh] >= 0]
+        some = placed[:new][placed[:new] >= 0]
         for _, state in table._by_row():
-            state[new] = 0
-    _read_values(reader, table, span, optimizer_state, lost)
-    many = len(missing)
-    if lost is not None and left is not None:
-        _fill_kept(lost, left)
-        if table.tiers is not None:
-            lost = table.tiers.put(lost.to("cpu"))
-            many = 0 if lost is None else len(lost.ids)
-        table._lose(lost)
+            state[some] = 0
+    gone = len(lost) if table.tiers is None else 0
+    _read_values(reader, table, span, optimizer_state)
+    if _reads_lost(table):
+        for rows in _rows_without_slot(reader, table, span, optimizer_state):
+            gone += _store_below(table, rows)
+        gone += _store_below(table, kept_rows)
     index.step, index.epoch = entry["step"], entry["epoch"]
     counts = table.admission_counts
     if counts is not None:
         _read_counts(reader, counts)
-    return fresh, many
+    return fresh, gone
 
 
 def _reads_lost(table: DynamicTable) -> bool:
     """Whether rows without a slot go anywhere."""
     return table.on_evict is not None or table.tiers is not None
+
+
+def _store_below(table: DynamicTable, rows: Rows) -> int:
+    """Stores rows in the tiers, if there are any. Returns how many these lose. `DynamicTable.on_evict` is passed them.
+
+    Rows that a table without tiers loses were counted when they found no slot.
+    """
+    lost: Rows | None = rows if len(rows.ids) else None
+    if table.tiers is None:
+        table._lose(lost)
+        return 0
+    if lost is not None:
+        lost = table.tiers.put(lost.to("cpu"))
+    table._lose(lost)
+    return 0 if lost is None else len(lost.ids)
 
 
 def _leave_below(table: DynamicTable, kept: Tensor) -> None:
@@ -153,21 +184,28 @@ def _of_shard(index: ScoredIndex, ids: Tensor) -> Tensor:
 
 
 def _index_of(
-    reader: FileReader, files: list[Entry], index: ScoredIndex, span: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Ids, scores, steps and slots of a shard's rows in the dump, and ids and slots of those that it leaves."""
+    reader: FileReader, files: list[Entry], index: ScoredIndex, span: tuple[int, int], slots_only: bool = False
+) -> tuple[int, tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+    """The number of a shard's rows in the dump; ids, scores, steps and slots of them; ids and slots of those it leaves.
+
+    ``slots_only``: without the rows that had no slot.
+    """
     fresh: list[list[Tensor]] = [[] for _ in range(4)]
     kept: list[list[Tensor]] = [[], []]
+    many = 0
     for file in reader.opened(files, span):
         keys = set(file.keys())
         for names, parts in ((("ids", "scores", "touched", "slots"), fresh), (("kept_ids", "kept_slots"), kept)):
             if names[0] in keys:
                 own = _of_shard(index, file.get_tensor(names[0]))
+                many += int(own.sum()) * (parts is fresh)
+                if slots_only and parts is fresh:
+                    own &= file.get_tensor("slots") >= 0
                 for name, part in zip(names, parts, strict=True):
                     part.append(file.get_tensor(name)[own].to(index.device, torch.int64))
     none = torch.empty(0, dtype=torch.int64, device=index.device)
-    ids, scores, touched, slots = (torch.cat([none, *part]) for part in fresh)
-    return ids, scores, touched, slots, (torch.cat([none, *kept[0]]), torch.cat([none, *kept[1]]))
+    values = tuple(torch.cat([none, *part]) for part in fresh)
+    return many, values, (torch.cat([none, *kept[0]]), torch.cat([none, *kept[1]]))
 
 
 def _move_rows(
@@ -177,35 +215,21 @@ def _move_rows(
     there = after >= 0
     before, after = before[there], after[there]
     grown = len(table.weight) != table.index.capacity
-    if not grown and torch.equal(before, after):
-        return
-    weight, states = old[0][before], {name: state[before] for name, state in old[1].items() if name in by_row}
     if grown:
         table.weight, table.states = table._memory()
-    table.weight[after] = weight
+        sizes = FILE_BYTES
+    else:
+        moves = before != after  # slots of one memory may change places, so that all are copied first
+        before, after = before[moves], after[moves]
+        sizes = max(1, len(before)) * max(1, old[0][:1].nbytes)
+    for some, to in zip(*(own.split(max(1, sizes // old[0][:1].nbytes)) for own in (before, after)), strict=True):
+        weight, states = old[0][some], {name: old[1][name][some] for name in by_row}
+        table.weight[to] = weight
+        for name in by_row:
+            table.states[name][to] = states[name]
     for name, state in table.states.items():
-        if name in by_row:
-            state[after] = states[name]
-        elif state is not old[1][name]:
+        if name not in by_row and state is not old[1][name]:
             state.copy_(old[1][name])
-
-
-def _lost_rows(table: DynamicTable, ids: Tensor, scores: Tensor, touched: Tensor) -> Rows | None:
-    """Memory for the rows without a place, in the order of ids, if anyone reads them."""
-    if not _reads_lost(table) or not len(ids):
-        return None
-    order = ids.argsort()
-    states = {name: state.new_zeros(len(ids), *state.shape[1:]) for name, state in table._by_row()}
-    weight = table.weight.new_zeros(len(ids), table.weight.shape[1])
-    return Rows(ids[order], scores[order], touched[order], weight, states)
-
-
-def _fill_kept(lost: Rows, kept: Rows) -> None:
-    """Copies rows that the table had before the load."""
-    at, found = positions(lost.ids, kept.ids)
-    lost.weight[at] = kept.weight[found]
-    for name, state in lost.states.items():
-        state[at] = kept.states[name][found]
 
 
 def positions(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,11 +239,9 @@ def positions(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return at[found], found
 
 
-def _read_values(
-    reader: FileReader, table: DynamicTable, span: tuple[int, int], optimizer_state: bool, lost: Rows | None
-) -> None:
-    """Reads weights and states of the table's columns."""
-    index, targets = table.index, [(table.weight, dict(table.states) if optimizer_state else {})]
+def _read_values(reader: FileReader, table: DynamicTable, span: tuple[int, int], optimizer_state: bool) -> None:
+    """Reads weights and states of the table's columns, of the rows that have a slot."""
+    index, targets = table.index, (table.weight, dict(table.states) if optimizer_state else {})
     for columns, files in reader.pieces((0, table.config.embedding_dim)):
         for file in reader.opened(files, span):
             keys = set(file.keys())
@@ -229,10 +251,67 @@ def _read_values(
             own = _of_shard(index, ids).nonzero().squeeze(1)
             slots = index._find(ids[own])
             present = slots >= 0
-            copy_values(file, keys, columns, table.columns, own[present], slots[present], *targets[0])
-            if lost is not None:
-                at, found = positions(lost.ids, ids[own])
-                copy_values(file, keys, columns, table.columns, own[found], at, lost.weight, lost.states)
+            copy_values(file, keys, columns, table.columns, own[present], slots[present], *targets)
+
+
+def _rows_without_slot(
+    reader: FileReader, table: DynamicTable, span: tuple[int, int], optimizer_state: bool
+) -> Iterator[Rows]:
+    """The rows of a shard in the dump that have no slot, at most those of a file at a time.
+
+    If the dump has the table's columns in several files, they are joined, for which some files are read repeatedly.
+    """
+    index, whole = table.index, table.columns
+    pieces = list(reader.pieces((0, 1)))
+    joins = any(columns[1] < whole[1] for columns, _ in pieces)
+    waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+    for columns, files in pieces:
+        for file in reader.opened(files, span):
+            keys = set(file.keys())
+            if "ids" not in keys:
+                continue
+            ids = file.get_tensor("ids").to(index.device)
+            own = _of_shard(index, ids)
+            own[own.clone()] = index._find(ids[own]) < 0
+            at = own.nonzero().squeeze(1)
+            if not len(at):
+                continue
+            known = ids[at], *(file.get_tensor(name).to(index.device)[at] for name in ("scores", "touched"))
+            if joins:
+                waiting.append(known)
+                continue
+            rows = _empty_rows(table, *known)
+            states = rows.states if optimizer_state else {}
+            copy_values(file, keys, columns, whole, at, torch.arange(len(at), device=index.device), rows.weight, states)
+            yield rows
+    if not waiting:
+        return
+    ids, scores, touched = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+    order = ids.argsort()
+    order = order[partitions_of(ids[order], MOST_PARTITIONS).argsort(stable=True)]
+    for some in order.split(max(1, FILE_BYTES // RowFormat.of(table.weight, dict(table._by_row())).row_bytes)):
+        some = some[ids[some].argsort()]
+        rows = _empty_rows(table, ids[some], scores[some], touched[some])
+        parts = partitions_of(rows.ids, MOST_PARTITIONS)
+        _fill(reader, table, rows, (int(parts.min()), int(parts.max()) + 1), optimizer_state)
+        yield rows
+
+
+def _empty_rows(table: DynamicTable, ids: Tensor, scores: Tensor, touched: Tensor) -> Rows:
+    states = {name: state.new_zeros(len(ids), *state.shape[1:]) for name, state in table._by_row()}
+    return Rows(ids, scores, touched, table.weight.new_zeros(len(ids), table.weight.shape[1]), states)
+
+
+def _fill(reader: FileReader, table: DynamicTable, rows: Rows, span: tuple[int, int], optimizer_state: bool) -> None:
+    """Reads weights and states of rows, whose ids ascend, from every file that may have them."""
+    states = rows.states if optimizer_state else {}
+    for columns, files in reader.pieces((0, table.config.embedding_dim)):
+        for file in reader.opened(files, span):
+            keys = set(file.keys())
+            if "ids" in keys:
+                at, found = positions(rows.ids, file.get_tensor("ids").to(rows.ids.device))
+                own = found.nonzero().squeeze(1)
+                copy_values(file, keys, columns, table.columns, own, at, rows.weight, states)
 
 
 def copy_values(
@@ -280,7 +359,7 @@ def copy_values(
 def _read_counts(reader: FileReader, counts: ScoredIndex) -> None:
     """Makes the counts of absent ids those of a dump."""
     entry = reader.entry
-    ids, scores, touched, slots, kept = _index_of(reader, entry["counts"], counts, _span(counts))
+    _, (ids, scores, touched, slots), kept = _index_of(reader, entry["counts"], counts, _span(counts))
     before = counts._find(kept[0])
     there = before >= 0
     before = before[there]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.dynamic.dumps.files import FILE_BYTES, Entry, FileWriter, dtype_name
+from recshard_lab.embedding.dynamic.dumps.files import FILE_BYTES, Entry, FileWriter, dtype_name, settings_of
 from recshard_lab.embedding.dynamic.index import ScoredIndex
 from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.dynamic.table import DynamicTable
@@ -57,6 +57,7 @@ def _written(
         "dim": table.config.embedding_dim,
         "dtype": dtype_name(table.weight.dtype),
         "states": sorted(table.states),
+        "settings": settings_of(table.config),
         "step": step,
         "epoch": index.epoch,
         "since": own["rows"],

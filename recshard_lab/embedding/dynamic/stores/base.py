@@ -44,8 +44,14 @@ class Rows(NamedTuple):
         return Rows(change(self.ids), change(self.scores), change(self.touched), change(self.weight), states)
 
     def at(self, which: Tensor | slice) -> Rows:
-        """The rows at these positions, or for which a mask ``[M]`` is True. A slice copies nothing."""
-        return self.map(lambda own: own[which])
+        """The rows at these positions, or for which a mask ``[M]`` is True. A slice or a mask of all copies nothing."""
+        if isinstance(which, slice):
+            return self.map(lambda own: own[which])
+        if which.dtype == torch.bool:
+            which = which.nonzero().squeeze(1)
+            if len(which) == len(self.ids):
+                return self
+        return self.map(lambda own: own.index_select(0, which))
 
     def to(self, device: torch.device | str) -> Rows:
         """The same on another device."""
@@ -222,10 +228,12 @@ class RowStore(ABC):
 
     def drop(self, ids: Tensor) -> None:
         """Rows of ids ``[M]``, which are present, are in the fast tier now. Call it after they were stored there."""
-        if self.mode == "hybrid":
-            self.delete(ids)
-        else:
+        if self.mode == "cache":
             self._outdate(ids)
+            return
+        with self._access():
+            removed = self._drop(ids)
+        self.counters.erasures += removed
 
     def contains(self, ids: Tensor) -> Tensor:
         """``[M]`` bool: which ids are present. It is not counted as a lookup."""
@@ -309,6 +317,10 @@ class RowStore(ABC):
     @abstractmethod
     def _batches(self, size: int) -> Iterator[Rows]:
         """As `batches`."""
+
+    def _drop(self, ids: Tensor) -> int:
+        """As `delete`, of ids that are present and whose rows are in a faster tier. It may do so with the next call."""
+        return self._delete(ids)
 
     def _contains(self, ids: Tensor) -> Tensor:
         """As `contains`."""

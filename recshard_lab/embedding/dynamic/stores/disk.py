@@ -6,7 +6,7 @@ Shape letters: M ids.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ class DiskStore(RowStore):
     """Rows in a folder, which are kept between runs. They are never lost for lack of capacity.
 
     Writes are atomic: a process that ends in mid-call leaves all of its rows or none. They reach the disk when the
-    operating system writes them out, and at `state` and `close`. One process at a time may use a folder.
+    operating system writes them out, and at `state` and `close`. A row that moves to the fast tier is deleted with the
+    next write. One process at a time may use a folder.
 
     Args:
         format: of all rows.
@@ -48,6 +49,7 @@ class DiskStore(RowStore):
         super().__init__(format, **options)
         self.path = Path(folder, part)
         self._open: Any = None
+        self._dropped: list[bytes] = []  # deleted with the next write, which saves a transaction
         _lmdb(self.name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,42 +60,54 @@ class DiskStore(RowStore):
 
     def __len__(self) -> int:
         """Rows in the store."""
+        self._write([])
         return int(self._database().stat()["entries"]) - 1
 
     def _get(self, ids: Tensor) -> tuple[Rows, Tensor]:
+        self._write([])
         with self._database().begin(buffers=True) as transaction:
             values = [transaction.get(key) for key in id_bytes(ids)]
             records = records_of(values, self.format)
         return self.format.unpacked(ids, records), torch.tensor([value is not None for value in values]).bool()
 
     def _contains(self, ids: Tensor) -> Tensor:
+        self._write([])
         with self._database().begin(buffers=True) as transaction:
             return torch.tensor([transaction.get(key) is not None for key in id_bytes(ids)]).bool()
 
     def _put(self, rows: Rows) -> Stored:
         items = list(zip(id_bytes(rows.ids), self.format.packed(rows).numpy(), strict=True))
-        lmdb, database = _lmdb(self.name), self._database()
-        before = len(self)
-        while True:
-            try:
-                with database.begin(write=True) as transaction:
-                    transaction.cursor().putmulti(items)
-                return Stored(len(self) - before)
-            except lmdb.MapFullError:
-                database.set_mapsize(2 * database.info()["map_size"])
+        return Stored(self._write(items)[1])
 
     def _delete(self, ids: Tensor) -> int:
-        if not len(ids):
-            return 0
+        return self._write([], id_bytes(ids))[0]
+
+    def _drop(self, ids: Tensor) -> int:
+        self._dropped += id_bytes(ids)
+        return len(ids)
+
+    def _write(self, items: Sequence[tuple[bytes, Any]], gone: Sequence[bytes] = ()) -> tuple[int, int]:
+        """Deletes what was dropped, deletes other keys, then puts items. Returns how many rows went, and came."""
+        if not (items or gone or self._dropped):
+            return 0, 0
         lmdb, database = _lmdb(self.name), self._database()
         while True:
             try:
                 with database.begin(write=True) as transaction:
-                    return sum(transaction.delete(key) for key in id_bytes(ids))
+                    for key in self._dropped:
+                        transaction.delete(key)
+                    removed = sum(transaction.delete(key) for key in gone)
+                    before = transaction.stat()["entries"]
+                    if items:
+                        transaction.cursor().putmulti(items)
+                    added = int(transaction.stat()["entries"] - before)
+                self._dropped = []
+                return removed, added
             except lmdb.MapFullError:
                 database.set_mapsize(2 * database.info()["map_size"])
 
     def _batches(self, size: int) -> Iterator[Rows]:
+        self._write([])
         after = b""
         while True:
             keys: list[bytes] = []
@@ -116,6 +130,7 @@ class DiskStore(RowStore):
 
     def state(self) -> dict[str, Any]:
         """The folder's name, after everything was written out. The rows are not in the state."""
+        self._write([])
         self._database().sync(True)
         return {"path": str(self.path), "counters": self.counters.as_dict()}
 
@@ -127,6 +142,7 @@ class DiskStore(RowStore):
     def close(self) -> None:
         """Writes everything out and closes the file. The next call opens it again."""
         if self._open is not None:
+            self._write([])
             self._open.sync(True)
             self._open.close()
             self._open = None

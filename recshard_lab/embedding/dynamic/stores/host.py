@@ -72,11 +72,11 @@ class HostStore(RowStore):
         evicted = self._at(found.evicted_slots, found.evicted_ids)
         evicted = evicted._replace(scores=found.evicted_scores).at(last_copies)
         stored = found.slots >= 0
-        slots = found.slots[stored]
-        own = rows if len(slots) == len(stored) else rows.at(stored)
-        self._rows.touched[slots], self._rows.weight[slots] = own.touched, own.weight
+        slots, own = found.slots[stored], rows.at(stored)
+        self._rows.touched[slots] = own.touched
+        self._rows.weight.index_copy_(0, slots, own.weight)
         for name, state in self._rows.states.items():
-            state[slots] = own.states[name]
+            state.index_copy_(0, slots, own.states[name])
         self._outdated[slots] = False
         refused = len(stored) - len(slots)
         lost = [part for part in (evicted, rows.at(~stored) if refused else None) if part is not None and len(part.ids)]

@@ -25,9 +25,9 @@ from recshard_lab import (
     DynamicEmbeddingConfig,
     KeyedJaggedTensor,
     ShardingPlan,
-    construct_module_sharding_plan,
     row_wise,
 )
+from recshard_lab.sharding import construct_module_sharding_plan
 
 ROWS, DIM, TOUCHED, BATCH, WORLD, ROUNDS = 400_000, 64, 0.01, 50_000, 2, 3
 RAW = 2 * 4 * DIM

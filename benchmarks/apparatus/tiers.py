@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 import torch
 
 from benchmarks import Figure
-from recshard_lab import DynamicEmbeddingBagCollection, DynamicEmbeddingConfig, KeyedJaggedTensor, Tier
+from recshard_lab import DynamicEmbeddingBagCollection, DynamicEmbeddingConfig, KeyedJaggedTensor
+from recshard_lab.embedding import Tier
 
 ROWS, DIM, POOLING, BATCH, ZIPF, SHARE = 100_000, 64, 10, 1024, 1.2, 0.1
 BATCHES, WARM_UP = 60, 20

@@ -11,17 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import recshard_lab
-from recshard_lab import (
-    DistributedModelParallel,
-    EmbOptimType,
-    EmulatedCost,
-    KeyedJaggedTensor,
-    ParameterSharding,
-    PlanError,
-    Shard,
-    ShardingPlan,
-    Tier,
-)
+from recshard_lab import DistributedModelParallel, KeyedJaggedTensor, ParameterSharding, PlanError, Shard, ShardingPlan
 from recshard_lab.distributed.sharders import DynamicEmbeddingBagCollectionSharder
 from recshard_lab.distributed.state.checkpoint import (
     CheckpointError,
@@ -30,6 +20,7 @@ from recshard_lab.distributed.state.checkpoint import (
     save_checkpoint,
 )
 from recshard_lab.distributed.state.tier_rows import TierRows, tables_of
+from recshard_lab.embedding import EmbOptimType, EmulatedCost, Tier
 from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist
 from tests.distributed.test_dynamic import (

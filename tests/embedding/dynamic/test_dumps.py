@@ -21,13 +21,12 @@ from recshard_lab import (
     DistributedModelParallel,
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingConfig,
-    EmbOptimType,
     KeyedJaggedTensor,
     ParameterSharding,
-    RowWiseAdagrad,
     Shard,
     ShardingPlan,
 )
+from recshard_lab.embedding import EmbOptimType, RowWiseAdagrad
 from recshard_lab.embedding.dynamic.dumps import DumpError
 from recshard_lab.embedding.dynamic.dumps import files as dump_files
 from recshard_lab.embedding.dynamic.stores.base import joined

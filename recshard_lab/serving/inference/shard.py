@@ -19,7 +19,6 @@ from recshard_lab.distributed import (
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
 )
-from recshard_lab.distributed.state.saved_model import SavedModel
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
@@ -32,6 +31,7 @@ from recshard_lab.embedding import (
 from recshard_lab.embedding.quantized.collections import QuantCollection, Types, with_types
 from recshard_lab.embedding.quantized.quantize import saved_model, weight_name
 from recshard_lab.planner import EmbeddingShardingPlanner
+from recshard_lab.saved.model import SavedModel
 from recshard_lab.serving.inference.capture import CapturedInference
 from recshard_lab.serving.inference.devices import Device, DeviceMemory, devices_named
 from recshard_lab.serving.inference.latency import LatencyTable, compare_latencies

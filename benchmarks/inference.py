@@ -1,8 +1,12 @@
-"""Served tables: bytes, the AUC they cost on MovieLens, and latency of lookups beside fp32 and TorchRec's int8.
+"""Served tables: bytes, AUC lost on MovieLens, latency beside fp32 and TorchRec's int8, and beside the prediction.
 
 Lookups are of 26 tables of 100k x 64, pooling 10, in one process a kind, one thread. All processes take turns, so that
 other load on the machine slows all. "fp32" is `EmbeddingBagCollection`, "fused fp32" is `FusedEmbeddingBagCollection`.
 ``--with-torchrec`` installs TorchRec in a temporary environment.
+
+The part "plans" splits the same tables, in int8, over all GPUs of this machine or over two virtual CPU devices:
+table-wise, row-wise and column-wise. Beside each measured call is the latency that the planner predicts. The figures of
+the prediction are measured on these devices first, with other tables and batches.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from statistics import median, quantiles
+from statistics import geometric_mean, median, quantiles
 from typing import Any
 
 import torch
@@ -27,7 +31,7 @@ ROUNDS, QUICK_ROUNDS = 21, 5
 ROUND_S = 0.1
 TRAINED = ("fp32", "fused fp32")
 SERVED = ("int8", "int4")
-PARTS = ("size", "AUC", "latency")
+PARTS = ("size", "AUC", "latency", "plans")
 TARGETS = {
     "size of int8 over fp32": 0.27,
     "size of int4 over fp32": 0.15,
@@ -41,7 +45,7 @@ def figures(*, quick: bool = False, only: Sequence[str] = (), with_torchrec: boo
 
     Args:
         quick: fewer rounds.
-        only: parts of "size", "AUC", "latency"; all when left out.
+        only: parts of "size", "AUC", "latency", "plans"; all when left out.
         with_torchrec: times TorchRec's int8 too.
 
     Raises:
@@ -58,6 +62,52 @@ def figures(*, quick: bool = False, only: Sequence[str] = (), with_torchrec: boo
         found += accuracy()
     if "latency" in chosen:
         found += latencies(QUICK_ROUNDS if quick else ROUNDS, with_torchrec)
+    if "plans" in chosen:
+        found += predictions(QUICK_ROUNDS if quick else ROUNDS)
+    return found
+
+
+def predictions(rounds: int) -> list[Figure]:
+    """Milliseconds of one call of each plan, beside the predicted ones."""
+    from recshard_lab import (
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        KeyedJaggedTensor,
+        ShardingPlan,
+        column_wise,
+        construct_module_sharding_plan,
+        row_wise,
+        shard_for_inference,
+        table_wise,
+    )
+    from recshard_lab.serving.inference import compare_latencies, measure_devices
+
+    gpus = torch.cuda.device_count()
+    devices = [f"cuda:{one}" for one in range(gpus)] if gpus else ["cpu", "cpu"]
+    note(f"measuring the figures of {', '.join(devices)} ...")
+    topology, ranks = measure_devices(devices, dtype="int8"), range(len(devices))
+    tables = [EmbeddingBagConfig(ROWS, WIDTH, f"t{one}", feature_names=[f"f{one}"]) for one in range(TABLES)]
+    model = EmbeddingBagCollection(tables)
+    schemes = {
+        "table-wise": {table.name: table_wise(rank=one % len(ranks)) for one, table in enumerate(tables)},
+        "row-wise": {table.name: row_wise() for table in tables},
+        "column-wise": {table.name: column_wise(ranks=list(ranks)) for table in tables},
+    }
+    served = {}
+    for name, chosen in schemes.items():
+        split = construct_module_sharding_plan(model, chosen, world_size=len(ranks))
+        served[name] = shard_for_inference(model, ShardingPlan({"": split}), devices, dtype="int8")
+    found, errors = [], []
+    for batch in BATCHES:
+        draw, bags = torch.Generator().manual_seed(batch), TABLES * batch
+        ids, lengths = torch.randint(ROWS, (bags * POOLING,), generator=draw), torch.full((bags,), POOLING)
+        features = KeyedJaggedTensor([f"f{one}" for one in range(TABLES)], ids, lengths=lengths).to(devices[0])
+        for row in compare_latencies(served, features, topology=topology, calls=rounds).plans:
+            beside = {"predicted ms": row.predicted_ms, "predicted / measured": row.ratio, "p90 ms": row.p90_ms}
+            name = f"call, batch {batch:,}, {row.plan}, int8 on {row.devices}"
+            found.append(Figure(name, row.measured_ms, "ms", beside=beside))
+            errors.append(max(row.ratio, 1 / row.ratio))
+    found.append(Figure("predicted latency of plans is off by a factor of", geometric_mean(errors), "x"))
     return found
 
 

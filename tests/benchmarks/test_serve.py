@@ -35,6 +35,43 @@ def test_without_the_load_generator_it_names_the_package(monkeypatch: pytest.Mon
         benchmark_named("serve").run()
 
 
+def test_the_overhead_is_the_median_difference_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call takes 2 ms, 1 of CPU time. Windows of the server take 5, 9 and 6 ms, 3 of CPU time."""
+    windows, asked, order = iter([0.005, 0.009, 0.006]), 0, []
+
+    def window() -> list[float]:
+        nonlocal asked
+        asked += 10
+        order.append("requests")
+        return [next(windows)] * 10
+
+    def metrics() -> dict[str, float]:
+        counted = {"recshard_request_seconds_count": asked, "process_cpu_seconds_total": 0.003 * asked}
+        return {**counted, "recshard_model_seconds_sum": 0.001 * asked, "recshard_model_seconds_count": asked}
+
+    def paced(model: object, batch: object, rate: float, seconds: float) -> list[tuple[float, float]]:
+        assert rate == 100
+        order.append("calls")
+        return [(0.002, 0.001)] * 5
+
+    monkeypatch.setattr(serve, "_paced", paced)
+    over, cpu, outside = serve.overhead(None, None, metrics, window, rate=100, pairs=3)
+    assert order[1:] == ["calls", "requests", "requests", "calls", "calls", "requests"]
+    assert (over.value, over.beside["lowest"], over.beside["highest"]) == pytest.approx((4, 3, 7))
+    assert (cpu.value, outside.value, over.target) == pytest.approx((2, 5, 1))
+
+
+def test_calls_of_the_bare_model_have_the_pace_of_the_requests() -> None:
+    class Model:
+        calls = 0
+
+        def predict(self, batch: object) -> None:
+            self.calls += 1
+
+    model = Model()
+    assert len(serve._paced(model, None, rate=500, seconds=0.02)) == model.calls == 10
+
+
 def test_quantiles_are_times_that_were_measured() -> None:
     times = [float(one) for one in range(1, 101)]
     assert [serve.quantile(times, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as MemFor
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, FusedEmbeddingBagCollection
 from recshard_lab.complete_folders import MANIFEST, Staging, described
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT, CheckpointError
-from recshard_lab.distributed.state.checkpoint.reader import _MetadataUnpickler, packed
+from recshard_lab.saved.files import CHECKPOINT, CheckpointError
+from recshard_lab.saved.reader import _MetadataUnpickler, packed
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Model
 from tests.distributed.test_reshard import case_of, plan_named

@@ -18,8 +18,8 @@ from recshard_lab.complete_folders import MANIFEST, Staging, described
 from recshard_lab.distributed import load_pretrained
 from recshard_lab.distributed.state.checkpoint import read_extra
 from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
-from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT, CheckpointError
-from recshard_lab.distributed.state.checkpoint.reader import tiles
+from recshard_lab.saved.files import CHECKPOINT, CheckpointError
+from recshard_lab.saved.reader import tiles
 from tests.distributed.test_checkpoint import small, weights
 
 WEIGHT = "model.embedding_bags.t.weight"

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import recshard_lab as rs
 from recshard_lab.distributed import sharded_collections
-from recshard_lab.distributed.state import saved_model
+from recshard_lab.saved import model as saved_model
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.model_jobs import forget_peak, peak

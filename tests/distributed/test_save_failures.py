@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import complete_folders, load_checkpoint, save_checkpoint
-from recshard_lab.distributed import CheckpointError, CheckpointSaveError
-from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT
+from recshard_lab import CheckpointError, CheckpointSaveError, complete_folders, load_checkpoint, save_checkpoint
+from recshard_lab.saved.files import CHECKPOINT
 from tests.distributed import failure_jobs as jobs
 from tests.distributed.test_checkpoint import small, weights
 from tests.distributed.test_failures import all_raise, call
@@ -69,7 +68,7 @@ def test_a_load_that_fails_on_one_rank_fails_on_all(two: Any, tmp_path: Path) ->
         errors, counts = zip(*call(two, jobs.load_failing, where, number, str(tmp_path / "run")), strict=True)
         all_raise(errors)
         assert min(counts) > 0
-    reading = "distributed.state.checkpoint.reader:SafePlanner.create_local_plan"
+    reading = "saved.reader:SafePlanner.create_local_plan"
     for error, _ in call(two, jobs.load_failing, reading, 0, str(tmp_path / "run")):
         assert error.startswith(f"CheckpointError: {tmp_path / 'run'} could not be read: rank 1: MemoryError")
 

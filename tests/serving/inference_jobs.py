@@ -88,3 +88,11 @@ def replace_plan(case: Case, world: int) -> str:
 def devices_of_a_sharded_model(case: Case) -> None:
     dmp, _ = sharded_model(replace(case))
     shard_for_inference(dmp, devices=["cpu"])
+
+
+def latency(case: Case) -> tuple[float, float, str]:
+    """Predicted and measured milliseconds of one call, and where."""
+    batch = batch_of(case.steps[0][torch.distributed.get_rank()])
+    served = shard_for_inference(Model(case), ShardingPlan.from_json(case.plan))
+    (found,) = served.latency(batch, calls=2).plans
+    return found.predicted_ms, found.measured_ms, found.devices

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from recshard_lab.cli import app
 from recshard_lab.distributed.state.checkpoint import save_checkpoint
-from recshard_lab.distributed.state.checkpoint.files import CheckpointError
 from recshard_lab.embedding import quantize_embeddings
+from recshard_lab.saved.files import CheckpointError
 from recshard_lab.serving import load_bundle
 from recshard_lab.train.job import TrainConfig, TrainingRun, load_trained, read_config
 from tests.serving.bundles import batch_of

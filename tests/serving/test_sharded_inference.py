@@ -239,3 +239,11 @@ def test_devices_need_all_rows_in_the_process(ranks: Any) -> None:
         return
     with pytest.raises(rl.RankError, match="is sharded over"):
         ranks.run(jobs.devices_of_a_sharded_model, jobs.case(ranks.world_size))
+
+
+def test_latency_over_launched_ranks(ranks: Any) -> None:
+    world = ranks.world_size
+    for predicted, measured, devices in ranks.run(jobs.latency, jobs.case(world)):
+        assert predicted > 0
+        assert measured > 0
+        assert devices == ("1 rank" if world == 1 else f"{world} ranks")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import recshard_lab as rs
 from recshard_lab.cli import app, main
 from recshard_lab.distributed.state.checkpoint import read_extra
-from recshard_lab.distributed.state.checkpoint.files import CheckpointError
+from recshard_lab.saved.files import CheckpointError
 from recshard_lab.train.job import TrainConfig, export_run, read_config, run_training
 from recshard_lab.train.job.config import Schedule
 from recshard_lab.train.job.progress import Reporter, Told

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -31,7 +32,7 @@ from recshard_lab.embedding.configs import (
     embedding_names_by_table,
 )
 from recshard_lab.embedding.inputs import check_weights, feature_of, to_most_bags, to_samples
-from recshard_lab.embedding.kernels.feature_groups import FeatureGroups, Spans
+from recshard_lab.embedding.kernels.feature_groups import FeatureGroups
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.embedding.quantized.formats import most_error, pack, served_type, unpack
 from recshard_lab.embedding.quantized.kernels import Feature, QuantKernel, choose_quant_kernel
@@ -86,6 +87,8 @@ class QuantCollection(nn.Module):
         self._tables = list(tables)
         self._output_dtype = output_dtype
         self._policy = OutOfRange(out_of_range)
+        self._order: tuple[list[int], Tensor] | None = None  # of the last batch whose features were in another order
+        self._outside: Tensor | None = None  # [F] out-of-range ids of each feature so far
         self._backend = backend
         self._names = embedding_names_by_table(tables)
         self._feature_names = [feature for table in tables for feature in table.feature_names]
@@ -213,7 +216,7 @@ class QuantCollection(nn.Module):
             elif bool(outside.any()):
                 self._raise_outside(ids, offsets, bags)
             return ids
-        if not compiling and bool(outside.any()):
+        if not compiling and (ids.device.type != "cpu" or bool(outside.any())):  # a device counts without a wait
             self._count(outside, offsets, bags)
         if policy == "ignore":
             return torch.where(outside, -1, ids)
@@ -227,10 +230,10 @@ class QuantCollection(nn.Module):
             self._policy.fit(bag, self._feature_names[number], self._table_of[number].name, self._rows[number])
 
     def _count(self, outside: Tensor, offsets: Tensor, bags: int) -> None:
-        counts = self._policy.counts
-        for number, (start, end, _) in enumerate(self._spans(offsets, bags)):
-            key = f"{self._feature_names[number]}@{self._table_of[number].name}"
-            counts[key] = counts.get(key, 0) + outside[start:end].sum()
+        """Adds the out-of-range ids of each feature to their counts, where the ids are."""
+        starts = offsets.index_select(0, torch.arange(len(self._rows) + 1, device=offsets.device) * bags)
+        found = functional.pad(outside.cumsum(0), (1, 0)).index_select(0, starts.long()).diff()
+        self._outside = found if self._outside is None else self._outside.to(found.device) + found
 
     def _spans(self, offsets: Tensor, bags: int) -> Iterator[tuple[int, int, Tensor]]:
         """Of each feature the first id, the end, and its lengths."""
@@ -243,28 +246,38 @@ class QuantCollection(nn.Module):
     def _table_of(self) -> list[BaseEmbeddingConfig]:
         return [table for table in self._tables for _ in table.feature_names]
 
-    def _run(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int) -> list[Tensor]:
+    def _counts(self, features: KeyedJaggedTensor) -> list[int] | None:
+        """Ids of each feature, if kernels need them on the host. Batches that were made on the host have them."""
+        needed = not self._groups.whole or any(kernel.needs_counts for kernel in self._kernels)
+        return features.length_per_key() if needed and not torch.compiler.is_compiling() else None
+
+    def _run(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, counts: Sequence[int] | None
+    ) -> list[Tensor]:
         """Per kernel its rows."""
         pooled = self._pooling() != "none"
         if self._groups.whole:
-            return [self._kernels[0].forward(self._packed.flat, ids, offsets, weights)]
-        spans, batch = self._groups.spans(offsets, pooled, None)
+            return [self._kernels[0].forward(self._packed.flat, ids, offsets, weights, counts)]
+        spans, batch = self._groups.spans(offsets, pooled, counts)
         return [
             kernel.forward(
                 self._packed.flat,
                 self._groups.take(ids, index, spans),
                 self._groups.take_offsets(offsets, index, batch),
                 None if weights is None else self._groups.take(weights, index, spans),
+                None if counts is None else [counts[number] for number in self._groups.groups[index]],
             )
             for index, kernel in enumerate(self._kernels)
         ]
 
-    def _looked_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int) -> list[Tensor]:
+    def _looked_up(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, bags: int, counts: Sequence[int] | None
+    ) -> list[Tensor]:
         """Checks one batch and looks it up."""
         fitted = self._fitted(ids, offsets, weights, bags)
         offsets = offsets.to(ids.dtype)
         try:
-            return self._run(fitted.contiguous(), offsets.contiguous(), weights, bags)
+            return self._run(fitted.contiguous(), offsets.contiguous(), weights, bags, counts)
         except RuntimeError:
             if self._policy.policy == "error" and not torch.compiler.is_compiling():
                 self._raise_outside(ids, offsets, bags)
@@ -277,11 +290,14 @@ class QuantCollection(nn.Module):
         keys = features.keys()
         if keys == self._feature_names:
             return features
-        known = features.index_per_key()
+        known, device = features.index_per_key(), features.device()
         for feature, table in zip(self._feature_names, self._table_of, strict=True):
             if feature not in known:
                 feature_of(features, feature, table.name)
-        return features.permute([known[feature] for feature in self._feature_names])
+        order, last = [known[feature] for feature in self._feature_names], self._order
+        if last is None or last[0] != order or last[1].device != device:
+            last = self._order = order, torch.tensor(order, device=device)
+        return features.permute(*last)
 
     # ---- what it is ----
 
@@ -333,7 +349,7 @@ class QuantCollection(nn.Module):
 
     def out_of_range_count(self) -> int:
         """Out-of-range ids so far, under ``"clamp"`` and ``"ignore"``."""
-        return self._policy.count()
+        return 0 if self._outside is None else int(self._outside.sum())
 
     @property
     def out_of_range(self) -> str:
@@ -437,21 +453,24 @@ class QuantEmbeddingBagCollection(QuantCollection):
         if self._is_weighted:
             weights = check_weights(features.weights_or_none(), self._feature_names)
         if not variable:
-            pooled = self.lookup(features.values(), features.offsets(), weights)
+            pooled = self.lookup(features.values(), features.offsets(), weights, self._counts(features))
             return KeyedTensor._unchecked(list(self._keys), list(self._dims), pooled)
         lengths = torch.cat(to_most_bags([given[name].lengths() for name in self._feature_names]))
         offsets = functional.pad(lengths.cumsum(0), (1, 0))
-        parts = self.lookup(features.values(), offsets, weights).split(self._dims, 1)
+        parts = self.lookup(features.values(), offsets, weights, self._counts(features)).split(self._dims, 1)
         samples = [to_samples(part, given, name) for part, name in zip(parts, self._feature_names, strict=True)]
         return KeyedTensor._unchecked(list(self._keys), list(self._dims), torch.cat(samples, 1))
 
-    def lookup(self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
+    def lookup(
+        self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None, counts: Sequence[int] | None = None
+    ) -> Tensor:
         """Looks up plain tensors, with torch and fbgemm operators only: for ``torch.export``.
 
         Args:
             ids: ``[N]`` int32 or int64, feature by feature in the order of `feature_names`, then sample by sample.
             offsets: ``[F * B + 1]`` int32 or int64: where the bags begin.
             weights: ``[N]`` floating point, for weighted collections.
+            counts: ids of each feature. Kernels of several number formats otherwise read them from the device.
 
         Returns:
             ``[B, sum of D]`` in the output dtype.
@@ -464,7 +483,7 @@ class QuantEmbeddingBagCollection(QuantCollection):
             weights = weights.detach().float().contiguous()
         if any(self._means) and not all(self._means):
             weights = self._shares(ids, offsets, weights, bags)
-        outputs = self._looked_up(ids, offsets, weights, bags)
+        outputs = self._looked_up(ids, offsets, weights, bags, counts)
         if len(outputs) == 1:
             return outputs[0]
         dims = [[self._dims[number] for number in group] for group in self._groups.groups]
@@ -547,8 +566,12 @@ class QuantEmbeddingCollection(QuantCollection):
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Looks up one batch; arguments, errors and result, ``[N, D]`` a feature, as of `EmbeddingCollection`."""
         ordered = self._in_order(features)
-        offsets = torch.tensor(ordered.offset_per_key(), device=ordered.values().device)
-        parts = self._rows_by_feature(ordered.values(), offsets)
+        ids, counts = ordered.values(), ordered.length_per_key()
+        if ids.device.type == "cpu" or ordered.variable_stride_per_key() or not ordered.stride():
+            starts = torch.tensor([0, *accumulate(counts)], device=ids.device)
+        else:  # without a copy to the device
+            starts = ordered.offsets()[:: ordered.stride()]
+        parts = self._rows_by_feature(ids, starts, counts)
         results = {}
         for number, name in enumerate(self._keys):
             bags = features[self._feature_names[number]]
@@ -572,19 +595,17 @@ class QuantEmbeddingCollection(QuantCollection):
         common_dim(self._tables)
         bags = (offsets.shape[0] - 1) // len(self._rows)
         places = torch.arange(len(self._rows) + 1, device=offsets.device) * bags
-        outputs = self._looked_up(ids, offsets.index_select(0, places), None, 1)
+        outputs = self._looked_up(ids, offsets.index_select(0, places), None, 1, None)
         if len(outputs) == 1:
             return outputs[0]
         flat = self._groups.join_flat(outputs, self._groups.spans(offsets, True, None)[0])
         return flat.view(-1, self._dims[0])
 
-    def _rows_by_feature(self, ids: Tensor, offsets: Tensor) -> list[Tensor]:
-        outputs = self._looked_up(ids, offsets, None, 1)
-        spans: Spans = self._groups.spans(offsets, False, None)[0]
+    def _rows_by_feature(self, ids: Tensor, offsets: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        outputs = self._looked_up(ids, offsets, None, 1, counts)
         found: dict[int, Tensor] = {}
         for rows, members in zip(outputs, self._groups.groups, strict=True):
-            sizes = [spans[number][1] - spans[number][0] for number in members]
-            found.update(zip(members, rows.split(sizes), strict=True))
+            found.update(zip(members, rows.split([counts[number] for number in members]), strict=True))
         return [found[number] for number in range(len(found))]
 
     def need_indices(self) -> bool:

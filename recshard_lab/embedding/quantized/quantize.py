@@ -26,7 +26,7 @@ from recshard_lab.embedding.quantized.collections import (
 from recshard_lab.embedding.quantized.formats import served_type
 
 if TYPE_CHECKING:
-    from recshard_lab.distributed.state.saved_model import SavedModel
+    from recshard_lab.saved.model import SavedModel
 
 
 @names_wrong_arguments
@@ -104,7 +104,7 @@ def saved_model(path: str | Path, collections: Mapping[str, Any]) -> SavedModel:
     Raises:
         ValueError: it is missing, damaged or of another model, or a collection has dynamic tables.
     """
-    from recshard_lab.distributed.state.saved_model import SavedModel  # torch.distributed.checkpoint loads slowly
+    from recshard_lab.saved.model import SavedModel  # torch.distributed.checkpoint loads slowly
 
     for part in collections.values():
         if isinstance(part, DynamicCollection):

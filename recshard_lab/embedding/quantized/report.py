@@ -16,7 +16,7 @@ from recshard_lab.embedding.quantized.quantize import configs_of, is_collection,
 from recshard_lab.text_table import Printable, TextTable
 
 if TYPE_CHECKING:
-    from recshard_lab.distributed.state.saved_model import SavedModel
+    from recshard_lab.saved.model import SavedModel
 
 
 @dataclass(frozen=True)

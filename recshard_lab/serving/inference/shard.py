@@ -19,7 +19,6 @@ from recshard_lab.distributed import (
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
 )
-from recshard_lab.distributed.state.saved_model import SavedModel
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
@@ -32,8 +31,10 @@ from recshard_lab.embedding import (
 from recshard_lab.embedding.quantized.collections import QuantCollection, Types, with_types
 from recshard_lab.embedding.quantized.quantize import saved_model, weight_name
 from recshard_lab.planner import EmbeddingShardingPlanner
+from recshard_lab.saved.model import SavedModel
 from recshard_lab.serving.inference.capture import CapturedInference
 from recshard_lab.serving.inference.devices import Device, DeviceMemory, devices_named
+from recshard_lab.serving.inference.latency import LatencyTable, compare_latencies
 from recshard_lab.serving.inference.packed import Tables, packed_rows, packed_table
 from recshard_lab.serving.inference.ranks import over_ranks, replicate_dense
 from recshard_lab.serving.inference.sources import Saved, Source, live_source
@@ -115,12 +116,21 @@ class ShardedInference(nn.Module):
             raise ValueError(f"a graph runs on one device, and the shards are on {names}. Fix: devices=['{output}']")
         return CapturedInference(self, parts, output, example, batch_sizes, ids_per_sample)
 
+    @property
+    def has_devices(self) -> bool:
+        """Whether the tables are on devices of this process, not on launched ranks."""
+        return bool(self._shard_devices)
+
+    def latency(self, *batch: Any, topology: Topology | None = None, calls: int = 30) -> LatencyTable:
+        """The predicted latency of this plan beside the measured one: `compare_latencies` of one model."""
+        return compare_latencies({"this plan": self}, *batch, topology=topology, calls=calls)
+
     def memory(self) -> list[DeviceMemory]:
         """The memory account of each device of this process, after the last batch. Over launched ranks: of this rank.
 
         Ranks do not count ids and rows apart: ``output_bytes`` are all buffers of the exchanges.
         """
-        if self._shard_devices:
+        if self.has_devices:
             return [device.memory() for device in self._shard_devices]
         sharded = [part for part in self.module.modules() if isinstance(part, ShardedCollection)]
         weights = [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.distributed.sharded_collections import ShardedCollection, unsharded_weights
-from recshard_lab.distributed.state.saved_model import SavedModel
+from recshard_lab.saved.model import SavedModel
 from recshard_lab.sharding import PlanError, Shard
 
 Rect = tuple[tuple[int, int], ...]

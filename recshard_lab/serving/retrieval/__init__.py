@@ -1,7 +1,8 @@
 """Candidate indexes over item vectors, and retrieve-then-rank models.
 
-Read in this order: `index` (the interface), `exact`, `faiss_index`, `parts` and `ranks` (split indexes), `loading`,
-`items` (from a trained TwoTower to an index), `two_stage` (retrieve, then rank), `evaluation`.
+Read in this order: `index` (the interface), `exact`, `faiss_index`, `parts` and `ranks` (split indexes), `group_ranks`
+(the ranks of torchrun), `loading`, `items` (from a trained TwoTower to an index), `two_stage` (retrieve, then rank),
+`evaluation`.
 """
 
 from recshard_lab.serving.retrieval.evaluation import TradeOff as TradeOff
@@ -10,6 +11,7 @@ from recshard_lab.serving.retrieval.evaluation import recall_of_clicks as recall
 from recshard_lab.serving.retrieval.evaluation import trade_offs as trade_offs
 from recshard_lab.serving.retrieval.exact import ExactIndex as ExactIndex
 from recshard_lab.serving.retrieval.faiss_index import FaissIndex as FaissIndex
+from recshard_lab.serving.retrieval.group_ranks import GroupRanks as GroupRanks
 from recshard_lab.serving.retrieval.index import CandidateIndex as CandidateIndex
 from recshard_lab.serving.retrieval.index import Found as Found
 from recshard_lab.serving.retrieval.index import IndexFolderError as IndexFolderError
@@ -29,6 +31,7 @@ __all__ = [
     "ExactIndex",
     "FaissIndex",
     "Found",
+    "GroupRanks",
     "IndexFolderError",
     "IndexInfo",
     "ItemFeatures",

@@ -27,7 +27,7 @@ _HELD: dict[str, CandidateIndex] = {}
 
 
 class Ranks(Protocol):
-    """What `recshard_lab.launch` returns, as far as it is used here."""
+    """What `recshard_lab.launch` returns, as far as it is used here. `GroupRanks` has the same for torchrun."""
 
     @property
     def world_size(self) -> int:
@@ -51,7 +51,7 @@ class RankIndex(CandidateIndex):
     Ranks run one call at a time, so that searches of several threads wait for each other.
 
     Args:
-        ranks: what `recshard_lab.launch` returned.
+        ranks: what `recshard_lab.launch` returned, or under torchrun `GroupRanks`.
         name: under which `hold_index` has kept an index on each rank. Ranks without one have no items.
         metadata: values for JSON.
 

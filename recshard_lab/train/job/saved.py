@@ -7,7 +7,7 @@ from typing import Any
 
 from recshard_lab.comm import ShardingEnv, from_first_rank
 from recshard_lab.distributed.state.checkpoint import read_extra
-from recshard_lab.distributed.state.checkpoint.files import CheckpointError
+from recshard_lab.saved.files import CheckpointError
 from recshard_lab.train.job.config import TrainConfig
 
 FORMAT = "recshard_lab training run"

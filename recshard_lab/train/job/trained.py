@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, read_extra
-from recshard_lab.distributed.state.checkpoint.files import CheckpointError
+from recshard_lab.saved.files import CheckpointError
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.train.job.build import brings_its_loss, build_sources, build_unsharded
 from recshard_lab.train.job.config import TrainConfig, read_config

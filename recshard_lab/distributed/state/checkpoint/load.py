@@ -12,8 +12,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed
-from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT, CheckpointError
-from recshard_lab.distributed.state.checkpoint.reader import (
+from recshard_lab.distributed.state.checkpoint.save import quiet, trouble, wait_for_save
+from recshard_lab.distributed.state.model_state import ModelState
+from recshard_lab.saved.files import CHECKPOINT, CheckpointError
+from recshard_lab.saved.reader import (
     SafePlanner,
     SafeReader,
     check_tensors,
@@ -21,8 +23,6 @@ from recshard_lab.distributed.state.checkpoint.reader import (
     tensors_in,
     unpacked,
 )
-from recshard_lab.distributed.state.checkpoint.save import quiet, trouble, wait_for_save
-from recshard_lab.distributed.state.model_state import ModelState
 
 _SECTIONS = {
     "model": 2,
@@ -81,7 +81,7 @@ def load_checkpoint(
     >>> load_checkpoint("nowhere", nn.Linear(2, 1))
     Traceback (most recent call last):
     ...
-    recshard_lab.distributed.state.checkpoint.files.CheckpointError: no checkpoint at nowhere. Fix: ...
+    recshard_lab.saved.files.CheckpointError: no checkpoint at nowhere. Fix: ...
     """
     state = ModelState(model, optimizer if optimizer_state else None)
     env = state.env

@@ -32,11 +32,11 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, from_first_rank, gathered
 from recshard_lab.comm.backends import host_env
 from recshard_lab.comm.groups import subgroups
-from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT, CheckpointError, CheckpointSaveError
-from recshard_lab.distributed.state.checkpoint.reader import packed
 from recshard_lab.distributed.state.checkpoint.writer import BlockPlanner, BlockWriter
 from recshard_lab.distributed.state.model_state import ModelState
 from recshard_lab.optim.state import local_shards
+from recshard_lab.saved.files import CHECKPOINT, CheckpointError, CheckpointSaveError
+from recshard_lab.saved.reader import packed
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -50,6 +50,8 @@ class QuantKernel(ABC):
     name: ClassVar[str]
     checks_upper_bound: ClassVar[bool] = False
     """Whether `forward` raises RuntimeError for ids that are too large. If not, the caller must check them."""
+    needs_counts: bool = False
+    """Whether `forward` reads offsets on the host if it gets no ``counts``."""
 
     def __init__(
         self, features: Sequence[Feature], device: torch.device, output_dtype: torch.dtype, pooling: str

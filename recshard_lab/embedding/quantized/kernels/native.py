@@ -18,10 +18,7 @@ from recshard_lab.embedding.quantized.storage import rows_in
 
 @register_quant_kernel
 class NativeQuantKernel(QuantKernel):
-    """`QuantKernel` on torch operators.
-
-    With tables of several classes, and without ``counts``, it reads offsets on the host.
-    """
+    """`QuantKernel` on torch operators."""
 
     name = "native"
 
@@ -38,6 +35,7 @@ class NativeQuantKernel(QuantKernel):
             classes.setdefault(feature.place.class_start, []).append(number)
         dims = [feature.place.dim for feature in features]
         self._groups = FeatureGroups(dims, list(classes.values()), device)
+        self.needs_counts = not self._groups.whole
         self._firsts: list[int | Tensor] = []
         for members in classes.values():
             places = [features[number].place for number in members]

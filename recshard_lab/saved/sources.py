@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from recshard_lab.complete_folders import MANIFEST
-from recshard_lab.distributed.state.checkpoint.files import CHECKPOINT
-from recshard_lab.distributed.state.checkpoint.reader import check_tensors, read_metadata, tensors_in
-from recshard_lab.distributed.state.checkpoint.tensors import SavedTensor
+from recshard_lab.saved.files import CHECKPOINT
+from recshard_lab.saved.reader import check_tensors, read_metadata, tensors_in
+from recshard_lab.saved.tensors import SavedTensor
 
 Pretrained: TypeAlias = Tensor | np.ndarray[Any, Any] | str | Path | tuple[str | Path, str]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.distributed.state.checkpoint.files import CheckpointError
-from recshard_lab.distributed.state.pretrained_sources import Source, sources_in
+from recshard_lab.saved.files import CheckpointError
+from recshard_lab.saved.sources import Source, sources_in
 
 _BLOCK_BYTES = 4 * 2**20
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 
-from recshard_lab.distributed.state.checkpoint.files import CheckpointError
-from recshard_lab.distributed.state.checkpoint.reader import SafeReader, tensors_in
+from recshard_lab.saved.files import CheckpointError
+from recshard_lab.saved.reader import SafeReader, tensors_in
 
 Rect = Sequence[tuple[int, int]]
 """For each axis its first and end index."""

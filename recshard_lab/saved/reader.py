@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageIn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
-from recshard_lab.distributed.state.checkpoint.files import CheckpointError
+from recshard_lab.saved.files import CheckpointError
 
 _CHECKPOINT = "torch.distributed.checkpoint"
 _ALLOWED = {

@@ -75,12 +75,12 @@ def predictions(rounds: int) -> list[Figure]:
         KeyedJaggedTensor,
         ShardingPlan,
         column_wise,
-        construct_module_sharding_plan,
         row_wise,
         shard_for_inference,
         table_wise,
     )
     from recshard_lab.serving.inference import compare_latencies, measure_devices
+    from recshard_lab.sharding import construct_module_sharding_plan
 
     gpus = torch.cuda.device_count()
     devices = [f"cuda:{one}" for one in range(gpus)] if gpus else ["cpu", "cpu"]

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import CheckpointError, CheckpointSaveError, complete_folders, load_checkpoint, save_checkpoint
+from recshard_lab import complete_folders, load_checkpoint, save_checkpoint
+from recshard_lab.distributed import CheckpointError, CheckpointSaveError
 from recshard_lab.saved.files import CHECKPOINT
 from tests.distributed import failure_jobs as jobs
 from tests.distributed.test_checkpoint import small, weights

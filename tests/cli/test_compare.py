@@ -54,4 +54,4 @@ def test_two_plans_of_one_name_and_files_that_are_none_are_refused(tables: Path,
     refused = CliRunner().invoke(app, ["compare", str(tables), str(odd), "planner", "--ranks", "2"]).exception
     assert "odd.json: field 'schema'" in str(refused)
     refused = CliRunner().invoke(app, ["compare", str(tables), "rowwise", "--ranks", "2"]).exception
-    assert "there is no scheme 'rowwise'" in str(refused)
+    assert "unknown scheme 'rowwise'" in str(refused)

@@ -1,4 +1,4 @@
-"""DrawingBoard in a real JupyterLab: pieces drawn with the mouse and changed by keys arrive in Python, and run."""
+"""DrawingBoard in a real JupyterLab: shards drawn with the mouse and changed by keys arrive in Python, and run."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_pieces_are_drawn_refused_mended_and_run(page: Any) -> None:
     widget.get_by_label("Draw as").select_option(label="rank 1")
     drag(page, box, (0.5, 0.0), (1.0, 0.6))
     page.wait_for_function("() => document.querySelectorAll('.rs-tile-canvas [data-tile]').length === 3")
-    page.wait_for_selector(f"{WIDGET} :text('A tiling: 3 pieces on 2 ranks')")
+    page.wait_for_selector(f"{WIDGET} :text('A tiling: 3 shards on 2 ranks')")
     widget.locator("[data-tile='2']").focus()
     page.keyboard.press("Delete")
     page.wait_for_selector(f"{WIDGET} .rs-alert:has-text('no shard covers rows [0, 600) x cols [8, 16)')")
     picture(page, "hole")
     widget.get_by_role("button", name="Apply this fix").click()
-    page.wait_for_selector(f"{WIDGET} :text('A tiling: 2 pieces')")
+    page.wait_for_selector(f"{WIDGET} :text('A tiling: 2 shards')")
     widget.locator("[data-tile='1']").focus()
     page.keyboard.press("1")
     page.wait_for_selector(f"{WIDGET} [data-tile='1'][aria-label^='rank 1']")
@@ -96,7 +96,7 @@ def held(page: Any) -> str:
 def test_a_tiling_is_drawn_by_keys_alone(page: Any) -> None:
     widget = page.locator(WIDGET)
     widget.get_by_label("Draw as").select_option(label="rank 1")
-    widget.get_by_role("textbox", name="Pieces").fill("rank 0: rows 0-1000, cols 0-16")
+    widget.get_by_role("textbox", name="Shards").fill("rank 0: rows 0-1000, cols 0-16")
     page.wait_for_selector(f"{WIDGET} :text('A tiling: 1 piece on 1 rank')")
     page.locator(f"{WIDGET} [data-tile='0']").focus()
     page.keyboard.press("h")
@@ -113,13 +113,13 @@ def test_a_tiling_is_drawn_by_keys_alone(page: Any) -> None:
     assert held(page) == "1"
     page.keyboard.press("ArrowUp")
     assert held(page) == "0"
-    page.keyboard.press("Shift+ArrowDown")  # pieces below give way, ...
+    page.keyboard.press("Shift+ArrowDown")  # shards below give way, ...
     wait_for_code(page, "(0, (0, 550), (0, 16)),", "(1, (550, 1000), (0, 8)),", "(0, (550, 1000), (8, 16)),")
     for _ in range(2):
         page.keyboard.press("Shift+ArrowUp")  # ... and follow
     page.keyboard.press("Enter")
     wait_for_code(page, "(1, (0, 450), (0, 16)),", "(1, (450, 1000), (0, 8)),", "(0, (450, 1000), (8, 16)),")
-    page.wait_for_selector(f"{WIDGET} :text('A tiling: 3 pieces on 2 ranks')")
+    page.wait_for_selector(f"{WIDGET} :text('A tiling: 3 shards on 2 ranks')")
     assert held(page) == "0"
     assert "28.8 KB" in page.locator(f"{WIDGET} [data-tile='0']").get_attribute("aria-label")  # 450 x 16 floats
     picture(page, "by_keys")

@@ -67,7 +67,7 @@ def test_a_click_saves_a_page_in_the_browser_and_beside_the_notebook(page: Any) 
     assert 2_000_000 < len(data) <= 3_000_000  # plotly.js is inside
     status = control(page).get_by_role("status")
     page.wait_for_function(f"document.querySelector('.rs-export [role=status]').textContent.includes('{name}')")
-    assert "Written: plan_comparison.html (2" in status.inner_text()
+    assert "Wrote plan_comparison.html (2" in status.inner_text()
     assert control(page).locator("code").inner_text() == 'compared.export("plan_comparison.html")'
     picture(page, "light")
 

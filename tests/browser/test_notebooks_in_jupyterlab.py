@@ -34,7 +34,7 @@ pytestmark = [
 
 FIRST, SCHEMES, PLANNER = "01_shard_your_first_model", "05_sharding_schemes", "06_the_planner"
 COMPARE, SWITCHER, BOARD, RANKS = (
-    ".recshard-plan-compare:not(.recshard-switcher)",
+    ".recshard-plan-compare",
     ".recshard-switcher",
     ".recshard-drawing-board",
     ".recshard-ranks",

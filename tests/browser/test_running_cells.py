@@ -41,7 +41,7 @@ CELLS = [
     "print('the cell ran to its end')",
 ]
 PROMPT = ".jp-CodeCell .jp-InputPrompt"
-BOARD, COMPARE = ".recshard-drawing-board", ".recshard-plan-compare:not(.recshard-drawing-board)"
+BOARD, COMPARE = ".recshard-drawing-board", ".recshard-plan-compare"
 
 
 def version_in(folder: str) -> str:

@@ -17,10 +17,8 @@ import ipywidgets as ipw
 import pytest
 
 from recshard_lab.lab import DrawingBoard, LiveCounters, PlanCompare, RanksPanel, SchemeSwitcher, SkewScale
+from recshard_lab.lab.widgets.components import SplitLines, StepSlider, TileCanvas
 from recshard_lab.lab.widgets.export_control import ExportControl
-from recshard_lab.lab.widgets.split_lines import SplitLines
-from recshard_lab.lab.widgets.step_slider import StepSlider
-from recshard_lab.lab.widgets.tile_canvas import TileCanvas
 from recshard_lab.launcher import Ranks, launch
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import Topology
@@ -130,13 +128,10 @@ def put_back(widget: ipw.Widget, control: ipw.Widget) -> Iterator[None]:
 
 
 def at_rest(widget: Any) -> None:
-    """What a control set going has ended."""
+    """Waits for the work that a control started."""
     if hasattr(widget, "wait"):
         widget.wait()
-    for name in ("_running", "_working"):
-        thread = getattr(widget, name, None)
-        if thread is not None:
-            thread.join(30)
+    assert widget.worker.wait("run", "work", "export", timeout_s=30)
 
 
 @pytest.mark.timeout(120)

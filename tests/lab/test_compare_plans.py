@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 import time
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from recshard_lab.lab import PlanCompare, compare_plans, views
 from recshard_lab.lab.compare.plan_comparison import ROWS
-from recshard_lab.lab.widgets.newest import Newest
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.sharding import ParameterConstraints, ShardingPlan, Topology
 from tests.lab.plans import many, movielens, plan_of
@@ -192,7 +190,7 @@ def test_columns_are_added_and_removed_between_two_and_six() -> None:
     assert len(widget.answers) == 2
     with pytest.raises(ValueError, match="at least 2"):
         widget.remove(next(iter(widget.columns)))
-    with pytest.raises(ValueError, match="no plan 'ghost'"):
+    with pytest.raises(ValueError, match="unknown plan 'ghost'"):
         widget.remove("ghost")
 
 
@@ -204,7 +202,7 @@ def test_a_plan_is_loaded_from_json_and_a_broken_file_is_a_sentence() -> None:
     assert widget.bar.kind.value == "given"
     widget.bar.load.receive("x.json", "{}")
     assert len(widget.columns) == 3
-    assert 'role="alert"' in widget.status.value
+    assert 'role="alert"' in widget.message.value
     widget.bar.kind.value = "hand"  # begins with the schemes it has
     assert widget.mine.question.chosen == {name: s.sharding_type for name, s in DRAWN.tables().items()}
 
@@ -261,7 +259,7 @@ def test_a_plan_is_renamed_everywhere_and_not_to_a_name_that_is_taken() -> None:
         assert "&lt;b&gt;Mine" in part.value
     assert list(widget.comparison.answers) == ["<b>Mine</b>", "The planner's plan"]
     widget.bar.title.value = "The planner's plan"
-    assert "already" in widget.status.value
+    assert "already" in widget.message.value
     assert widget.bar.title.value == "<b>Mine</b>"
 
 
@@ -282,9 +280,9 @@ def test_every_control_has_a_label_and_a_hint() -> None:
         ({}, "must map a name to each plan"),
         ({"one": "planner"}, "shows 2 to 6 plans, got 1"),
         ({f"p{i}": "planner" for i in range(7)}, "got 7"),
-        ({"a": "planner", "b": "rowwise"}, "no scheme 'rowwise'"),
-        ({"a": "planner", "b": {"film": "row_wise"}}, "no table 'film'"),
-        ({"a": "planner", "b": {"movie": "rows"}}, "no scheme 'rows'"),
+        ({"a": "planner", "b": "rowwise"}, "unknown scheme 'rowwise'"),
+        ({"a": "planner", "b": {"film": "row_wise"}}, "unknown table 'film'"),
+        ({"a": "planner", "b": {"movie": "rows"}}, "unknown scheme 'rows'"),
         ({"a": "planner", "b": 3}, "a plan is a ShardingPlan"),
         ({"a": "planner", "": "planner"}, "not empty"),
     ],
@@ -302,7 +300,7 @@ def test_a_wrong_argument_is_a_value_error(argument: str) -> None:
             str(compare_plans(**given))
 
 
-def test_many_ranks_are_planned_in_a_thread_and_the_newest_wish_wins() -> None:
+def test_many_ranks_are_planned_in_a_thread_and_the_newest_request_wins() -> None:
     widget = PlanCompare(many(40), Topology(8, ddr_cap=10**12), schemes={"t001": "row_wise"})
     begun = time.perf_counter()
     for ranks in (32, 48, 64):
@@ -315,25 +313,6 @@ def test_many_ranks_are_planned_in_a_thread_and_the_newest_wish_wins() -> None:
     assert time.perf_counter() - begun > answered
     assert not [key for key in widget._cached if key[5] == 48]  # nobody waited for it
     assert float(shown(widget, "mine")["step-ms"]) == widget.mine.estimate.step_ms  # type: ignore[union-attr]
-
-
-def test_of_several_wishes_only_the_newest_is_worked_on() -> None:
-    newest, started, go, done = Newest("test"), threading.Event(), threading.Event(), []
-
-    def first(wanted: Any) -> None:
-        started.set()
-        go.wait(5)
-        done.append(("first", wanted()))
-
-    newest.ask(first)
-    assert started.wait(5)
-    newest.ask(lambda wanted: done.append(("second", wanted())))
-    newest.ask(lambda wanted: done.append(("third", wanted())))
-    assert not newest.wait(0.05)
-    go.set()
-    assert newest.wait(5)
-    assert done == [("first", False), ("third", True)]
-    assert not newest.busy
 
 
 def test_six_columns_answer_a_control_within_150_ms_for_26_tables_on_8_ranks() -> None:
@@ -371,6 +350,6 @@ def test_a_saved_output_shows_six_plans_and_stays_small() -> None:
     bundle = six()._repr_mimebundle_()
     assert bundle["text/html"].count("<img ") == 6
     assert len(bundle["text/html"]) < 200_000
-    assert bundle["text/plain"].count(" a step, fits") == 6
+    assert bundle["text/plain"].count(" per step, fits") == 6
     plain = compare_plans(movielens(), TOP, plans(), LOAD)
     assert plain._repr_html_().count("<img ") == 6

@@ -32,7 +32,7 @@ def test_a_pinwheel_is_a_tiling_and_is_predicted() -> None:
     assert made.plan is not None
     expected = estimate(made.plan, [made.table], made.topology, made.workload).step_ms
     assert f'data-step-ms="{expected!r}"' in made.card.value
-    assert "5 pieces on 4 ranks" in made.verdict.value
+    assert "5 shards on 4 ranks" in made.verdict.value
     took = [made.last_response_ms]
     for _ in range(2):
         made.respond()
@@ -97,11 +97,11 @@ def test_undo_takes_back_one_change_at_a_time() -> None:
     made.undo()
     assert made.tiles == [(0, (0, 1000), (0, 16))]
     assert made.back.disabled
-    assert "1 piece on 1 rank." in made.verdict.value
+    assert "1 shard on 1 rank." in made.verdict.value
 
 
 def test_a_drawing_names_sizes_and_its_tooltips_name_kernels() -> None:
-    size, more = board().canvas.told[0].split("\n")
+    size, more = board().canvas.details[0].split("\n")
     assert size == "64 KB"
     assert more == "kernel fused, in host memory"
 

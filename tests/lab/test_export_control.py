@@ -29,7 +29,7 @@ def pressed(widget: Any, kind: str, plan: str = "") -> bytes:
     widget.exports.send = lambda message, buffers: sent.append((message, buffers))
     widget.exports.press(kind, plan)
     widget.exports.wait()
-    assert not widget.exports.refused, widget.exports.told
+    assert not widget.exports.failed, widget.exports.message
     data = widget.exports.last.read_bytes()
     assert sent == [({"file": widget.exports.last.name, "type": sent[0][0]["type"]}, [data])]
     assert not widget.exports.busy
@@ -51,7 +51,7 @@ def test_every_kind_is_written_beside_the_notebook(kind: str, widget: PlanCompar
         "zip": b"PK",
     }
     assert data.startswith(start[kind])
-    assert widget.exports.last.name in widget.exports.told
+    assert widget.exports.last.name in widget.exports.message
 
 
 @pytest.mark.parametrize("kind", ["html", "svg", "json"])
@@ -91,8 +91,8 @@ def test_what_cannot_be_written_is_told_in_the_widget(tmp_path: Path, monkeypatc
     assert board.plan is None
     board.exports.press("json")
     board.exports.wait()
-    assert board.exports.refused
-    assert board.exports.told.startswith("Nothing was written. Drawing of movies: there is no plan in it")
+    assert board.exports.failed
+    assert board.exports.message.startswith("Nothing was written. Drawing of movies: there is no plan in it")
     assert not board.exports.busy
     board.exports.press("html")
     board.exports.wait()
@@ -104,7 +104,7 @@ def test_a_drawing_is_exported_with_its_plan(tmp_path: Path) -> None:
     assert ShardingPlan.from_json(board.export(tmp_path / "x.json").read_text()) == board.plan
     text = board.export(tmp_path / "x.html", plotly="none").read_text()
     assert "<h1>Drawing of movies</h1>" in text
-    assert "cut = tiling([" in text
+    assert "scheme = tiling([" in text
     assert "BATCH_SIZE = 64" in board.export(tmp_path / "x.py").read_text()
 
 

@@ -222,7 +222,7 @@ def test_one_table_is_told_by_rank_and_starting_over_counts_from_nought(ranks: R
     assert "table='user'" in widget.code.value.replace("&#x27;", "'")
     widget.numbers.value = True
     assert "<table>" in widget.listed.value
-    widget.start_over(cache_rows=4)
+    widget.reset(cache_rows=4)
     assert widget.history[-1].table("user").lookups() == 0
     ranks.exec("train_step()")
     assert until(lambda: widget.refresh().table("movie").cache("capacity")) == 8
@@ -377,7 +377,7 @@ def test_a_model_or_ranks_that_are_gone_are_told(ranks: Ranks, widget: LiveCount
         watch_counters(ranks, "nothing_there")
     ranks.exec("del model; import gc; gc.collect()")
     widget.refresh()
-    assert "is gone from the ranks, or is not watched any more" in widget.told.value
+    assert "is gone from the ranks, or is not watched any more" in widget.message.value
     assert read_counters(ranks) is None
     for wrong in ({"every_s": -1}, {"cache_rows": -1}, {"cache_rows": 1.5}, {"model": 3}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -23,19 +23,18 @@ def test_two_ranks_report_bytes_that_the_estimate_predicts() -> None:
             measure_plan(ranks, plan_of(tables, 3), tables, workload)
         widget = PlanCompare(tables, Topology(2), workload)
         widget.button.click()
-        assert widget.runs.work is not None
-        widget.runs.work.join(60)
-        assert "Measured: " in widget.status.value
+        assert widget.worker.wait("run")
+        assert "Measured: " in widget.message.value
         assert "data-measured-ms=" in widget.cards["mine"].value
         assert "data-measured-ms=" not in widget.cards["auto"].value
         widget.runs.which.value = "every plan"
         widget.button.click()
-        widget.runs.work.join(60)
+        assert widget.worker.wait("run")
         assert all("data-measured-ms=" in card.value for card in widget.cards.values())
         assert all(record["measured_ms"] > 0 for record in widget.comparison.records())
         widget.set(world_size=4)
         widget.button.click()
-        assert "The plan is for 4 ranks, 2 are launched" in widget.status.value
+        assert "The plan is for 4 ranks, 2 are launched" in widget.message.value
     assert found.step_ms > 0
     assert set(found.backends) == {table.name for table in tables}
     for name in ("weights", "optimizer_state"):

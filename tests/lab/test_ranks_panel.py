@@ -81,7 +81,7 @@ def test_it_shows_work_output_and_death_and_its_buttons_interrupt_restart_and_st
     before = ranks.pids
     until(lambda: not panel.restart_button.disabled)
     panel.restart_button.click()
-    until(lambda: "Fresh ranks" in panel.told.value)
+    until(lambda: "Fresh ranks" in panel.message.value)
     assert not set(before) & set(ranks.pids)
     os.kill(ranks.pids[1], signal.SIGKILL)
     until(lambda: "idle" not in states(panel)[1:] and len(states(panel)) == 2 and not panel.stop_button.disabled)
@@ -96,7 +96,7 @@ def test_it_shows_work_output_and_death_and_its_buttons_interrupt_restart_and_st
 
 def test_a_closed_panel_leaves_no_thread(panel: RanksPanel) -> None:
     panel.close()
-    until(lambda: not panel._watch.is_alive())
+    assert panel.worker.wait(timeout_s=30)
 
 
 def test_nothing_to_interrupt_is_said(panel: RanksPanel) -> None:

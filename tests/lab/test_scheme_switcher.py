@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recshard_lab.lab import LiveModel, SchemeSwitcher
-from recshard_lab.lab.widgets.split_lines import SplitLines
+from recshard_lab.lab.widgets.components import SplitLines
 from recshard_lab.launcher import RankError, Ranks, launch
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
@@ -97,7 +97,7 @@ def test_a_scheme_is_predicted_applied_and_proved(switcher: SchemeSwitcher, sche
 
 
 def test_dragged_lines_become_uneven_stripes(switcher: SchemeSwitcher) -> None:
-    switcher.cut.value = "movie"
+    switcher.split.value = "movie"
     switcher.lines.ends = [100, 100, 900]
     assert switcher.menus["movie"].value == "row_wise"
     assert switcher.plan is not None
@@ -169,7 +169,7 @@ def test_split_lines_that_cut_nothing_are_grey_and_say_so(switcher: SchemeSwitch
     assert switcher.lines.hint == "Drag a line to split movie by rows."
     switcher.lines.ends = [100, 100, 900]
     assert switcher.lines.hint == ""
-    switcher.cut.value = "user"
+    switcher.split.value = "user"
     assert "split user by rows" in switcher.lines.hint
 
 
@@ -248,9 +248,9 @@ def test_controls_answer_within_150_ms(switcher: SchemeSwitcher) -> None:
 
 
 def test_mistakes_are_told(switcher: SchemeSwitcher, ranks: Ranks) -> None:
-    with pytest.raises(ValueError, match="there is no table 'film'"):
+    with pytest.raises(ValueError, match="unknown table 'film'"):
         switcher.set({"film": "row_wise"})
-    with pytest.raises(ValueError, match="there is no scheme 'rowwise'"):
+    with pytest.raises(ValueError, match="unknown scheme 'rowwise'"):
         switcher.set({"movie": "rowwise"})
     with pytest.raises(ValueError, match="must ascend"):
         switcher.set(ends={"movie": [5, 2, 7]})

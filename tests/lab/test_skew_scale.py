@@ -86,7 +86,7 @@ def test_the_python_under_it_runs_and_gives_the_same_numbers(move: dict[str, Any
 def test_the_tables_whose_scheme_changes_are_told_with_what_the_old_one_would_cost() -> None:
     widget = SkewScale(many(12), Topology(8, ddr_cap=10**11))
     assert widget.changed == []
-    assert "move a slider" in widget.choices.value
+    assert "Move a slider" in widget.choices.value
     before = widget.comparison["planner"]
     widget.set(machine="h100", world_size=16, rows_factor=100.0)
     after = widget.comparison["planner"]
@@ -113,7 +113,7 @@ def test_the_tables_whose_scheme_changes_are_told_with_what_the_old_one_would_co
         assert ("does not fit" in choice.why) == (not there.fits)
     widget.pinning.click()
     assert widget.changed == []
-    widget.set(machine="as given", world_size=8, rows_factor=1.0)
+    widget.set(machine="unchanged", world_size=8, rows_factor=1.0)
     assert {choice.table for choice in widget.changed} == differ  # and back
 
 
@@ -158,22 +158,22 @@ def test_a_machine_by_name_is_labelled_as_simulated() -> None:
         assert widget.comparison["planner"].topology.world_size == 8
 
 
-def test_at_128_ranks_all_is_computed_in_a_thread_and_the_newest_wish_wins() -> None:
+def test_at_128_ranks_all_is_computed_in_a_thread_and_the_newest_request_wins() -> None:
     widget = SkewScale(many(26), Topology(8, ddr_cap=10**12))
     assert widget.wait()
     begun = time.perf_counter()
     for batch in (256, 1024, 2048):
         widget.set(world_size=128, batch_size=batch, machine="h100")
     assert "computing" in widget.card.value
-    assert "computing" in widget.status.value
+    assert "Computing" in widget.message.value
     answered = time.perf_counter() - begun
     assert widget.comparison["planner"].workload.batch_size == 2048
     assert time.perf_counter() - begun > answered
-    assert widget.status.value == ""
+    assert widget.message.value == ""
     assert float(shown(widget)["step-ms"]) == widget.comparison["planner"].estimate.step_ms  # type: ignore[union-attr]
-    half_done = [setting for setting, known in widget._kept.items() if len(known) < len(columns())]
+    half_done = [setting for setting, known in widget._answers.items() if len(known) < len(columns())]
     assert {setting.batch_size for setting in half_done} <= {256, 1024}
-    assert all(len(known) < 3 for setting, known in widget._kept.items() if setting in half_done)  # given up
+    assert all(len(known) < 3 for setting, known in widget._answers.items() if setting in half_done)  # given up
 
 
 def test_a_control_is_answered_within_150_ms_for_26_tables_on_8_ranks() -> None:
@@ -185,7 +185,7 @@ def test_a_control_is_answered_within_150_ms_for_26_tables_on_8_ranks() -> None:
         "batch_size": (1024, 2048, 4096),
         "pooling_factor": (2.0, 5.0, 10.0),
         "sorted_ids": (True, False, True),
-        "machine": ("h100", "a100", "as given"),
+        "machine": ("h100", "a100", "unchanged"),
     }.items():
         for value in values:
             widget.set(**{name: value})
@@ -207,11 +207,11 @@ def test_every_control_has_a_label_and_a_hint() -> None:
 
 def test_bad_values_are_refused_by_name() -> None:
     widget = scale()
-    with pytest.raises(ValueError, match="no control 'ranks'"):
+    with pytest.raises(ValueError, match="unknown control 'ranks'"):
         widget.set(ranks=3)
-    with pytest.raises(ValueError, match="5 is no step"):
+    with pytest.raises(ValueError, match="5 is not a step"):
         widget.set(world_size=5)
-    with pytest.raises(ValueError, match="no machine 'h1000'"):
+    with pytest.raises(ValueError, match="unknown machine 'h1000'"):
         widget.set(machine="h1000")
     with pytest.raises(ValueError, match="tables is empty"):
         SkewScale([], TOP)

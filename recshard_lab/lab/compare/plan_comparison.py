@@ -32,7 +32,7 @@ SEARCHED = ("planner_search",)  # views for which the planner searches again
 SAME = 5e-3  # values that differ by a smaller share are equally good
 _OPTIONS = {"solver": "greedy", "time_limit_s": 60.0, "cost_model": "recshard", "route": None, "local_search_passes": 3}
 
-Wish: TypeAlias = "ShardingPlan | EmbeddingShardingPlanner | str | Mapping[str, str | ParameterConstraints]"
+PlanSpec: TypeAlias = "ShardingPlan | EmbeddingShardingPlanner | str | Mapping[str, str | ParameterConstraints]"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class PlanComparison:
             ValueError: there is none of this name.
         """
         if name not in self.answers:
-            raise ValueError(f"there is no plan {name!r}{nearest(str(name), self.answers)}; {self._names}")
+            raise ValueError(f"unknown plan {name!r}{nearest(str(name), self.answers)}; {self._names}")
         return self.answers[name]
 
     @property
@@ -255,7 +255,7 @@ class PlanComparison:
 def compare_plans(
     tables: Sequence[BaseEmbeddingConfig],
     topology: Topology,
-    plans: Mapping[str, Wish],
+    plans: Mapping[str, PlanSpec],
     workload: Workload | None = None,
 ) -> PlanComparison:
     """Predicts several plans of the same tables for the same ranks and the same step.
@@ -284,13 +284,13 @@ def compare_plans(
     workload = Workload() if workload is None else workload
     if not isinstance(workload, Workload):
         raise ValueError(f"workload must be a Workload, got {workload!r:.80}")
-    asked = {name: question_of(wish, tables, topology, workload) for name, wish in named(plans).items()}
+    questions = {name: question_of(spec, tables, topology, workload) for name, spec in named(plans).items()}
     return PlanComparison(
-        list(tables), {name: answer(question, tables, topology, workload) for name, question in asked.items()}
+        list(tables), {name: answer(question, tables, topology, workload) for name, question in questions.items()}
     )
 
 
-def named(plans: Mapping[str, Wish]) -> dict[str, Wish]:
+def named(plans: Mapping[str, PlanSpec]) -> dict[str, PlanSpec]:
     """`plans`, checked to be a mapping of names.
 
     Raises:
@@ -304,7 +304,9 @@ def named(plans: Mapping[str, Wish]) -> dict[str, Wish]:
     return dict(plans)
 
 
-def question_of(wish: Wish, tables: Sequence[BaseEmbeddingConfig], topology: Topology, workload: Workload) -> Question:
+def question_of(
+    spec: PlanSpec, tables: Sequence[BaseEmbeddingConfig], topology: Topology, workload: Workload
+) -> Question:
     """What is asked for one of `compare_plans`'s plans.
 
     Raises:
@@ -312,22 +314,22 @@ def question_of(wish: Wish, tables: Sequence[BaseEmbeddingConfig], topology: Top
     """
     base = Question({}, topology.world_size, workload.batch_size, topology.memory_cap_bytes)
     names = [table.name for table in tables]
-    if isinstance(wish, ShardingPlan):
-        return replace(base, plan=wish)
-    if isinstance(wish, EmbeddingShardingPlanner):
-        options = {name: getattr(wish, name) for name, usual in _OPTIONS.items() if getattr(wish, name) != usual}
-        _check_names(wish.constraints, names)
-        return replace(base, constraints=dict(wish.constraints), options=options)
-    if isinstance(wish, str):
-        return base if wish == PLANNER else replace(base, schemes=dict.fromkeys(names, checked_scheme(wish)))
-    if not isinstance(wish, Mapping):
+    if isinstance(spec, ShardingPlan):
+        return replace(base, plan=spec)
+    if isinstance(spec, EmbeddingShardingPlanner):
+        options = {name: getattr(spec, name) for name, usual in _OPTIONS.items() if getattr(spec, name) != usual}
+        _check_names(spec.constraints, names)
+        return replace(base, constraints=dict(spec.constraints), options=options)
+    if isinstance(spec, str):
+        return base if spec == PLANNER else replace(base, schemes=dict.fromkeys(names, checked_scheme(spec)))
+    if not isinstance(spec, Mapping):
         raise ValueError(
             f"a plan is a ShardingPlan, an EmbeddingShardingPlanner, 'planner', a scheme, or table -> scheme, "
-            f"got {wish!r:.80}"
+            f"got {spec!r:.80}"
         )
-    _check_names(wish, names)
-    constraints = {name: value for name, value in wish.items() if isinstance(value, ParameterConstraints)}
-    schemes = {name: checked_scheme(value) for name, value in wish.items() if name not in constraints}
+    _check_names(spec, names)
+    constraints = {name: value for name, value in spec.items() if isinstance(value, ParameterConstraints)}
+    schemes = {name: checked_scheme(value) for name, value in spec.items() if name not in constraints}
     return replace(base, schemes=schemes, constraints=constraints)
 
 
@@ -340,14 +342,14 @@ def checked_scheme(scheme: Any) -> str:
     known = ["auto", *scheme_names()]
     name = getattr(scheme, "value", scheme)
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"there is no scheme {name!r:.80}; schemes: {', '.join(known)}")
+        raise ValueError(f"unknown scheme {name!r:.80}; schemes: {', '.join(known)}")
     return name
 
 
 def _check_names(given: Mapping[str, Any], names: Sequence[str]) -> None:
     for name in given:
         if name not in names:
-            raise ValueError(f"there is no table {name!r:.80}{nearest(str(name), names)}; tables: {', '.join(names)}")
+            raise ValueError(f"unknown table {name!r:.80}{nearest(str(name), names)}; tables: {', '.join(names)}")
 
 
 def views_of_plans() -> list[str]:

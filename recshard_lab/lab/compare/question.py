@@ -62,8 +62,8 @@ class Question:
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for questions with the same answer, and only for those."""
-        said = [tuple(sorted((name, repr(wish)) for name, wish in each.items())) for each in self._mappings]
-        return (*said, self.allowed, self.world_size, self.batch_size, self.memory_cap, id(self.plan))
+        parts = [tuple(sorted((name, repr(value)) for name, value in each.items())) for each in self._mappings]
+        return (*parts, self.allowed, self.world_size, self.batch_size, self.memory_cap, id(self.plan))
 
     @property
     def _mappings(self) -> tuple[Mapping[str, Any], ...]:
@@ -204,8 +204,8 @@ def searched(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> SearchTrac
 def _planner(
     question: Question, tables: Sequence[BaseEmbeddingConfig], topology: Topology, workload: Workload
 ) -> EmbeddingShardingPlanner:
-    wishes = constraints_of(question, [table.name for table in tables])
-    return EmbeddingShardingPlanner(topology, constraints=wishes, workload=workload, **question.options)
+    constraints = constraints_of(question, [table.name for table in tables])
+    return EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload, **question.options)
 
 
 def constraints_of(question: Question, tables: Sequence[str]) -> dict[str, ParameterConstraints]:

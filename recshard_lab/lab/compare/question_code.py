@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from keyword import iskeyword
 from typing import Any
 
 from recshard_lab.lab.compare.question import Question, constraints_of, topology_for
@@ -47,11 +46,7 @@ def python_for(question: Question, base: Topology, workload: Workload, num_table
     step = step_arguments(question, base, workload)
     if question.plan is not None:
         return _given(question, step)
-    if not question.options:
-        step[0] = step[0].replace("topology=", "", 1)
-        wishes = _plan_wishes(question, num_tables)
-        return imported("\n".join(["plan = rs.plan(", "    tables,", *step, *wishes, ")", _LAST]))
-    wishes = _wishes(question, num_tables)
+    constraints = _constraint_lines(question, num_tables)
     own_formulas = question.options.get("cost_model", "recshard") == "recshard"
     last = _LAST
     if not own_formulas:
@@ -60,7 +55,7 @@ def python_for(question: Question, base: Topology, workload: Workload, num_table
     body = [
         "planner = EmbeddingShardingPlanner(",
         *step,
-        *wishes,
+        *constraints,
         *more,
         ")",
         "plan = planner.plan_tables(tables)",
@@ -107,7 +102,7 @@ def workload_argument(workload: Workload, access: str = "access") -> list[str]:
     return _call("workload=Workload", load)
 
 
-def wish_code(question: Question, num_tables: int = 0) -> list[str]:
+def spec_code(question: Question, num_tables: int = 0) -> list[str]:
     """What one plan is asked for as a value of `compare_plans`'s ``plans``, as lines without indentation."""
     if question.plan is not None:
         text = question.plan.to_json()
@@ -119,40 +114,36 @@ def wish_code(question: Question, num_tables: int = 0) -> list[str]:
         if len(chosen) == num_tables and len(set(chosen.values())) == 1:
             return [f'"{next(iter(chosen.values()))}"']
         return ["{", *(f'    "{name}": "{scheme}",' for name, scheme in chosen.items()), "}"]
-    wishes = [line[4:] for line in _wishes(question, num_tables)]
+    constraints = [line[4:] for line in _constraint_lines(question, num_tables)]
     if not question.options:
-        return "\n".join(wishes).removeprefix("constraints=").removesuffix(",").split("\n")
+        return "\n".join(constraints).removeprefix("constraints=").removesuffix(",").split("\n")
     more = [f"    {_arguments({name: value})}," for name, value in question.options.items()]
-    return ["EmbeddingShardingPlanner(", *(f"    {line}" for line in wishes), *more, ")"]
+    return ["EmbeddingShardingPlanner(", *(f"    {line}" for line in constraints), *more, ")"]
 
 
 def _given(question: Question, step: Sequence[str]) -> str:
     """A plan that is there already, predicted."""
     assert question.plan is not None
     text = question.plan.to_json()
-    told = f"ShardingPlan.from_json({text!r})" if len(text) <= LONGEST_JSON else "given  # the plan of this column"
-    body = [f"plan = {told}", "found = estimate(", "    plan,", "    tables,", *step, ")", "found.step_ms, found.fits"]
-    return imported("\n".join(body))
+    source = f"ShardingPlan.from_json({text!r})" if len(text) <= LONGEST_JSON else "given  # the plan of this column"
+    body = [
+        f"plan = {source}",
+        "found = estimate(",
+        "    plan,",
+        "    tables,",
+        *step,
+        ")",
+        "found.step_ms, found.fits",
+    ]
+    return imported("\n".join(body), ["Topology", "Workload", "estimate"])
 
 
-def _plan_wishes(question: Question, num_tables: int) -> list[str]:
-    """The wishes as arguments of ``rs.plan``: ``table="scheme"`` where they name schemes and nothing else."""
-    chosen = question.chosen
-    if question.constraints or question.allowed or not chosen:
-        return _wishes(question, num_tables)
-    if len(chosen) == num_tables > 1 and len(set(chosen.values())) == 1:
-        return [f'    constraints={{table.name: "{next(iter(chosen.values()))}" for table in tables}},']
-    if all(name.isidentifier() and not iskeyword(name) and name not in _ARGUMENTS for name in chosen):
-        return [f'    {name}="{scheme}",' for name, scheme in chosen.items()]
-    return ["    constraints={", *_entries({name: f'"{scheme}"' for name, scheme in chosen.items()}), "    },"]
-
-
-def _wishes(question: Question, num_tables: int) -> list[str]:
+def _constraint_lines(question: Question, num_tables: int) -> list[str]:
     """The planner's constraints as lines."""
     chosen = question.chosen
     if len(chosen) == num_tables > 1 and len(set(chosen.values())) == 1 and not question.constraints:
-        wish = f'ParameterConstraints(sharding_types=["{next(iter(chosen.values()))}"])'
-        return [f"    constraints={{table.name: {wish} for table in tables}},"]
+        every = f'ParameterConstraints(sharding_types=["{next(iter(chosen.values()))}"])'
+        return [f"    constraints={{table.name: {every} for table in tables}},"]
     named = {name: _constraint(question, name) for name in dict.fromkeys([*question.constraints, *chosen])}
     if question.allowed:
         every = f"table.name: {_constraint(question, '')} for table in tables"
@@ -164,7 +155,7 @@ def _wishes(question: Question, num_tables: int) -> list[str]:
 
 
 def _entries(named: Mapping[str, str]) -> list[str]:
-    return [f'        "{name}": {wish},' for name, wish in named.items()]
+    return [f'        "{name}": {text},' for name, text in named.items()]
 
 
 def _constraint(question: Question, table: str) -> str:

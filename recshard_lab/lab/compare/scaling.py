@@ -22,7 +22,7 @@ from recshard_lab.planner.answers.answers import LEAST_MS
 from recshard_lab.sharding import PlanError, Topology, scheme_names
 from recshard_lab.sharding.hardware.presets import preset_names
 
-AS_GIVEN, META = "as given", "Meta 2021"
+UNCHANGED, META = "unchanged", "Meta 2021"
 ALPHAS = (0.0, 0.4, 0.6, 0.8, 0.9, 1.0, 1.05, 1.1, 1.2, 1.4, 1.6, 2.0)
 FACTORS = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 10.0, 40.0, 100.0, 1000.0)
 POOLINGS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -35,19 +35,19 @@ class Setting:
     Args:
         world_size: ranks.
         batch_size: samples of one rank.
-        skew: "as given", "Meta 2021", or alpha of ``p(k) ~ k ** -alpha``; 0 is uniform.
+        skew: "unchanged", "Meta 2021", or alpha of ``p(k) ~ k ** -alpha``; 0 is uniform.
         rows_factor: times as many rows in every table.
         pooling_factor: mean ids a bag of every feature; the workload's own when None.
-        machine: "as given", or a preset of `Topology.preset`.
+        machine: "unchanged", or a preset of `Topology.preset`.
         sorted_ids: whether ids are sorted by use, row 0 the most used: then equal numbers of rows are no equal work.
     """
 
     world_size: int
     batch_size: int
-    skew: str | float = AS_GIVEN
+    skew: str | float = UNCHANGED
     rows_factor: float = 1.0
     pooling_factor: float | None = None
-    machine: str = AS_GIVEN
+    machine: str = UNCHANGED
     sorted_ids: bool = False
 
 
@@ -57,7 +57,7 @@ def skews() -> list[tuple[str, str | float]]:
     >>> skews()[1], skews()[-1]
     (('uniform', 0.0), ('Meta 2021', 'Meta 2021'))
     """
-    return [(AS_GIVEN, AS_GIVEN), *((f"Zipf {a:g}" if a else "uniform", a) for a in ALPHAS), (META, META)]
+    return [(UNCHANGED, UNCHANGED), *((f"Zipf {a:g}" if a else "uniform", a) for a in ALPHAS), (META, META)]
 
 
 def factors() -> list[tuple[str, float]]:
@@ -71,12 +71,12 @@ def factors() -> list[tuple[str, float]]:
 
 def poolings() -> list[tuple[str, float | None]]:
     """The steps of the pooling factor's slider."""
-    return [(AS_GIVEN, None), *((f"{factor:g}", factor) for factor in POOLINGS)]
+    return [(UNCHANGED, None), *((f"{factor:g}", factor) for factor in POOLINGS)]
 
 
 def machines() -> list[str]:
     """Whose figures there are: the topology's own, and those of machines by name."""
-    return [AS_GIVEN, *(name for name in preset_names() if name != "this")]
+    return [UNCHANGED, *(name for name in preset_names() if name != "this")]
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class Scaled:
         load = replace(workload, batch_size=setting.batch_size)
         if setting.skew == META:
             load = replace(load, access="meta_2021", zipf_alpha=0.0, unique_fraction=None)
-        elif setting.skew != AS_GIVEN:
+        elif setting.skew != UNCHANGED:
             load = replace(load, access=None, zipf_alpha=float(setting.skew), unique_fraction=None)
         if setting.pooling_factor is not None:
             load = replace(load, pooling_factors=setting.pooling_factor)
         if setting.sorted_ids:
             load = replace(load, frequency_ordered=True)
-        if setting.machine != AS_GIVEN:
+        if setting.machine != UNCHANGED:
             return cls(grown, Topology.preset(setting.machine, **ranks_of(setting)), load)
         asked = Question({}, setting.world_size, setting.batch_size, topology.memory_cap_bytes)
         return cls(grown, topology_for(asked, topology), load)
@@ -159,7 +159,7 @@ def python_for_setting(setting: Setting, topology: Topology, workload: Workload)
         times = f"round({setting.rows_factor!r} * table.num_embeddings)"
         lines += [f"grown = [replace(table, num_embeddings=max(1, {times})) for table in tables]"]
         grown = "grown"
-    if setting.machine == AS_GIVEN:
+    if setting.machine == UNCHANGED:
         asked = Question({}, setting.world_size, setting.batch_size, topology.memory_cap_bytes)
         step = topology_argument(asked, topology)
     else:

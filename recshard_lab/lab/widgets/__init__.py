@@ -1,4 +1,10 @@
-"""Widgets: controls over the views. Only what is imported from here needs ipywidgets."""
+"""Widgets: controls over the views. Only code that uses the names below needs ipywidgets.
+
+- `base.py`, `worker.py`: what all widgets share, and their background work
+- `components.py`, `static/`: the parts with JavaScript, and their scripts and style sheets
+- `controls.py`, `page.py`, `export_control.py`: controls and boxes, written parts, the Export control
+- one file per widget; `plan_columns.py` is a part of `plan_compare.py`
+"""
 
 from recshard_lab.lab.widgets.drawing_board import DrawingBoard as DrawingBoard
 from recshard_lab.lab.widgets.live_counters import LiveCounters as LiveCounters

@@ -1,84 +1,173 @@
-"""What every widget here does alike: it takes keys, shows where the focus is, follows the theme, and answers while a
-cell is running.
+"""LabWidget: what all widgets of the lab share.
 
-Keys: JupyterLab takes arrows, Enter and letters for its own from whatever has the focus, unless that asks it not to.
-Focus: a ring of two colours, of which one stands out from any ground.
-While a cell is running: JupyterLab sends what is done on the page to a subshell of the kernel, a thread of its own.
-From 7.4 on ipykernel hands a message back to the shell that last spoke to the widget, which is the one whose cell is
-running, and so the click waits for the cell. Here it is asked not to.
+- one style sheet and one line with Export and the same in Python
+- one place for messages and errors
+- background work that ends with the widget
+- a static picture for pages without a kernel
+- keys: JupyterLab's shortcuts do not take arrows, Enter or letters from a control
+- answers while a cell is running: JupyterLab sends messages of widgets to a subshell of the kernel, a separate thread.
+  Since ipykernel 7.4 a message is routed to the shell that used the widget last. If that shell is running a cell, the
+  click waits for the cell. `answer_while_busy` turns this routing off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import anywidget
 import ipywidgets as ipw
 
-# ipykernel's routing of a comm's messages, an attribute of its comms from 7.4 on; a comm without it is not routed
+from recshard_lab.lab.exporting.exportable import Exportable
+from recshard_lab.lab.exporting.kinds import KINDS
+from recshard_lab.lab.views.registry import reason
+from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets.components import Keys
+from recshard_lab.lab.widgets.export_control import ExportControl
+from recshard_lab.lab.widgets.worker import Worker
+
+# ipykernel's routing of a comm's messages, an attribute of its comms since 7.4; a comm without it is not routed
 _ROUTE = "_reply_subshell_for"
 
-_ESM = """
-function render({ el }) {
-  el.hidden = true;
-  const guard = () => {
-    if (!el.isConnected) return requestAnimationFrame(guard);
-    const all = el.closest("[class*='recshard-']") || el.parentElement;
-    all.addEventListener("focusin", event => event.target.setAttribute("data-lm-suppress-shortcuts", "true"));
-  };
-  guard();
-}
-export default { render };
-"""
 
-_ARROW = (
-    "url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' width='18' height='18' fill='none' "
-    "stroke='%23e4e7ea' stroke-width='2'%3E%3Cpath d='M5 7l4 4 4-4'/%3E%3C/svg%3E\")"
-)
+class Quiet:
+    """Mixin: controls that code moves with ``with self.quietly():`` call none of the callbacks set with `on`."""
 
-_CSS = f"""
-[class*='recshard-'] :is(button,select,input,textarea,summary):focus-visible{{
- outline:2px solid var(--jp-brand-color1,#1976d2)!important;outline-offset:1px;
- box-shadow:0 0 0 5px var(--jp-layout-color1,#fff)!important}}
-[data-jp-theme-light='false'] [class*='recshard-']{{--jp-widgets-dropdown-arrow:{_ARROW}}}
-.rs-foot>*{{flex:0 1 auto;max-width:100%;min-width:0}}
-.rs-foot>:has(details[open]){{flex:1 1 100%}}
-.rs-foot summary{{min-height:28px;line-height:28px;margin-top:6px;cursor:pointer}}
-@media (prefers-reduced-motion:reduce){{[class*='recshard-'] *{{transition:none!important;animation:none!important}}}}
-@media (forced-colors:active){{
- [class*='recshard-'] svg{{forced-color-adjust:none;color:CanvasText}}
- [class*='recshard-'] .rs-bar{{forced-color-adjust:none;background:CanvasText}}
- [class*='recshard-'] button.mod-active{{border:2px solid Highlight}}
-}}
-"""
+    _depth = 0
+
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Controls that move inside answer nothing."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def on(self, control: ipw.Widget, answer: Callable[[Any], Any], trait: str = "value") -> None:
+        """Calls `answer` with the new value when the reader moves a control."""
+        control.observe(lambda change: None if self._depth else answer(change["new"]), names=trait)
 
 
-class Manners(anywidget.AnyWidget):
-    """Nothing to see: the keys and the style of the widget it lies in."""
+class Message(ipw.HTML):
+    """One line for the reader: what the widget is doing, did, or could not do.
 
-    _esm = _ESM
-    _css = _CSS
-
-
-class LabWidget(ipw.VBox):
-    """A widget of the lab; its class on the page begins with ``recshard-``.
-
-    Args:
-        children: from top to bottom.
-
-    >>> LabWidget([ipw.Button()]).children[1]
-    Button(style=ButtonStyle())
+    >>> message = Message()
+    >>> message.fail("no ranks are launched")
+    >>> message.value
+    '<div class="rs-alert" role="alert">no ranks are launched</div>'
     """
 
-    def __init__(self, children: Sequence[ipw.Widget] = (), **given: Any) -> None:
-        super().__init__([Manners(), *children], **given)
+    def show(self, words: str = "") -> None:
+        """Shows a sentence; without one, the line is empty."""
+        self.value = page.note(words) if words else ""
+
+    def fail(self, problem: str | Exception) -> None:
+        """Shows an error."""
+        self.value = page.alert(problem if isinstance(problem, str) else reason(problem))
+
+
+class LabWidget(Quiet, ipw.VBox):
+    """A widget of the lab.
+
+    Subclasses build their controls and then call `lay_out` with the rows.
+
+    Args:
+        name: its class on the page is ``recshard-NAME``; its threads have the name too.
+        file: name of exported files, without suffix.
+        kinds: the kinds of file that are offered, names of `lab.exporting.kinds.KINDS`.
+        plans: names of its plans, if it has several: the reader chooses one for files that hold one plan.
+        max_width: CSS.
+
+    Attributes:
+        worker: its background work.
+        message: the line for errors and progress.
+        exports: the Export control.
+        code: the same in Python, folded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: str,
+        kinds: Sequence[str] = tuple(KINDS),
+        plans: Sequence[str] = (),
+        max_width: str = "1180px",
+    ) -> None:
+        self.worker = Worker(name)
+        super().__init__(layout=ipw.Layout(width="100%", max_width=max_width))
         self.layout.padding = "0 0 0 12px"  # views beside it begin there
+        self.add_class("recshard-widget")
+        self.add_class(f"recshard-{name}")
+        self.uid = self.model_id[:8]  # part of ids on the page; a closed widget has no model_id
+        self.message, self.code = Message(), controls.wide_html()
+        self.exports = ExportControl(self, file, kinds, plans)
         answer_while_busy(self)
+
+    def lay_out(self, rows: Sequence[ipw.Widget]) -> None:
+        """Puts the rows on the page, from top to bottom, and Export and the Python below them."""
+        self.children = [Keys(), *rows, controls.foot(self.exports, self.code)]
+
+    def run_in_background(self, action: Callable[[], str | None], doing: str, lane: str) -> None:
+        """Runs a button's action in a thread; ignored while the last one runs.
+
+        Args:
+            action: returns the message for its end, if any. Its error is shown.
+            doing: the message meanwhile.
+            lane: actions of one lane do not overlap.
+        """
+
+        def work() -> None:
+            try:
+                self.message.show(action() or "")
+            except Exception as error:
+                self.message.fail(error)
+
+        if not self.worker.busy(lane):
+            self.message.show(doing)
+            self.worker.queue(work, lane)
+
+    def static(self) -> tuple[str, str]:
+        """HTML and plain text for pages without a kernel."""
+        raise NotImplementedError
+
+    def exportable(self) -> Exportable:
+        """The contents for `export`, as shown now."""
+        raise NotImplementedError
+
+    def export(self, path: str | Path, **options: Any) -> Path:
+        """Writes what the widget shows to a file; see `recshard_lab.lab.export`.
+
+        Args:
+            path: ``.html``, ``.svg``, ``.png``, ``.json``, ``.py``, ``.sh``, ``.zip``, or a folder.
+            options: ``plan``, ``plotly``, ``theme``, ``scale``, ``model``, ``title``, ``python``.
+
+        Returns:
+            The path written.
+
+        Raises:
+            ValueError: the kind of file cannot hold it.
+        """
+        from recshard_lab.lab.exporting.exporting import export
+
+        return export(self, path, **options)
+
+    def close(self) -> None:
+        """Ends the background work and takes the widget off the page."""
+        if hasattr(self, "worker"):  # ipywidgets also closes widgets whose construction failed
+            self.worker.close()
+        super().close()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """The widget, and its static picture for pages without a kernel."""
+        bundle = super()._repr_mimebundle_(**kwargs) or {}
+        html, text = self.static()
+        return {**bundle, "text/html": html, "text/plain": text}
 
 
 def answer_while_busy(widget: ipw.Widget) -> None:
-    """Has a widget and all inside it, now and later, answered while a cell is running, under every ipykernel."""
+    """Lets a widget and its children, present and later, answer while a cell is running, with every ipykernel."""
     comm = widget.comm
     if comm is not None and getattr(comm, _ROUTE, None) is not None:
         setattr(comm, _ROUTE, None)

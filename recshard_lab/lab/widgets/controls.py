@@ -1,4 +1,4 @@
-"""The controls of the plan comparison: made here, labelled here, laid out here."""
+"""Controls and boxes from which the widgets are built."""
 
 from __future__ import annotations
 
@@ -7,16 +7,48 @@ from typing import Any
 
 import ipywidgets as ipw
 
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.compare.question import AUTO
-from recshard_lab.lab.draw.theme import SCHEMES, look_of
-from recshard_lab.lab.widgets.step_slider import StepSlider
+from recshard_lab.lab.draw.theme import SCHEMES, bytes_text, look_of
+from recshard_lab.lab.widgets.components import StepSlider
 from recshard_lab.sharding import scheme_names
 
-HALF_WIDTH, THIRD_WIDTH = 575, 376  # pixels of a picture of which two or three are in a row of a wide page
+HALF_WIDTH, THIRD_WIDTH = 575, 376  # pixels of a picture when two or three are in a row of a wide page
+_WORLD_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_MANTISSAS = (1, 2, 4, 8, 16, 24, 32, 40, 64, 80, 128, 192, 256, 512)
+
+# ---- steps of sliders
+
+
+def world_sizes(first: int) -> list[tuple[str, int]]:
+    """Numbers of ranks, with `first` among them."""
+    return [(str(n), n) for n in sorted({*_WORLD_SIZES, first})]
+
+
+def batch_sizes(first: int) -> list[tuple[str, int]]:
+    """Powers of two, with `first` among them."""
+    return [(f"{n:,}", n) for n in sorted({*(1 << i for i in range(5, 17)), first})]
+
+
+def memory_caps(tables: Sequence[BaseEmbeddingConfig], first: int) -> list[tuple[str, int]]:
+    """Bytes of one rank, from too few for these tables to more than enough, with `first` among them.
+
+    >>> memory_caps([BaseEmbeddingConfig(num_embeddings=1000, embedding_dim=16, name="t")], 64_000)[:3]
+    [('1 KB', 1000), ('2 KB', 2000), ('4 KB', 4000)]
+    """
+    total = sum(table.weight_bytes for table in tables)
+    steps = {m * unit for unit in (10**3, 10**6, 10**9) for m in _MANTISSAS}
+    caps = {cap for cap in steps if total / 128 <= cap <= max(16 * total, first)}
+    named = {bytes_text(cap): cap for cap in sorted(caps)}
+    named[bytes_text(first)] = first  # equal labels: the exact value of `first` stays
+    return sorted(named.items(), key=lambda item: item[1])
+
+
+# ---- controls
 
 
 def scheme_options() -> list[tuple[str, str]]:
-    """What a menu offers: "auto" and every registered scheme."""
+    """Options of a menu: "auto" and every registered scheme."""
     return [("auto", AUTO)] + [(look_of(name, SCHEMES).label, name) for name in scheme_names()]
 
 
@@ -32,23 +64,13 @@ def menu(name: str, hint: str) -> ipw.Dropdown:
     )
 
 
-def set_all() -> ipw.Dropdown:
-    """One menu that moves all others, and then stands on "choose" again."""
-    return ipw.Dropdown(
-        options=[("choose", ""), *scheme_options()],
-        description="Set all to",
-        style={"description_width": "initial"},
-        layout=ipw.Layout(width="200px"),
-    )
-
-
 def slider(label: str, options: Sequence[tuple[str, Any]], value: Any, hint: str) -> StepSlider:
-    """A slider over named steps; the arrow keys move it."""
+    """A slider with named steps; the arrow keys move it."""
     return StepSlider(label, options, value, hint, layout=ipw.Layout(min_width="0"))
 
 
 def pick(label: str, hint: str, options: Sequence[tuple[str, str]], width: str) -> ipw.Dropdown:
-    """One of several, by a menu."""
+    """A menu."""
     return ipw.Dropdown(
         options=options,
         description=label,
@@ -59,7 +81,7 @@ def pick(label: str, hint: str, options: Sequence[tuple[str, str]], width: str) 
 
 
 def words(label: str, hint: str, width: str) -> ipw.Text:
-    """A line of text, which counts when it is entered."""
+    """A line of text; it changes when the reader presses Enter or leaves it."""
     return ipw.Text(
         description=label,
         tooltip=hint,
@@ -69,20 +91,18 @@ def words(label: str, hint: str, width: str) -> ipw.Text:
     )
 
 
-def button(label: str, hint: str, icon: str, style: str = "") -> ipw.Button:
+def button(label: str, hint: str, icon: str, style: str = "", width: str = "auto") -> ipw.Button:
     return ipw.Button(
         description=label,
         tooltip=hint,
         icon=icon,
         button_style=style,
-        layout=ipw.Layout(width="auto", min_width="90px"),
+        layout=ipw.Layout(width=width, min_width="90px"),
     )
 
 
-def tick(label: str, scheme: str) -> ipw.Checkbox:
-    """Whether the planner may use a scheme."""
-    hint = f"whether the planner may choose {scheme}"
-    return ipw.Checkbox(value=True, description=label, tooltip=hint, indent=False, layout=ipw.Layout(width="auto"))
+def tick(label: str, hint: str, value: bool = True) -> ipw.Checkbox:
+    return ipw.Checkbox(value=value, description=label, tooltip=hint, indent=False, layout=ipw.Layout(width="auto"))
 
 
 def choice(options: Sequence[tuple[str, str]]) -> ipw.ToggleButtons:
@@ -96,63 +116,65 @@ def choice(options: Sequence[tuple[str, str]]) -> ipw.ToggleButtons:
     )
 
 
-def wide_html() -> ipw.HTML:
-    return ipw.HTML(layout=ipw.Layout(width="100%", margin="0"))
+def wide_html(css_class: str = "") -> ipw.HTML:
+    html = ipw.HTML(layout=ipw.Layout(width="100%", margin="0"))
+    if css_class:
+        html.add_class(css_class)
+    return html
+
+
+# ---- boxes
 
 
 def row(children: Sequence[ipw.Widget]) -> ipw.Box:
-    """Side by side, below one another where the page is narrow."""
-    made = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="4px 16px", align_items="center")
-    return ipw.Box(children, layout=made)
+    """Side by side, below one another on a narrow page."""
+    layout = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="4px 16px", align_items="center")
+    return ipw.Box(children, layout=layout)
+
+
+def column(children: Sequence[ipw.Widget]) -> ipw.VBox:
+    """Below one another, as wide as the page allows."""
+    return ipw.VBox(children, layout=ipw.Layout(width="100%", min_width="0"))
+
+
+def columns_of(
+    least: str, children: Sequence[ipw.Widget] = (), fill: str = "fit", gap: str = "8px 14px"
+) -> ipw.GridBox:
+    """Equally wide columns of at least `least` (CSS), as many in a row as fit."""
+    template = f"repeat(auto-{fill}, minmax(min(100%, {least}), 1fr))"
+    return ipw.GridBox(children, layout=ipw.Layout(grid_template_columns=template, grid_gap=gap, width="100%"))
 
 
 def sliders(children: Sequence[ipw.Widget]) -> ipw.GridBox:
-    """Sliders of one width, as many in a row as there is room for."""
-    made = columns_of("330px")
-    made.layout.grid_template_columns = "repeat(auto-fill, minmax(min(100%, 330px), 1fr))"
-    made.layout.grid_gap = "0 24px"
-    made.children = tuple(children)
-    return made
+    """Sliders of equal width."""
+    return columns_of("330px", children, "fill", "0 24px")
 
 
-def foot(exports: ipw.Widget, code: ipw.Widget) -> ipw.Box:
-    """The last line of a widget: how to export it, and the same in Python, which takes the whole width when opened."""
-    code.layout.width = "auto"
-    made = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="0 24px", align_items="flex-start")
-    box = ipw.Box([exports, code], layout=made)
-    box.add_class("rs-foot")
-    return box
+def pair(widgets: Sequence[ipw.Widget]) -> ipw.GridBox:
+    """Two cells of equal height, one below the other on a narrow page."""
+    grid = columns_of("440px", widgets)
+    grid.add_class("rs-cards")
+    return grid
 
 
 def halves(columns: Iterable[Sequence[ipw.Widget]]) -> ipw.Box:
-    """Two columns, one below the other where the page is narrow."""
+    """Two columns, one below the other on a narrow page."""
     side = {"flex": "1 1 440px", "min_width": "min(340px, 100%)"}
     layout = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="4px 16px")
     return ipw.Box([ipw.VBox(children, layout=ipw.Layout(**side)) for children in columns], layout=layout)
 
 
-def pair(widgets: Sequence[ipw.Widget]) -> ipw.GridBox:
-    """Two cells of one height, one below the other where the page is narrow."""
-    made = columns_of("440px")
-    made.children = tuple(widgets)
-    made.add_class("rs-cards")
-    return made
-
-
-def columns_of(least: str) -> ipw.GridBox:
-    """Columns of one width, as many in a row as have `least` of it; filled later."""
-    template = f"repeat(auto-fit, minmax(min(100%, {least}), 1fr))"
-    return ipw.GridBox([], layout=ipw.Layout(grid_template_columns=template, grid_gap="8px 14px", width="100%"))
-
-
 def grid(menus: Sequence[ipw.Widget]) -> ipw.GridBox:
-    """As many columns as there is room for; it scrolls when there are many tables."""
-    layout = ipw.Layout(
-        grid_template_columns="repeat(auto-fill, minmax(215px, 1fr))",
-        grid_gap="2px 10px",
-        width="100%",
-        max_height="214px",
-        overflow="hidden auto",
-        padding="2px",
-    )
-    return ipw.GridBox(menus, layout=layout)
+    """As many columns as fit; it scrolls if there are many tables."""
+    box = columns_of("215px", menus, "fill", "2px 10px")
+    box.layout.max_height, box.layout.overflow, box.layout.padding = "214px", "hidden auto", "2px"
+    return box
+
+
+def foot(exports: ipw.Widget, code: ipw.Widget) -> ipw.Box:
+    """The last line of a widget: Export, and the same in Python, which takes the whole width when opened."""
+    code.layout.width = "auto"
+    layout = ipw.Layout(display="flex", flex_flow="row wrap", width="100%", grid_gap="0 24px", align_items="flex-start")
+    box = ipw.Box([exports, code], layout=layout)
+    box.add_class("rs-foot")
+    return box

@@ -1,12 +1,11 @@
-"""RanksPanel: shows state, memory and output of the launched ranks, with buttons to interrupt, restart and stop them.
+"""RanksPanel: state, memory and output of the launched ranks, with buttons that interrupt, restart and stop them.
 
-Separate threads read the ranks, so the panel also updates while a cell runs. Its buttons work then too, with an
-ipykernel that has subshells (7.0.1 and later). With an older one, JupyterLab's stop button interrupts a running cell.
+Threads read the ranks, so the panel also updates while a cell runs. Its buttons work then too, with an ipykernel that
+has subshells (7.0.1 and later). With an older one, JupyterLab's stop button interrupts a running cell.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from html import escape
 from time import monotonic, strftime
@@ -14,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as ipw
 
-from recshard_lab.lab.draw.theme import MEMORY, bytes_text
+from recshard_lab.lab.draw.theme import MEMORY, bytes_text, counted
 from recshard_lab.lab.exporting.exportable import Exportable
 from recshard_lab.lab.exporting.report import Code, Part, Section
 from recshard_lab.lab.live.ranks_gone import lost_text
-from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
-from recshard_lab.lab.widgets.export_control import ExportControl, Exports
 from recshard_lab.launcher import LaunchError, current
 from recshard_lab.launcher.world import named
 from recshard_lab.planner.answers.text import ranks_word
@@ -41,37 +38,20 @@ _SOURCES = {
     "process": "Memory: the rank's share of the host's memory (PSS), with Python and its libraries.",
 }
 
-STYLE = """<style>
-.recshard-ranks table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-.recshard-ranks th,.recshard-ranks td{padding:2px 14px 2px 0;text-align:left;white-space:nowrap;min-width:62px;
- color:var(--jp-ui-font-color1,inherit)}
-.recshard-ranks th{font-weight:600;border-bottom:1px solid var(--jp-border-color1,#c4c9d0)}
-.recshard-ranks .rs-wide{overflow-x:auto}
-.recshard-ranks .rs-bar span{display:inline-block;height:11px;vertical-align:middle;box-sizing:border-box;
- border-right:1px solid #1b1f24}
-.recshard-ranks .rs-alert{border-left:4px solid #d9480f;padding:4px 10px;line-height:1.4;white-space:pre-wrap;
- overflow-wrap:anywhere}
-.recshard-ranks .widget-html,.recshard-ranks .widget-html-content{min-width:0;max-width:100%}
-.recshard-ranks .widget-html-content{white-space:normal;line-height:1.4;width:100%}
-.recshard-ranks pre{margin:4px 0 0;padding:6px 10px;max-height:230px;overflow:auto;line-height:1.35;
- color:var(--jp-content-font-color1,inherit);background:var(--jp-cell-editor-background,transparent);
- border:1px solid var(--jp-border-color2,#d8dce1)}
-</style>"""
-
 PYTHON = (
     "from recshard_lab.launcher import current\n"
     "ranks = current()\n"
     "ranks.status()     # process and state of each rank\n"
-    "ranks.memory()     # bytes by use, now and at the peak; reset_peak=True: the peak counts anew\n"
+    "ranks.memory()     # bytes by use, now and at the peak; reset_peak=True resets the peak\n"
     "ranks.output()     # the last lines they printed\n"
-    "ranks.interrupt()  # what runs ends, variables stay\n"
-    "ranks.restart()    # fresh ranks, variables gone\n"
+    "ranks.interrupt()  # ends running code, variables stay\n"
+    "ranks.restart()    # fresh ranks, variables are lost\n"
     "ranks.stop()"
 )
 
 
-class RanksPanel(Exports, LabWidget):
-    """Shows the ranks that are running, whichever they are, twice a second.
+class RanksPanel(LabWidget):
+    """Shows the running ranks twice a second.
 
     Args:
         every_s: seconds between two looks.
@@ -81,67 +61,55 @@ class RanksPanel(Exports, LabWidget):
     """
 
     def __init__(self, every_s: float = 0.5) -> None:
-        self._over = threading.Event()  # first, for `close` is called of a panel that was refused too
         if not every_s > 0:
             raise ValueError(f"every_s must be positive, got {every_s!r}")
+        super().__init__("ranks", "ranks", kinds=("html",))
         self.every_s = every_s
         self._measured: tuple[list[int], list[RankMemory]] = ([], [])  # process ids, and the memory of these ranks
-        self._working: threading.Thread | None = None
         self._asked: ipw.Button | None = None  # the button whose second click loses variables
         self._asked_until = 0.0
-        self.table, self.printed, self.told = controls.wide_html(), controls.wide_html(), ipw.HTML()
+        self.table, self.printed = controls.wide_html("rs-figures"), controls.wide_html()
         # The widget is the stop of Tab, not a part of its value: new figures would take the focus away.
         self.table.tabbable, self.table.tooltip = True, "state and memory of the ranks"
-        self.table.add_class("rs-wide")
-        self.interrupt_button = self._button(
-            "Interrupt", "stop", "what runs on the ranks ends; variables stay", _interrupt
-        )
+        self.interrupt_button = self._button("Interrupt", "stop", "ends running code; variables stay", _interrupt)
         hint = "replaces the ranks by fresh ones of the same shape; their variables are lost"
         self.restart_button = self._button("Restart", "refresh", hint, _restart, loses=True)
-        self.stop_button = self._button(
-            "Stop", "power-off", "ends every rank; their variables are lost", _stop, loses=True
-        )
-        buttons = controls.row([self.interrupt_button, self.restart_button, self.stop_button, self.told])
-        code = f"<details><summary>The same in Python</summary><pre>{escape(PYTHON)}</pre></details>"
-        self.exports = ExportControl(self, "ranks", kinds=("html",))
-        foot = controls.foot(self.exports, ipw.HTML(code))
-        super().__init__([ipw.HTML(STYLE), self.table, buttons, self.printed, foot])
-        self.add_class("recshard-ranks")
+        hint = "ends every rank; their variables are lost"
+        self.stop_button = self._button("Stop", "power-off", hint, _stop, loses=True)
+        self.code.value = page.code(PYTHON)
+        buttons = [self.interrupt_button, self.restart_button, self.stop_button, self.message]
+        self.lay_out([self.table, controls.row(buttons), self.printed])
         self.refresh()
-        self._watch = threading.Thread(target=self._look, name="recshard-ranks-panel", daemon=True)
-        self._watch.start()
-        self._gauge = threading.Thread(target=self._measure, name="recshard-ranks-memory", daemon=True)
-        self._gauge.start()
+        self.worker.every(self.every_s, self._look, "look")
+        self.worker.every(MEASURE_S, self._measure, "memory")
 
     def refresh(self) -> None:
         """Looks once, now."""
         ranks = current()
         states = [] if ranks is None else ranks.status()
-        self._set(self.table, _table(ranks, states, self._memory_of(ranks, states)))
+        self.table.value = _table(ranks, states, self._memory_of(ranks, states))
         lines = [] if ranks is None else ranks.output(LINES)
-        self._set(
-            self.printed, f"<pre aria-label='output of the ranks'>{escape(chr(10).join(lines))}</pre>" if lines else ""
-        )
-        idle = self._working is None or not self._working.is_alive()
+        output = f"<pre aria-label='output of the ranks'>{escape(chr(10).join(lines))}</pre>"
+        self.printed.value = output if lines else ""
         self.interrupt_button.disabled = not any(one.state == "running" for one in states)
-        self.restart_button.disabled = self.stop_button.disabled = ranks is None or not idle
+        self.restart_button.disabled = self.stop_button.disabled = ranks is None or self.worker.busy("work")
         if self._asked is not None and monotonic() > self._asked_until:
             self._forget_question()
-            self._set(self.told, "")
+            self.message.show()
 
     def exportable(self) -> Exportable:
-        """The ranks as they are now, and what they printed last, for `export`."""
+        """The ranks as they are now, and their last output, for `export`."""
         ranks = current()
         states = [] if ranks is None else ranks.status()
-        told: list[Part] = ["No ranks are running."]
+        parts: list[Part] = ["No ranks are running."]
         if ranks is not None and states:
             memory = self._memory_of(ranks, states)
             heads, rows = _columns(ranks, states, memory)
-            told = [TextTable(tuple(heads), rows), *_notes(memory)]
+            parts = [TextTable(tuple(heads), rows), *_notes(memory)]
         lines = [] if ranks is None else ranks.output(10 * LINES)
         sections = [
-            Section("Ranks", told),
-            *([Section("What they printed last", [Code("\n".join(lines))])] if lines else []),
+            Section("Ranks", parts),
+            *([Section("Last output", [Code("\n".join(lines))])] if lines else []),
         ]
         about = "No ranks are running." if ranks is None else repr(ranks)[1:-1]
         return Exportable("Ranks", sections, f"{about}, {strftime('%Y-%m-%d %H:%M:%S')}", python=PYTHON)
@@ -152,32 +120,25 @@ class RanksPanel(Exports, LabWidget):
         return memory if ranks is not None and ranks.usable and measured == [one.pid for one in states] else []
 
     def _measure(self) -> None:
-        while not self._over.wait(MEASURE_S):
-            ranks = current()
-            try:
-                if ranks is not None:
-                    busy = any(one.state == "running" for one in ranks.status())
-                    self._measured = ranks.pids, ranks.memory(max_age_s=MODULES_S if busy else 0.0)
-            except LaunchError:  # the ranks end, or one is in a call that lets no other thread run
-                continue
-
-    def close(self) -> None:
-        """Stops looking and takes the panel off the page; the ranks go on."""
-        self._over.set()
-        super().close()
+        ranks = current()
+        try:
+            if ranks is not None:
+                busy = any(one.state == "running" for one in ranks.status())
+                self._measured = ranks.pids, ranks.memory(max_age_s=MODULES_S if busy else 0.0)
+        except LaunchError:  # the ranks end, or one is in a call that lets no other thread run
+            return
 
     def _look(self) -> None:
-        while not self._over.wait(self.every_s):
-            try:
-                self.refresh()
-            except Exception as error:  # the next look may succeed: ranks may be stopping
-                self._set(self.told, page.alert(reason(error)))
+        try:
+            self.refresh()
+        except Exception as error:  # the next look may succeed: ranks may be stopping
+            self.message.fail(error)
 
     def _button(
         self, label: str, icon: str, hint: str, action: Callable[[Any], str], loses: bool = False
     ) -> ipw.Button:
-        """A button that runs `action`; with `loses`, on the second click if the ranks hold variables."""
-        button = ipw.Button(description=label, icon=icon, tooltip=hint, layout=ipw.Layout(width="120px"))
+        """A button that runs `action`; with `loses`, on the second click if the ranks have variables."""
+        button = controls.button(label, hint, icon, width="120px")
         button.on_click(lambda _: None if loses and self._questioned(button) else self._act(action))
         return button
 
@@ -190,9 +151,8 @@ class RanksPanel(Exports, LabWidget):
         self._asked, self._asked_until = button, monotonic() + CONFIRM_S
         button.button_style = "danger"
         name = button.description
-        count = len(ranks.variables)
-        lost = f"{name} loses {count} variable{'s' * (count > 1)} on the ranks: {named(ranks.variables)}."
-        self._set(self.told, page.alert(f"{lost} Click {name} again within {CONFIRM_S:.0f} s to go on."))
+        lost = f"{name} loses {counted(len(ranks.variables), 'variable')} on the ranks: {named(ranks.variables)}."
+        self.message.fail(f"{lost} Click {name} again within {CONFIRM_S:.0f} s to confirm.")
         return True
 
     def _forget_question(self) -> None:
@@ -201,37 +161,23 @@ class RanksPanel(Exports, LabWidget):
             self._asked = None
 
     def _act(self, action: Callable[[Any], str]) -> None:
-        """Runs an action in a thread, because a restart takes longer than a blink."""
+        """Runs an action in the background, because a restart takes long."""
+
+        def work() -> str:
+            ranks = current()
+            if ranks is None:
+                raise LaunchError("no ranks are running. Fix: launch them in a cell with %recshard_launch -n 4")
+            return action(ranks)
+
         self._forget_question()
-        if self._working is not None and self._working.is_alive():
-            return
+        self.run_in_background(work, "…", "work")
 
-        def work() -> None:
-            try:
-                ranks = current()
-                if ranks is None:
-                    raise LaunchError("no ranks are running. Start some in a cell: %recshard_launch -n 4")
-                self._set(self.told, page.note(action(ranks)))
-            except Exception as error:
-                self._set(self.told, page.alert(reason(error)))
-
-        self._set(self.told, page.note("…"))
-        self._working = threading.Thread(target=work, name="recshard-ranks-panel-work", daemon=True)
-        self._working.start()
-
-    @staticmethod
-    def _set(html: ipw.HTML, value: str) -> None:
-        """Sends a value to the page if it changed."""
-        if html.value != value:
-            html.value = value
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widget, and for pages without a kernel the table as it stood."""
-        bundle = super()._repr_mimebundle_(**kwargs) or {}
+    def static(self) -> tuple[str, str]:
+        """The table as it is now."""
         ranks = current()
         plain = [repr(ranks)[1:-1] if ranks else "no ranks are running"]
         plain += [f"[{r.rank}] {r.state}, {bytes_text(r.memory_bytes)}" for r in (ranks.status() if ranks else [])]
-        return {**bundle, "text/html": self.table.value, "text/plain": "\n".join(plain)}
+        return str(self.table.value), "\n".join(plain)
 
 
 def _interrupt(ranks: Any) -> str:
@@ -253,7 +199,9 @@ def _stop(ranks: Any) -> str:
 def _table(ranks: Any, states: list[Any], memory: list[RankMemory]) -> str:
     """One row per rank: state by sign and word, device memory by use in numbers and as a bar."""
     if ranks is None:
-        return '<div role="status">No ranks are running. Start some in a cell: <code>%recshard_launch -n 4</code></div>'
+        return (
+            '<div role="status">No ranks are running. Launch them in a cell: <code>%recshard_launch -n 4</code></div>'
+        )
     heads, rows = _columns(ranks, states, memory)
     parts = [one.parts for one in memory]
     most = max((one.capacity or sum(part.values()) for one, part in zip(memory, parts, strict=True)), default=0) or 1

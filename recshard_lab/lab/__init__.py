@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from recshard_lab.lab.widgets import RanksPanel as RanksPanel
     from recshard_lab.lab.widgets import SchemeSwitcher as SchemeSwitcher
     from recshard_lab.lab.widgets import SkewScale as SkewScale
+    from recshard_lab.lab.widgets import StepThrough as StepThrough
 
 _HOME_OF = {
     "Candidate": "exporting.exportable",
@@ -49,6 +50,7 @@ _HOME_OF = {
     "RanksPanel": "widgets",
     "SchemeSwitcher": "widgets",
     "SkewScale": "widgets",
+    "StepThrough": "widgets",
     "View": "draw.view",
     "compare_formats": "compare.formats",
     "compare_plans": "compare.plan_comparison",
@@ -76,6 +78,7 @@ __all__ = [
     "RanksPanel",
     "SchemeSwitcher",
     "SkewScale",
+    "StepThrough",
     "View",
     "compare_formats",
     "compare_plans",

@@ -18,6 +18,7 @@ import torch
 from recshard_lab.lab.compare.formats import FormatComparison, FormatResult
 from recshard_lab.lab.compare.plan_comparison import PlanComparison
 from recshard_lab.lab.compare.question import Answer, Question
+from recshard_lab.lab.live.recorded_step import RecordedStep
 from recshard_lab.lab.live.samples import Sample
 from recshard_lab.planner import (
     AccessProfile,
@@ -35,6 +36,7 @@ from recshard_lab.sharding import ShardingPlan, Topology
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.train.stages import StageEvent
 from tests.lab.plans import many, plan_of, table
+from tests.lab.recorded import recorded_step
 
 NAN, INF = float("nan"), float("inf")
 LONG = "a_table_with_a_name_that_nobody_would_type_twice_but_that_generators_write"
@@ -64,6 +66,7 @@ def nothing() -> dict[str, Any]:
         "comparison": PlanComparison([], {}),
         "servers": ServerComparison((), "", 1.0, 1),
         "formats": FormatComparison(()),
+        "step": RecordedStep(ShardingPlan({}), "", (), ()),
     }
 
 
@@ -113,6 +116,7 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
         "comparison": compared(found["plan"], found["tables"], found["topology"], bad),
         "servers": spoilt_servers(found["servers"], value),
         "formats": formats(value),
+        "step": recorded_step(value=value),
     }
 
 
@@ -182,6 +186,7 @@ def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int,
         "comparison": compared(plan, tables, topology, found),
         "servers": compare_servers(tables, Workload(64, 3.0), workers=[2**n for n in range(min(steps, 12))]),
         "formats": formats(),
+        "step": recorded_step(min(ranks, 128), min(bags, 200), tables=min(len(tables), 50)),
     }
 
 

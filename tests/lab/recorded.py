@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan, Topology, scheme_named
+from recshard_lab.lab.live.recorded_step import (
+    BlockInfo,
+    RankRecord,
+    RecordedStep,
+    ShardFeatureRecord,
+    ShardInfo,
+    SourceRows,
+)
+from recshard_lab.sharding import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    Shard,
+    ShardingPlan,
+    Topology,
+    scheme_named,
+)
 
 RATE = 0.1
 SETUP = """
@@ -69,10 +85,13 @@ def plan_of(scheme: str, ranks: int = 2, kernel: str = "fused", route: str = "di
     return plan if route == "direct" else plan.with_route(route)
 
 
-def build(ranks: Any, plan: ShardingPlan) -> None:
-    """Builds the model under a plan on the ranks, as `model`, with its batch, dense optimizer and loss."""
-    ranks.push({"PLAN": plan.to_json()})
-    ranks.exec(SETUP + BUILD)
+def build(ranks: Any, plan: ShardingPlan, space: str = "") -> None:
+    """Builds the model under a plan on the ranks, as `model`, with its batch, dense optimizer and loss.
+
+    With ``space`` these are entries of a dict of that name.
+    """
+    ranks.push({"PLAN": plan.to_json(), "SOURCE": SETUP + BUILD})
+    ranks.exec(f"{space} = dict(PLAN=PLAN, rank=rank); exec(SOURCE, {space})" if space else SETUP + BUILD)
 
 
 class Truth:
@@ -95,3 +114,53 @@ class Truth:
     def table(self, name: str, after: bool = False) -> torch.Tensor:
         """A table's weights."""
         return (self.after if after else self.before)[f"tables.embedding_bags.{name}.weight"]
+
+
+def recorded_step(ranks: int = 2, samples: int = 3, value: float | None = None, tables: int = 2) -> RecordedStep:
+    """A step as row-wise ranks would record it, of made-up rows; with ``value``, one number of each kind is it.
+
+    All tables have 4 rows on each rank and 6 columns. Sample s reads row s of rank s.
+    """
+    rng = np.random.default_rng(5)
+    names = [f"table{n}" if n else "movie" for n in range(tables)]
+    blocks = tuple(BlockInfo(name, f"f_{name}", 6 * n, 6, False) for n, name in enumerate(names))
+    spans = [(4 * rank, 4 * rank + 4) for rank in range(ranks)]
+    entries = {
+        name: ParameterSharding("row_wise", shards=[Shard(rank, span, (0, 6)) for rank, span in enumerate(spans)])
+        for name in names
+    }
+    infos = [[ShardInfo(n, rank, spans[rank], (0, 6), False) for n in range(tables)] for rank in range(ranks)]
+    ids = np.array([4 * (s % ranks) + s % 4 for s in range(samples)], dtype=np.int64)
+    found = []
+    for rank in range(ranks):
+        own = [s for s in range(samples) if s % ranks == rank]
+        local = ids[own] - 4 * rank
+        lengths = np.array([int(s in own) for s in range(samples)])
+        features = []
+        for info in infos[rank]:
+            before, touched = rng.normal(size=(4, 6)).astype(np.float32), np.unique(local)
+            rows = np.zeros((samples, 6), dtype=np.float32)
+            rows[own] = before[local]
+            grads = rng.normal(size=(samples, 6)).astype(np.float32) * 1e-3
+            if value is not None:
+                rows[-1:, -1:] = value
+            sources = tuple(SourceRows(local, lengths, rows, grads) for _ in range(ranks))
+            features.append(ShardFeatureRecord(info, sources, touched, before[touched], before[touched] - 0.01))
+        output = rng.normal(size=(samples, 6 * tables)).astype(np.float32)
+        if value is not None:
+            output[:1, :1] = value
+        found.append(
+            RankRecord(
+                samples,
+                {block.feature: (np.ones(samples, dtype=np.int64), ids) for block in blocks},
+                tuple((info, ids[k::ranks] - 4 * k) for k in range(ranks) for info in infos[k]) if ranks > 1 else (),
+                tuple(features),
+                output,
+                np.full_like(output, 1e-4),
+                0.5 if value is None else value,
+                (("input_dist/ids", (8,) * ranks, 1.0), ("output_dist/rows", (96,) * ranks, 1.0)),
+                {"lookup": 0.25, "output": 1.5 if value is None else value},
+            )
+        )
+    plan = ShardingPlan({"tables": EmbeddingModuleShardingPlan(entries)})
+    return RecordedStep(plan, "tables", blocks, tuple(found), 21, True)

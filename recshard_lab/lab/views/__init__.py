@@ -9,7 +9,7 @@ Whoever shows views (the plan comparison, a report) offers it wherever an ``esti
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
 ``search``, ``servers`` (of parameter servers), ``formats`` (of served tables), ``comparison`` (of plans), ``groups``
 (sharding groups of replicas),
-``note``, ``width``, ``extent`` (of pictures to one scale).
+``step`` (a recorded training step), ``note``, ``width``, ``extent`` (of pictures to one scale).
 """
 
 from recshard_lab.lab.draw.view import View as View
@@ -35,6 +35,7 @@ from recshard_lab.lab.views.registry import view_names as view_names
 from recshard_lab.lab.views.registry import views_of as views_of
 from recshard_lab.lab.views.side_by_side import side_by_side as side_by_side
 from recshard_lab.lab.views.skew import access_skew as access_skew
+from recshard_lab.lab.views.step_frames import step_frames as step_frames
 from recshard_lab.lab.views.timeline import timeline as timeline
 from recshard_lab.lab.views.traffic import traffic as traffic
 from recshard_lab.lab.views.waterfall import waterfall as waterfall

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from recshard_lab.lab.exporting.report import write_report as write_report
     from recshard_lab.lab.live.live_model import LiveModel as LiveModel
     from recshard_lab.lab.live.live_model import Proof as Proof
+    from recshard_lab.lab.live.memory_history import record_memory as record_memory
     from recshard_lab.lab.live.samples import read_counters as read_counters
     from recshard_lab.lab.live.samples import unwatch_counters as unwatch_counters
     from recshard_lab.lab.live.samples import watch_counters as watch_counters
@@ -57,6 +58,7 @@ _HOME_OF = {
     "export": "exporting.exporting",
     "measure_plan": "compare.measure",
     "read_counters": "live.samples",
+    "record_memory": "live.memory_history",
     "register_view": "views",
     "unwatch_counters": "live.samples",
     "view_named": "views",
@@ -85,6 +87,7 @@ __all__ = [
     "export",
     "measure_plan",
     "read_counters",
+    "record_memory",
     "register_view",
     "unwatch_counters",
     "view_named",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
-from tests.lab.every_view import formats
+from tests.lab.every_view import formats, memory_history
 
 ROOT = Path(__file__).resolve().parents[2]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
@@ -153,6 +153,7 @@ def example_views() -> dict[str, Any]:
         for i in range(4)
     ]
     drawn["counters"] = views.counters(seen)
+    drawn["memory_over_time"] = views.memory_over_time(memory_history(40))
     drawn["step_frames"] = views.step_frames(recorded_step())
     drawn["waterfall"] = views.waterfall({"before": 8.0, "graphs": 4.0, "copies": 5.0}, published={"before": 9.0})
     drawn["parameter_server"] = views.parameter_server(compare_servers(tables, Workload(512, 10.0, zipf_alpha=1.05)))

@@ -9,7 +9,8 @@ Whoever shows views (the plan comparison, a report) offers it wherever an ``esti
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
 ``search``, ``servers`` (of parameter servers), ``formats`` (of served tables), ``comparison`` (of plans), ``groups``
 (sharding groups of replicas),
-``step`` (a recorded training step), ``note``, ``width``, ``extent`` (of pictures to one scale).
+``step`` (a recorded training step), ``memory_history``,
+``note``, ``width``, ``extent`` (of pictures to one scale).
 """
 
 from recshard_lab.lab.draw.view import View as View
@@ -19,6 +20,7 @@ from recshard_lab.lab.views.counters import counters as counters
 from recshard_lab.lab.views.curves import curves as curves
 from recshard_lab.lab.views.follow import follow_id as follow_id
 from recshard_lab.lab.views.memory import memory as memory
+from recshard_lab.lab.views.memory_over_time import memory_over_time as memory_over_time
 from recshard_lab.lab.views.number_formats import number_formats as number_formats
 from recshard_lab.lab.views.parameter_server import parameter_server as parameter_server
 from recshard_lab.lab.views.pareto import pareto as pareto

@@ -19,7 +19,7 @@ function render({ model, el }) {
   const play = button("▶ Play", "play or pause (space)");
   const next = button("Next ▶", "next stage (arrow right)");
   const label = make("label", {}, bar, "Follow ");
-  const follow = make("select", { "data-lm-suppress-shortcuts": "true" }, label);
+  const follow = make("select", { "aria-label": "Follow", "data-lm-suppress-shortcuts": "true" }, label);
   const stages = make("ol", { class: "rs-stages", "aria-label": "stages of the step" }, root);
   const told = make("div", { class: "rs-told", role: "status" }, root);
   const boards = make("div", { class: "rs-boards" }, root);
@@ -64,6 +64,8 @@ function render({ model, el }) {
         piece.classList.toggle("rs-off", key !== "" && !on);
       }
     follow.value = key;
+    const names = model.get("stages"), choice = model.get("choices").find(([, one]) => one === key);
+    told.textContent = `Stage ${shown + 1} of ${names.length}: ${names[shown]}` + (choice ? `, follows ${choice[0]}` : "");
   };
 
   const boxes = stage => new Map([...stage.querySelectorAll("[data-key]")].map(
@@ -107,8 +109,6 @@ function render({ model, el }) {
     }
     shown = stage;
     tabs.forEach((tab, i) => i === stage ? tab.setAttribute("aria-current", "step") : tab.removeAttribute("aria-current"));
-    const names = model.get("stages");
-    told.textContent = `Stage ${stage + 1} of ${names.length}: ${names[stage]}`;
     mark();
   };
 

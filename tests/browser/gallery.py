@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
-from tests.lab.every_view import formats
+from tests.lab.every_view import formats, memory_history
 
 ROOT = Path(__file__).resolve().parents[2]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
@@ -49,6 +49,7 @@ SETUP = (
     "from recshard_lab.lab import *\n"
     "from tests.browser.gallery import example_views\n"
     "from tests.lab.plans import movielens\n"
+    "from tests.lab.recorded import build, plan_of\n"
     "from tests.lab.test_scheme_switcher import MODEL\n"
     "ranks, two = rs.launch(2), rs.Topology(2, ddr_cap=10**9)\n"
     "ranks.exec(MODEL)",
@@ -85,6 +86,14 @@ SHOWN = (
         "svg[role=img]",
         ("[role=status]",),
     ),
+    Shown(
+        "step_through",
+        "build(ranks, plan_of('row_wise'), 'small')\n"
+        "StepThrough(ranks, \"small['model']\", batch=\"small['batch']\", loss=\"small['loss_of']\")",
+        ".rs-board svg",
+        (".rs-cost",),
+        {"Follow": "ArrowDown"},
+    ),
     Shown("views", "for view in example_views().values():\n    display(view)", "svg[aria-label^='Simulated']"),
     Shown(
         "ranks_panel",
@@ -107,6 +116,7 @@ def example_views() -> dict[str, Any]:
     from recshard_lab.planner import AccessProfile, compare_servers
     from recshard_lab.sharding import Topology
     from tests.lab.plans import movielens, plan_of
+    from tests.lab.recorded import recorded_step
     from tests.lab.test_live_counters import one
     from tests.lab.test_timeline import pipelined
 
@@ -136,6 +146,8 @@ def example_views() -> dict[str, Any]:
         for i in range(4)
     ]
     drawn["counters"] = views.counters(seen)
+    drawn["memory_over_time"] = views.memory_over_time(memory_history(40))
+    drawn["step_frames"] = views.step_frames(recorded_step())
     drawn["waterfall"] = views.waterfall({"before": 8.0, "graphs": 4.0, "copies": 5.0}, published={"before": 9.0})
     drawn["parameter_server"] = views.parameter_server(compare_servers(tables, Workload(512, 10.0, zipf_alpha=1.05)))
     drawn["number_formats"] = views.number_formats(formats())

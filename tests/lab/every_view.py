@@ -18,6 +18,8 @@ import torch
 from recshard_lab.lab.compare.formats import FormatComparison, FormatResult
 from recshard_lab.lab.compare.plan_comparison import PlanComparison
 from recshard_lab.lab.compare.question import Answer, Question
+from recshard_lab.lab.live.memory_history import MemoryEvent, MemoryHistory
+from recshard_lab.lab.live.recorded_step import RecordedStep
 from recshard_lab.lab.live.samples import Sample
 from recshard_lab.planner import (
     AccessProfile,
@@ -35,6 +37,7 @@ from recshard_lab.sharding import ShardingPlan, Topology
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.train.stages import StageEvent
 from tests.lab.plans import many, plan_of, table
+from tests.lab.recorded import recorded_step
 
 NAN, INF = float("nan"), float("inf")
 LONG = "a_table_with_a_name_that_nobody_would_type_twice_but_that_generators_write"
@@ -64,6 +67,8 @@ def nothing() -> dict[str, Any]:
         "comparison": PlanComparison([], {}),
         "servers": ServerComparison((), "", 1.0, 1),
         "formats": FormatComparison(()),
+        "step": RecordedStep(ShardingPlan({}), "", (), ()),
+        "memory_history": MemoryHistory(0, "counted", np.zeros(0), {}),
     }
 
 
@@ -113,6 +118,8 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
         "comparison": compared(found["plan"], found["tables"], found["topology"], bad),
         "servers": spoilt_servers(found["servers"], value),
         "formats": formats(value),
+        "step": recorded_step(value=value),
+        "memory_history": memory_history(3),
     }
 
 
@@ -182,7 +189,17 @@ def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int,
         "comparison": compared(plan, tables, topology, found),
         "servers": compare_servers(tables, Workload(64, 3.0), workers=[2**n for n in range(min(steps, 12))]),
         "formats": formats(),
+        "memory_history": memory_history(10 * steps),
+        "step": recorded_step(min(ranks, 128), min(bags, 200), tables=min(len(tables), 50)),
     }
+
+
+def memory_history(count: int) -> MemoryHistory:
+    """Half of the allocations of a step are freed within it."""
+    kinds = ("exchange_buffers", "activations", "gradients")
+    events = [MemoryEvent(0.1 * n, n, 1000 + n, kinds[n % 3], f"mm in {LONG}") for n in range(count)]
+    events += [MemoryEvent(0.1 * n + 0.05, n, -1000 - n, kinds[n % 3]) for n in range(0, count, 2)]
+    return MemoryHistory.of(0, "counted", {"weights": 5000, "dense": 300}, events, 0.1 * count)
 
 
 def formats(value: float | None = None) -> FormatComparison:

@@ -53,6 +53,8 @@ from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import KeyedJaggedTensor
 
 Listener = Callable[[KernelGroup, Tensor, list[int]], None]
+Recorder = Callable[[str, Any], None]
+"""Called with each stage's name and what it hands to the next one, see `Executor.record`."""
 
 
 @dataclass(slots=True)
@@ -161,6 +163,25 @@ class Executor:
         self._moved_away = False
         #: called before every lookup with the group, its ids ``[N]`` by shard feature, and their number in each
         self.listener: Listener | None = None
+        self._recorder: Recorder | None = None
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Calls ``recorder`` with what each stage of the coming steps hands to the next one; None ends it.
+
+        ::
+
+            "batch"         the local `KeyedJaggedTensor`, before anything else
+            "sent"          `Packed`: the ids for each rank. Not on one rank, where nothing is packed
+            "arrived"       `LookupInput`: the ids to look up here
+            "rows"          `Rows`, before the output exchange
+            "output"        ``[B, output width]`` of the local batch
+            "grad"          its gradient, before the gradient exchange
+            "kernel_grads"  `KernelGradients` of one kernel, before it steps; once for each kernel
+            "stepped"       None: all kernels have stepped
+
+        The recorder must copy what it keeps: later stages write into some of these tensors.
+        """
+        self._recorder = self.input_dist.recorder = recorder
 
     def retire(self) -> None:
         """Marks this executor stale after resharding. In-flight batches raise."""
@@ -168,6 +189,8 @@ class Executor:
 
     def start(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
         """Sends the local batch. Several batches may be in flight."""
+        if self._recorder is not None:
+            self._recorder("batch", features)
         return self.input_dist.start(features)
 
     def begin(self, lookup_input: LookupInput) -> PendingRows:
@@ -254,14 +277,16 @@ class Executor:
     def _read(self, lookup_input: LookupInput, training: bool) -> Rows:
         if lookup_input.error is not None:
             raise lookup_input.error
+        if self._recorder is not None:
+            self._recorder("arrived", lookup_input)
         kept, exchanged, replicated, found = [], [], [], list[Tensor]()
         prefetched, lookup_input.prefetched = lookup_input.prefetched or repeat(None), None
         for group, own in zip(self.lookup.exchanged, prefetched, strict=False):
             bags = group.bags(lookup_input)
             if self.listener is not None:
                 self.listener(group, bags[0], bags[3])
-            rows, saved = self._run(group, bags, training, own)
-            exchanged.append(rows)
+            looked_up, saved = self._run(group, bags, training, own)
+            exchanged.append(looked_up)
             kept.append(saved)
             if isinstance(group.kernel, ManagedKernel):
                 found.append(group.kernel.rows if bags[0].numel() else bags[0])
@@ -271,7 +296,10 @@ class Executor:
             if self.listener is not None:
                 self.listener(group, bags[0], bags[3])
             replicated.append(self._run(group, bags, False)[0])
-        return Rows(exchanged, replicated, _Saved(lookup_input, kept) if training else None)
+        rows = Rows(exchanged, replicated, _Saved(lookup_input, kept) if training else None)
+        if self._recorder is not None:
+            self._recorder("rows", rows)
+        return rows
 
     def _zeros(self, group: KernelGroup, lookup_input: LookupInput) -> Tensor:
         """Rows of a lookup that failed. They take no memory."""
@@ -342,6 +370,8 @@ class Executor:
                 raise failed.error
             issued.saved.failed = failed  # other ranks wait for this one in backward
         self._measure(pending.lookup_input, received[-1], pending.buffer_bytes)
+        if self._recorder is not None:
+            self._recorder("output", received[-1])
         return received[-1]
 
     @torch.no_grad()
@@ -357,6 +387,8 @@ class Executor:
                 "rows that were left behind. Fix: call backward before dmp.reshard"
             )
         lookup_input, grad = saved.lookup_input, grad.to(self.layout.rows_dtype)
+        if self._recorder is not None:
+            self._recorder("grad", grad)
         path = self._path(lookup_input, self.paths)
         saved.grad, saved.path = grad, path
 
@@ -424,6 +456,8 @@ class Executor:
             self.deferred.add([own for own in kernels if own.group.kind.optimizer is not None])
             arrived = iter([own for own in kernels if own.group.kind.optimizer is None])
         weights = self._backward_of_kernels(arrived, grad, row_norms=self.deferred is None)
+        if self._recorder is not None:
+            self._recorder("stepped", None)
         for parameter, weight in self.dense:
             parameter.grad = weight.grad
         of_kernels = [weights.get(id(group)) for group in self.lookup.exchanged]
@@ -471,9 +505,10 @@ class Executor:
                 exchange.nothing(like, rounds)
         return weights
 
-    @staticmethod
-    def _backward_of_kernel(gradients: KernelGradients, exchange: RowNormExchange | None = None) -> Tensor | None:
+    def _backward_of_kernel(self, gradients: KernelGradients, exchange: RowNormExchange | None = None) -> Tensor | None:
         group, kept = gradients.group, gradients.kept
+        if self._recorder is not None:
+            self._recorder("kernel_grads", gradients)
         if group.on_step is not None:
             for ids, _, _, counts in gradients.bags:
                 group.on_step(ids, counts)

@@ -133,6 +133,8 @@ class InputDist:
         self.keeps_places = not pooled
         #: an error of the last step that other ranks do not know; sent with the next sizes message
         self.error: Exception | None = None
+        #: `Executor.record`
+        self.recorder: Callable[[str, Packed], None] | None = None
 
     def _message_slots(self) -> tuple[Array, Array, Array]:
         """The elements of all messages in order: (kind * (E + R) + shard feature, ends of ranks, kinds).
@@ -311,7 +313,10 @@ class InputDist:
             if values.device.type == "cpu":
                 replicas.sort_on_host(local.replicas, where.copies)
             local.touched = replicas.split(local.replicas, where.copies, numbers)
-        return self._messages(features, where, sources, local, inverse is not None, required is not None)
+        packed = self._messages(features, where, sources, local, inverse is not None, required is not None)
+        if self.recorder is not None:
+            self.recorder("sent", packed)
+        return packed
 
     def _local_batch(
         self,

@@ -9,6 +9,7 @@ Whoever shows views (the plan comparison, a report) offers it wherever an ``esti
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
 ``search``, ``servers`` (of parameter servers), ``formats`` (of served tables), ``comparison`` (of plans), ``groups``
 (sharding groups of replicas),
+``step`` (a recorded training step), ``memory_history``,
 ``note``, ``width``, ``extent`` (of pictures to one scale).
 """
 
@@ -19,6 +20,7 @@ from recshard_lab.lab.views.counters import counters as counters
 from recshard_lab.lab.views.curves import curves as curves
 from recshard_lab.lab.views.follow import follow_id as follow_id
 from recshard_lab.lab.views.memory import memory as memory
+from recshard_lab.lab.views.memory_over_time import memory_over_time as memory_over_time
 from recshard_lab.lab.views.number_formats import number_formats as number_formats
 from recshard_lab.lab.views.parameter_server import parameter_server as parameter_server
 from recshard_lab.lab.views.pareto import pareto as pareto
@@ -35,6 +37,7 @@ from recshard_lab.lab.views.registry import view_names as view_names
 from recshard_lab.lab.views.registry import views_of as views_of
 from recshard_lab.lab.views.side_by_side import side_by_side as side_by_side
 from recshard_lab.lab.views.skew import access_skew as access_skew
+from recshard_lab.lab.views.step_frames import step_frames as step_frames
 from recshard_lab.lab.views.timeline import timeline as timeline
 from recshard_lab.lab.views.traffic import traffic as traffic
 from recshard_lab.lab.views.waterfall import waterfall as waterfall

@@ -18,6 +18,7 @@ from .exporting.exporting import export as export
 from .exporting.report import write_report as write_report
 from .live.live_model import LiveModel as LiveModel
 from .live.live_model import Proof as Proof
+from .live.memory_history import record_memory as record_memory
 from .live.samples import read_counters as read_counters
 from .live.samples import unwatch_counters as unwatch_counters
 from .live.samples import watch_counters as watch_counters
@@ -30,3 +31,4 @@ from .widgets import PlanCompare as PlanCompare
 from .widgets import RanksPanel as RanksPanel
 from .widgets import SchemeSwitcher as SchemeSwitcher
 from .widgets import SkewScale as SkewScale
+from .widgets import StepThrough as StepThrough

@@ -9,6 +9,7 @@ import torch
 import recshard_lab
 from recshard_lab import PlanError
 from recshard_lab.comm import agreed, from_first_rank, gathered, refuse_differences
+from recshard_lab.distributed import ShardingEnv
 from recshard_lab.saved.files import CheckpointError
 
 LIMIT_S = 60

@@ -21,6 +21,7 @@ from recshard_lab import (
 )
 from recshard_lab.complete_folders import MANIFEST, Staging, described
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
+from recshard_lab.embedding import EmbOptimType
 from recshard_lab.saved.files import CHECKPOINT, CheckpointError
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases, state_jobs

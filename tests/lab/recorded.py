@@ -60,7 +60,8 @@ def loss_of(output):
     return (output - 1).square().mean()
 """
 BUILD = f"""
-sharder = rs.distributed.EmbeddingBagCollectionSharder(fused_params={{"optimizer": "exact_sgd", "learning_rate": {RATE}}})
+kind = rs.distributed.EmbeddingBagCollectionSharder
+sharder = kind(fused_params={{"optimizer": "exact_sgd", "learning_rate": {RATE}}})
 model = rs.DistributedModelParallel(fresh(), plan=rs.ShardingPlan.from_json(PLAN), sharders=[sharder])
 dense = torch.optim.SGD(model.dense_parameters(), lr={RATE})
 batch = batch_of(rank)

@@ -63,7 +63,7 @@ def test_ranks_report_the_memory_of_a_step() -> None:
         build(ranks, plan_of("row_wise"))
         ranks.exec("def train_step():\n    dense.zero_grad()\n    loss_of(model(batch)).backward()\n    dense.step()")
         ranks.exec("train_step()")
-        held = ranks.pull("model.memory_bytes()")
+        held = ranks.eval("model.memory_bytes()")
         found = record_memory(ranks, "model", "train_step")
         for rank, history in enumerate(found):
             assert (history.rank, history.source) == (rank, "counted")

@@ -137,7 +137,7 @@ def test_recording_leaves_training_as_it_is_bit_for_bit(ranks: Ranks, scheme: st
     expected = ranks.pull("weights")[0]
     build(ranks, plan_of(scheme))
     record(ranks, "model", "batch", **NAMES)
-    got = ranks.pull("model.full_state_dict()")[0]
+    got = ranks.eval("model.full_state_dict()")[0]
     assert all(torch.equal(got[name], value) for name, value in expected.items())
     ranks.exec(plain)  # the next step of both is not recorded
     after = ranks.pull("weights")[0]
@@ -150,12 +150,12 @@ def test_recording_leaves_training_as_it_is_bit_for_bit(ranks: Ranks, scheme: st
 def test_no_recorder_is_left_behind(ranks: Ranks) -> None:
     build(ranks, plan_of("row_wise"))
     hooks = "(model.collections['tables'].executor._recorder, model.collections['tables'].executor.input_dist.recorder)"
-    assert ranks.pull(hooks) == [(None, None)] * 2
+    assert ranks.eval(hooks) == [(None, None)] * 2
     record(ranks, "model", "batch", **NAMES)
-    assert ranks.pull(hooks) == [(None, None)] * 2
+    assert ranks.eval(hooks) == [(None, None)] * 2
     with pytest.raises(RankError):
         record(ranks, "model", "batch", loss="lambda output: output")
-    assert ranks.pull(hooks) == [(None, None)] * 2
+    assert ranks.eval(hooks) == [(None, None)] * 2
 
 
 @pytest.mark.parametrize("scheme", scheme_names())
@@ -177,15 +177,15 @@ def test_bytes_are_those_of_the_trace(ranks: Ranks, scheme: str) -> None:
 
 def test_two_plans_start_from_the_same_weights_which_are_restored(ranks: Ranks, truth: Truth) -> None:
     build(ranks, plan_of("table_wise"))
-    before = ranks.pull("{name: value.clone() for name, value in model.full_state_dict().items()}")[0]
+    before = ranks.eval("{name: value.clone() for name, value in model.full_state_dict().items()}")[0]
     plans = {"row-wise": plan_of("row_wise"), "column-wise": plan_of("column_wise")}
     steps = record_under(ranks, plans, "model", "batch", **NAMES)
     assert [step.name for step in steps] == list(plans)
     for step in steps:
         check(step, truth)
-    after = ranks.pull("model.full_state_dict()")[0]
+    after = ranks.eval("model.full_state_dict()")[0]
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    assert ShardingPlan.from_json(ranks.pull("model.plan.to_json()")[0]).tables()["movie"].sharding_type == "table_wise"
+    assert ShardingPlan.from_json(ranks.eval("model.plan.to_json()")[0]).tables()["movie"].sharding_type == "table_wise"
 
 
 def test_what_cannot_be_recorded_names_the_fix(ranks: Ranks) -> None:

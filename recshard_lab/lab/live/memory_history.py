@@ -135,7 +135,7 @@ def record_memory(ranks: Any, model: str = "model", step: str = "train_step") ->
     """
     if gone := BoundRanks.of(ranks).gone(model):
         raise LaunchError(gone)
-    found: list[MemoryHistory] = ranks.pull(f"{_RANK_SIDE}.record_on_rank({model}, {step})")
+    found: list[MemoryHistory] = ranks.eval(f"{_RANK_SIDE}.record_on_rank({model}, {step})")
     return found
 
 

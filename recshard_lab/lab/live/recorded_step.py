@@ -276,5 +276,5 @@ def _pull(ranks: Any, model: str, call: str) -> list[dict[str, Any]]:
         raise ValueError(f"ranks must be a launched session, got {ranks!r:.60}. Fix: ranks = launch(2)")
     if gone := BoundRanks.of(ranks).gone(model):
         raise LaunchError(gone)
-    found: list[dict[str, Any]] = ranks.pull(call)
+    found: list[dict[str, Any]] = ranks.eval(call)
     return found

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import anywidget
-import ipywidgets as ipw
 import traitlets
 
 from recshard_lab.lab import views
@@ -17,12 +15,10 @@ from recshard_lab.lab.exporting.report import Section
 from recshard_lab.lab.live.recorded_step import STAGES, RecordedStep, record, record_under
 from recshard_lab.lab.views.step_frames import NARROW, WIDE, draw_frame
 from recshard_lab.lab.views.step_pieces import Shown, followed, shown_frames
-from recshard_lab.lab.widgets import controls, page
+from recshard_lab.lab.widgets import page
 from recshard_lab.lab.widgets.base import LabWidget
-from recshard_lab.lab.widgets.export_control import ExportControl, Exports
+from recshard_lab.lab.widgets.components import script, style
 from recshard_lab.sharding import ShardingPlan
-
-_STATIC = Path(__file__).parent / "static"
 
 
 class StepPlayer(anywidget.AnyWidget):
@@ -36,8 +32,8 @@ class StepPlayer(anywidget.AnyWidget):
         follow: key of what is outlined; empty for nothing.
     """
 
-    _esm = _STATIC / "step_through.js"
-    _css = _STATIC / "step_through.css"
+    _esm = script("step_through")
+    _css = style("step_through")
     steps = traitlets.List(traitlets.Dict()).tag(sync=True)
     stages = traitlets.List(traitlets.Unicode()).tag(sync=True)
     choices = traitlets.List(traitlets.Tuple()).tag(sync=True)
@@ -62,7 +58,7 @@ class StepPlayer(anywidget.AnyWidget):
         return key
 
 
-class StepThrough(Exports, LabWidget):
+class StepThrough(LabWidget):
     """Trains one step on the launched ranks, and shows it stage by stage with the tensors that were really there.
 
     The frames show ids, rows and gradients of a few samples. One sample or one table row is outlined in all stages.
@@ -171,6 +167,7 @@ class StepThrough(Exports, LabWidget):
         follow: str | None,
         python: str,
     ) -> None:
+        super().__init__("step-through", "step", kinds=("html", "svg", "png"))
         self.steps, self.samples, self.features = steps, samples, features
         self.python = f"from recshard_lab.lab import StepThrough\n{python}" if python else ""
         shown = [Shown(step, samples, features) for step in steps]
@@ -192,10 +189,8 @@ class StepThrough(Exports, LabWidget):
             ],
             follow=follow,
         )
-        self.exports = ExportControl(self, "step", kinds=("html", "svg", "png"))
-        code = ipw.HTML(page.code(self.python)) if self.python else ipw.HTML()
-        LabWidget.__init__(self, [self.player, controls.foot(self.exports, code)])
-        self.add_class("recshard-step-through")
+        self.code.value = page.code(self.python) if self.python else ""
+        self.lay_out([self.player])
 
     def _view(self, step: RecordedStep) -> View:
         return views.step_frames(step, samples=self.samples, features=self.features)
@@ -218,12 +213,7 @@ class StepThrough(Exports, LabWidget):
             pictures={step.name: [view] for step, view in zip(self.steps, shown, strict=True)},
         )
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widget, and for pages without a kernel the strip of frames."""
-        bundle = super()._repr_mimebundle_(**kwargs) or {}
+    def static(self) -> tuple[str, str]:
+        """The strip of frames of each step."""
         shown = self.views
-        return {
-            **bundle,
-            "text/html": "".join(view._repr_html_() for view in shown),
-            "text/plain": "\n\n".join(view.text for view in shown),
-        }
+        return "".join(view.img for view in shown), "\n\n".join(view.text for view in shown)

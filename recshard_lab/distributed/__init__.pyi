@@ -22,8 +22,8 @@ from .managed_collision import ShardedManagedCollisionEmbeddingCollection as Sha
 from .model_parallel import DistributedModelParallel as DistributedModelParallel
 from .model_parallel import ShardingEnv as ShardingEnv
 from .peers import RankPeers as RankPeers
-from .shard import shard as shard
-from .shard import shard_modules as shard_modules
+from .shard_module import shard as shard
+from .shard_module import shard_modules as shard_modules
 from .sharded_collections import ShardedCollection as ShardedCollection
 from .sharded_collections import ShardedEmbeddingBagCollection as ShardedEmbeddingBagCollection
 from .sharded_collections import ShardedEmbeddingCollection as ShardedEmbeddingCollection

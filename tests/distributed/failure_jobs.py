@@ -21,7 +21,7 @@ from recshard_lab import (
 )
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
 from recshard_lab.distributed import DMPCollection, EmbeddingBagCollectionSharder
-from recshard_lab.distributed.shard import shard
+from recshard_lab.distributed.shard_module import shard
 from recshard_lab.distributed.sharders import default_sharders
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.distributed.state.pretrained import load_pretrained

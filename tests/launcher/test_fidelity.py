@@ -140,8 +140,8 @@ def test_shared_memory_is_faster_than_the_socket_and_leaves_no_file(
     assert took[True] < took[False]
 
 
-def test_a_cell_that_uses_a_public_name_can_be_carried() -> None:
-    for name in recshard_lab._ROOM_OF:
+def test_a_cell_that_uses_a_public_name_or_a_room_can_be_carried() -> None:
+    for name in dir(recshard_lab):
         space: dict[str, Any] = {"it": getattr(recshard_lab, name), "__name__": "__main__"}
         exec("def cell():\n    return it", space)
         assert encode(space["cell"])

@@ -134,7 +134,7 @@ def count_here() -> list[int]:
 
 
 def figures() -> list[Figure]:
-    """Counted operators beside those that `recshard whatif --example mlperf-dlrm-dcnv2` charges."""
+    """Counted operators beside those that `recshard plan sweep --example mlperf-dlrm-dcnv2` charges."""
     stated, counted, charged = dlrm_dcn_launches(), table_launches(), charged_launches()
     dense = [
         Figure(f"dense part, {part}", count, "launches", beside={"by formula": stated[part]})

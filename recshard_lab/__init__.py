@@ -16,7 +16,7 @@ import lazy_loader as _lazy_loader
 if _TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if "RECSHARD_TORCHREC" in _os.environ:  # the process that started this one serves TorchRec's names
     from recshard_lab.compat.torchrec import install_as_parent as _install_as_parent

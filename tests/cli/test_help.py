@@ -169,3 +169,25 @@ def test_zsh_is_offered_commands_with_their_help() -> None:
     done = run(MAIN, _RECSHARD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="recshard de")
     assert '"demo":' in done.stdout
     assert '"plan":' not in done.stdout
+
+
+ROOT = Path(recshard_lab.__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "notebooks").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+def test_every_command_line_of_a_page_parses(page: Path) -> None:
+    text = page.read_text().replace("\\\n", " ")
+    quoted = re.findall(r"`(recshard [^`\n]+)`", text)
+    blocks = [] if page.suffix == ".ipynb" else example_lines("\n".join(re.findall(r"^    (.+)$", text, re.MULTILINE)))
+    for line in [*quoted, *blocks]:
+        words = re.split(r"\s+#|\s*[>|]", line.replace("...", "x"))[0]
+        if re.match(r"recshard (bench|--\w)", words):  # names of benchmarks are not the command line's
+            continue
+        kind = ""
+        try:
+            parse(words)
+        except typer.BadParameter as error:
+            kind = type(error).__name__
+        assert kind in ("", "MissingParameter" if line in quoted else ""), line  # a sentence may leave arguments out

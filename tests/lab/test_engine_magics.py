@@ -64,7 +64,7 @@ def test_a_launch_shows_its_devices_and_why_a_gpu_stays_unused(notebook: Noteboo
     notebook.ok("%recshard_stop\ntorch.cuda.device_count = count")
     assert (
         "2 ranks over gloo, 1 GB each ready in"
-        in notebook.ok("%recshard_launch -n 2 --devices cpu --memory-gb 1").stdout
+        in notebook.ok("%recshard_launch -n 2 --devices cpu --memory-gb 1000MB").stdout
     )
     notebook.ok("%recshard_stop")
     refused = notebook.run("%recshard_launch -n 2 --devices mps")

@@ -22,6 +22,7 @@ from recshard_lab.lab.live.ranks_gone import lost_text
 from recshard_lab.lab.magics.autoreload import Autoreload
 from recshard_lab.lab.magics.output import NotebookPrinter, time_bars
 from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted
+from recshard_lab.sizes import gigabytes
 
 __all__ = ["RecshardMagics", "load", "unload"]
 
@@ -94,7 +95,9 @@ class RecshardMagics(Magics):
     @argument("--backend", default=None, help="gloo or nccl; default: nccl if each rank can have a GPU, otherwise gloo")
     @argument("--share-gpu", action="store_true", help="let several ranks compute on one GPU; times are not real")
     @argument("--devices", type=device_list, default=None, help="GPUs to use, as 0,1 or UUIDs; or cpu; default: all")
-    @argument("--memory-gb", type=float, default=None, metavar="GB", help="device memory that each rank may use")
+    @argument(
+        "--memory-gb", type=gigabytes, default=None, metavar="GB", help="device memory of each rank: 2, 2GB or 2GiB"
+    )
     @argument("--threads", type=int, default=1, help="threads per rank of torch and numpy")
     @argument("--inter-node-latency", type=float, metavar="MS", help="emulated link between nodes: milliseconds")
     @argument("--inter-node-gbps", type=float, metavar="G", help="emulated link between nodes: Gbit/s per rank")

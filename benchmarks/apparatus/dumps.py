@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -64,12 +65,13 @@ def dumped(folder: str, rows: int) -> dict[str, float]:
     taken: dict[str, list[float]] = {name: [] for name in ("full", "delta", "load")}
     found = {}
     for number in range(ROUNDS):
-        seconds, full = _seconds(lambda number=number: dmp.dump(f"{folder}/full{number}"))
+        path = f"{folder}/full{number}"
+        seconds, full = _seconds(partial(dmp.dump, path))
         taken["full"].append(seconds)
         _train(dmp, ids[: int(TOUCHED * len(ids))])
-        seconds, delta = _seconds(lambda n=number: dmp.dump(f"{folder}/delta{n}", since=f"{folder}/full{n}"))
+        seconds, delta = _seconds(partial(dmp.dump, f"{folder}/delta{number}", since=path))
         taken["delta"].append(seconds)
-        taken["load"].append(_seconds(lambda number=number: other.load(f"{folder}/full{number}"))[0])
+        taken["load"].append(_seconds(partial(other.load, path))[0])
         found = {"full bytes": full.bytes, "delta bytes": delta.bytes, "delta rows": delta.rows["user"]}
         assert full.rows["user"] == rows
     return {name: median(times) for name, times in taken.items()} | found
@@ -78,7 +80,7 @@ def dumped(folder: str, rows: int) -> dict[str, float]:
 def loaded(folder: str, rows: int) -> float:
     """Seconds to load the dump on these ranks."""
     dmp = sharded(rows)
-    return median(_seconds(lambda number=number: dmp.load(f"{folder}/full{number}"))[0] for number in range(ROUNDS))
+    return median(_seconds(partial(dmp.load, f"{folder}/full{number}"))[0] for number in range(ROUNDS))
 
 
 def plain(folder: Path, many: int) -> tuple[float, float]:

@@ -165,26 +165,33 @@ class ShardedCollection(nn.Module):
         self.executor.listener = self._listener
         self.kinds = {table.name: kinds[groups[n, 0][0]] for n, table in enumerate(self.tables)}
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
+        weights: list[dict[int, Tensor]] = [{} for _ in self.tables]
+        states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.tables]
         flushes: list[dict[int, Callable[[], None]]] = [{} for _ in self.tables]
+        for (position, number), weight in self.executor.lookup.weights().items():
+            weights[position][number] = weight
+        for (position, number), state in self.executor.lookup.states().items():
+            states[position][number] = state
         for (position, number), flush in self.executor.lookup.flushes().items():
             flushes[position][number] = flush
-        held: dict[str, nn.Module] = {}
+        held: dict[str, TableShards] = {}
         for position, table in enumerate(self.tables):
-            read, (config, sharding) = partial(_tensors_of, self.executor.lookup, position), self._sized(table)
+            config, sharding = self._sized(table)
             held[table.name] = TableShards(
                 config,
                 sharding,
-                *read(),
+                weights[position],
+                states[position],
                 self.env,
                 self.kinds[table.name].state_parts(self.device),
                 self.device,
                 self.state_form,
                 index_parts(config),
                 flushes[position],
-                read if isinstance(table, DynamicEmbeddingConfig) else None,
+                _reader(self.executor.lookup, position) if isinstance(table, DynamicEmbeddingConfig) else None,
                 partial(self._resize, table.name) if table.name in self.buckets else None,
             )
-        self.hold_tables(nn.ModuleDict(held))
+        self.hold_tables(nn.ModuleDict(dict[str, nn.Module](held)))
         for kernel in self._dynamic_kernels():
             kernel.on_grown = partial(_each_flushed, [held[table.config.name] for table in kernel.tables])
         self._own_optimizer: EmbeddingFusedOptimizer | None = None
@@ -506,10 +513,23 @@ class ShardedEmbeddingCollection(ShardedCollection):
         )
 
 
-def _tensors_of(lookup: RankLookup, position: int) -> Tensors:
-    """Weights and states of the shards of one table on this rank."""
-    weights = {number: weight for (own, number), weight in lookup.weights().items() if own == position}
-    return weights, {number: state for (own, number), state in lookup.states().items() if own == position}
+def _reader(lookup: RankLookup, position: int) -> Callable[[], Tensors]:
+    """Returns weights and states of the shards of a dynamic table on this rank, as they are when it is called."""
+    places = [
+        (number, group.kernel, slot)
+        for group in lookup.groups
+        for slot, (own, number) in enumerate(group.shards)
+        if own == position and isinstance(group.kernel, DynamicKernel)
+    ]
+
+    def read() -> Tensors:
+        weights = {number: kernel.weights()[slot] for number, kernel, slot in places}
+        return weights, {
+            number: kernel.tables[slot].index_tensors() | kernel.optimizer_states()[slot]
+            for number, kernel, slot in places
+        }
+
+    return read
 
 
 def _each_flushed(tables: Sequence[TableShards]) -> None:

@@ -218,8 +218,9 @@ class TableShards(StateEntries):
         for number, (position, shard) in enumerate(primary_rows(shards, part.extent)):
             primaries.append(shard)
             if position in matrices:
-                top = shards[position].rows[0]
-                tensors[number] = matrices[position][shard.rows[0] - top : shard.rows[1] - top]
+                top, matrix = shards[position].rows[0], matrices[position]
+                whole = shard.rows == shards[position].rows  # it may have grown since the ranks agreed on its size
+                tensors[number] = matrix if whole else matrix[shard.rows[0] - top : shard.rows[1] - top]
         return primaries, tensors
 
     def replica_move(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
@@ -439,7 +440,7 @@ def sized(
         replace(shard, rows=(shard.rows[0] // config.row_unit * rows, shard.rows[1] // config.row_unit * rows))
         for shard in sharding.shards
     ]
-    return config.changed(num_embeddings=config.partitions * rows), replace(sharding, shards=shards)
+    return config.changed(num_embeddings=config.partitions * rows), replace(sharding, shards=tuple(shards))
 
 
 def _weight_part(table: BaseEmbeddingConfig) -> Part:

@@ -93,15 +93,16 @@ def test_shards_with_tiers_train_as_the_whole_table(ranks: Any, scheme: str, opt
     assert folders == expected[scheme]
 
 
-def halves(rows: list[tuple[int, int]], other: list[tuple[int, int]]) -> ShardingPlan:
-    """Both tables as two column shards in one process, split at these rows."""
+def in_columns(right: list[tuple[int, int]], **more: Any) -> dict[str, ParameterSharding]:
+    """Both tables in one process: two row shards of the left columns, and these of the right ones, in eighths."""
     plan = {}
-    for table in tables():
+    for table in tables(**more):
         middle, unit = table.embedding_dim // 2, table.num_embeddings // 8
-        cut = [(span, (0, middle)) for span in rows] + [(span, (middle, table.embedding_dim)) for span in other]
+        cut = [(span, (0, middle)) for span in ((0, 4), (4, 8))]
+        cut += [(span, (middle, table.embedding_dim)) for span in right]
         shards = [Shard(0, (first * unit, end * unit), columns) for (first, end), columns in cut]
         plan[table.name] = ParameterSharding("custom", shards=shards)
-    return ShardingPlan({"": EmbeddingModuleShardingPlan(plan)})
+    return plan
 
 
 @pytest.mark.parametrize("kind", ["pooled", "sequence"])
@@ -112,7 +113,8 @@ def test_row_wise_optimizers_train_ids_without_a_slot_over_column_shards(
     monkeypatch.setitem(OPTIMIZERS, "lamb", (EmbOptimType.LAMB, {"lr": 0.01}))
     more: dict[str, Any] = {"tiers": [Tier("host", capacity=1 << 15)]}
     reference, module = (collection(kind, optimizer, **more) for _ in range(2))
-    dmp = DistributedModelParallel(module, plan=halves([(0, 4), (4, 8)], [(0, 4), (4, 8)]))
+    plan = EmbeddingModuleShardingPlan(in_columns([(0, 4), (4, 8)]))
+    dmp = DistributedModelParallel(module, plan=ShardingPlan({"": plan}))
     rng = torch.Generator().manual_seed(0)
     for step in range(8):
         ids = (torch.randn(2 * 1800, generator=rng) * 4000).long() * 7919
@@ -131,16 +133,8 @@ def test_row_wise_optimizers_train_ids_without_a_slot_over_column_shards(
 @pytest.mark.parametrize("more", [{"tiers": [Tier("host", capacity=1 << 15)]}, {"max_capacity": 1 << 14}])
 def test_row_wise_optimizers_refuse_columns_that_are_split_at_other_rows(more: dict[str, Any]) -> None:
     module, why = collection("pooled", "row-wise adagrad", **more), "has tiers" if "tiers" in more else "grows"
-    sharder = DynamicEmbeddingBagCollectionSharder()
-    plan = {name: ParameterSharding("custom", shards=[
-        Shard(0, (0, table.num_embeddings), (0, 4)),
-        Shard(0, (0, table.num_embeddings // 2), (4, table.embedding_dim)),
-        Shard(0, (table.num_embeddings // 2, table.num_embeddings), (4, table.embedding_dim)),
-    ]) for name, table in ((table.name, table) for table in tables(**more))}  # fmt: skip
-    with pytest.raises(
-        PlanError, match=rf"table 'user' {why}, and has column shards of rows .* Fix: split all columns"
-    ):
-        sharder.shard(module, plan)
+    with pytest.raises(PlanError, match=f"table 'user' {why}, and has column shards of rows .* Fix: split"):
+        DynamicEmbeddingBagCollectionSharder().shard(module, in_columns([(0, 8)], **more))
 
 
 def test_shards_share_a_redis_server(ranks: Any) -> None:

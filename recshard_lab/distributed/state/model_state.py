@@ -139,10 +139,9 @@ class ModelState:
                 if shards.config.name in own and part.extent != "table" and part.ratio == (1, 1):
                     found["model", prefix + name] = collection.rows_of(shards.config.name, own[shards.config.name])
             for key, handle in self.sharded.fused_optimizer.params.items():
-                rows = found.get(("model", key))
-                for part in handle.shards.state_parts if rows is not None else ():
+                for part in handle.shards.state_parts if ("model", key) in found else ():
                     if part.extent != "table":
-                        found["fused", key, handle.state_name(part)] = rows
+                        found["fused", key, handle.state_name(part)] = found["model", key]
         return found
 
     def set_sizes(self, sizes: Mapping[str, Mapping[str, int]]) -> None:

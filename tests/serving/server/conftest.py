@@ -6,10 +6,29 @@ from pathlib import Path
 import pytest
 
 from recshard_lab.serving.server import Server, serve
+from recshard_lab.serving.server.spawn import Inherited
+from tests.serving.server import forked
 from tests.serving.server.stub import LOADER, write
 
 READ_TIMEOUT_S = 0.6
 MAX_BODY_MB = 0.05
+
+
+_REAL = Inherited.start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_servers() -> Iterator[None]:
+    """Servers of these tests are forked from one process, which saves the time of imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inherited, "start", forked.start)
+        yield
+
+
+@pytest.fixture
+def real_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of this test are started as users start them."""
+    monkeypatch.setattr(Inherited, "start", _REAL)
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,7 @@ def test_a_reader_that_is_gone_is_ignored() -> None:
         lines.close()
 
 
+@pytest.mark.usefixtures("real_start")
 def test_a_log_that_is_not_read_blocks_no_request_and_no_end(folder: Path) -> None:
     config = ServerConfig(str(folder), port=0, loader=LOADER, watch_s=0, drain_s=0)
     theirs, ours = os.pipe()

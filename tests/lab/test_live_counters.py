@@ -424,7 +424,7 @@ def test_a_thousand_tables_on_128_ranks_are_told_within_a_second() -> None:
 
 
 def test_nothing_nan_and_a_wrong_name_are_messages() -> None:
-    assert "no sample" in views.counters([]).problem
+    assert "No sample" in views.counters([]).problem
     nothing = Sample.of([{"step": 0, "ms": 0.0, "number": 1, "tables": {}}])
     assert "holds no table" in views.counters([nothing]).problem
     broken = one(weights={"bytes": 4, "squares": float("nan")})
@@ -432,5 +432,5 @@ def test_nothing_nan_and_a_wrong_name_are_messages() -> None:
     view = views.counters([sample, sample])
     assert "norm n/a" in view.svg
     ET.fromstring(view.svg)
-    assert "there is no table 'film'; tables: movie" in views.counters([sample], table="film").problem
+    assert "unknown table 'film'. Tables: movie" in views.counters([sample], table="film").problem
     assert view.figure.layout.title.text == view.title

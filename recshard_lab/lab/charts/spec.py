@@ -307,8 +307,8 @@ def bars(name: str, look: Look, rows: Iterable[tuple[float, float, float, str, s
     if not rows:
         return []
     at, start, end, hover, labels = zip(*rows, strict=True)
-    ends = (tuple(float(value) for value in values) for values in (at, start, end))
-    return [Bars(name, look, *ends, hover, labels if any(labels) else (), **style)]
+    at, start, end = (tuple(map(float, values)) for values in (at, start, end))
+    return [Bars(name, look, at, start, end, hover, labels if any(labels) else (), **style)]
 
 
 def points(name: str, rows: Iterable[tuple[float, float, str, str]], **style: Any) -> list[Mark]:
@@ -317,8 +317,8 @@ def points(name: str, rows: Iterable[tuple[float, float, str, str]], **style: An
     if not rows:
         return []
     x, y, hover, labels = zip(*rows, strict=True)
-    spots = (tuple(float(value) for value in values) for values in (x, y))
-    return [Points(name, *spots, hover=hover, labels=labels if any(labels) else (), **style)]
+    x, y = tuple(map(float, x)), tuple(map(float, y))
+    return [Points(name, x, y, hover=hover, labels=labels if any(labels) else (), **style)]
 
 
 def categories(names: Iterable[str], label: str = "") -> Axis:

@@ -111,7 +111,7 @@ def _frames(panels: Sequence[Panel], left: float, width: float, y: float) -> lis
 def _head(panel: Panel, wide: float) -> float:
     """Pixels over a plot for its title, the name of its y axis, and brackets."""
     high = 16.0 * len(_title(panel, wide)) + (6 if panel.title else 4)
-    high += 14 if panel.y.label else 0
+    high += 18 if panel.y.label else 0
     high += 18 if any(isinstance(mark, Span) for mark in panel.marks) else 0
     return high + (
         13 if any(isinstance(mark, Rule) and mark.x is not None and mark.words for mark in panel.marks) else 0

@@ -38,7 +38,7 @@ table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;
 th,td{padding:3px 14px 3px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top;white-space:nowrap}
 .wraps th,.wraps td{white-space:normal}.wraps td:first-child{white-space:nowrap}
 .wide{overflow-x:auto}
-@media screen and (max-width:600px){.told{display:block}.drawn svg{min-width:640px;max-width:none!important}
+@media screen and (max-width:600px){.told{display:block}.drawn svg{max-width:640px!important}
 .drawn{background:linear-gradient(90deg,transparent,var(--paper) 60%) right/40px 100% no-repeat local,
 linear-gradient(90deg,transparent,var(--line)) right/24px 100% no-repeat scroll}}
 @media (max-width:600px){.wraps th,.wraps td,.wraps td:first-child{white-space:normal;overflow-wrap:anywhere;

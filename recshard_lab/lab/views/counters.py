@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -14,9 +14,10 @@ from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
 
 MOST_LINES = 10  # tables, or ranks of one, that are drawn
-MOST_TOLD = 64  # lines of numbers
+MOST_ROWS = 64  # lines of numbers
 MOST_POINTS = 120  # of a line
 FEW_POINTS = 30  # up to which each has a marker
+FEW_STEPS = 4  # up to which all have a tick
 HEIGHT = 84.0  # pixels of a panel
 
 
@@ -112,7 +113,7 @@ def counters(history: Sequence[Any], *, table: str | None = None, note: str = ""
         keys: list[tuple[str, int | None]] = [(name, None) for name in totals]
     else:
         keys = [(table, rank) for rank in range(len(last.ranks))]
-    texts = {key: last.table(*key) for key in keys[:MOST_TOLD]}
+    texts = {key: last.table(*key) for key in keys[:MOST_ROWS]}
     columns = [c for c in COLUMNS if any(c.value(one) is not None for one in texts.values())]
     what = f"{len(totals)} table" + "s" * (len(totals) != 1) if table is None else table
     title = f"Counters of {what} after step {last.step:,}, {len(last.ranks)} rank" + "s" * (len(last.ranks) != 1)
@@ -179,8 +180,8 @@ def _panel(points: list[Any], keys: list[tuple[str, int | None]], column: Column
         texts = tuple(f"{_named(key)}\nstep {at:,.0f}\n{column.head}: {column.text(value)}" for at, value in pairs)
         under = column.under(points[-1].table(*key))
         texts = (*texts[:-1], f"{texts[-1]}\n{under}".strip())
-        style = {"markers": len(pairs) <= FEW_POINTS, "hover": texts}
-        marks.append(spec.Lines(_named(key), x, y, colour, dash, symbol, **style))  # type: ignore[arg-type]
+        few = len(pairs) <= FEW_POINTS
+        marks.append(spec.Lines(_named(key), x, y, colour, dash, symbol, markers=few, hover=texts))
         newest.append((y[-1], _joined(column.text(y[-1]), under) if len(keys) == 1 else column.text(y[-1])))
     if not marks:
         empty = spec.linear([points[-1].step], "step", zero=False), spec.linear([1.0])
@@ -190,9 +191,11 @@ def _panel(points: list[Any], keys: list[tuple[str, int | None]], column: Column
     y_axis = spec.linear(ys, "", "count", pad=0.08)
     if percent:
         y_axis = spec.Axis("linear", 0.0, 1.0, "", "share", (0.0, 0.5, 1.0))
-    told_now = ", ".join(dict.fromkeys(words for _, words in newest[:3])) + ", ..." * (len(newest) > 3)
-    x_axis = spec.linear(xs, "step", zero=False, pad=0.03)
-    return spec.Panel(x_axis, y_axis, tuple(marks), f"{column.head}: {told_now}", HEIGHT)
+    newest_words = ", ".join(dict.fromkeys(words for _, words in newest[:3])) + ", ..." * (len(newest) > 3)
+    x_axis, steps = spec.linear(xs, "step", zero=False, pad=0.03), sorted(set(xs))
+    if len(steps) <= FEW_STEPS:
+        x_axis = replace(x_axis, ticks=tuple(steps))
+    return spec.Panel(x_axis, y_axis, tuple(marks), f"{column.head}: {newest_words}", HEIGHT)
 
 
 def _joined(words: str, under: str) -> str:
@@ -210,7 +213,7 @@ def _thinned(samples: list[Any]) -> list[Any]:
 def _numbers(last: Any, keys: list[tuple[str, int | None]], columns: list[Column]) -> TextTable:
     """A row per table and rank if they are few, else a row per table, of those looked up most."""
     of_ranks = keys[0][1] is not None
-    ranked = of_ranks or len(keys) * len(last.ranks) <= MOST_TOLD
+    ranked = of_ranks or len(keys) * len(last.ranks) <= MOST_ROWS
     every = (
         keys if of_ranks else [(name, rank) for name, _ in keys for rank in range(len(last.ranks))] if ranked else []
     )
@@ -223,6 +226,6 @@ def _numbers(last: Any, keys: list[tuple[str, int | None]], columns: list[Column
             value = column.value(counted)
             cells += ["", ""] if value is None else [column.text(value), column.under(counted)]
         rows.append([name, *([str(rank)] if ranked else []), *cells])
-    if not ranked and len(keys) > MOST_TOLD:
-        rows.append([f"and {len(keys) - MOST_TOLD} more, looked up less", *[""] * (len(heads) - 1)])
+    if not ranked and len(keys) > MOST_ROWS:
+        rows.append([f"and {len(keys) - MOST_ROWS} more, looked up less", *[""] * (len(heads) - 1)])
     return TextTable(heads, rows)

@@ -135,8 +135,8 @@ def _line(place: int, count: int, name: str, points: tuple[np.ndarray, np.ndarra
     colour, dash, symbol = LINES[place % len(LINES)]
     keep = _thinned(np.isfinite(points[1]))
     x, y = (tuple(values[keep].tolist()) for values in points)
-    style = {"colour": colour, "dash": dash if place else "", "symbol": symbol}
-    return spec.Lines(_label(name), x, y, **style, width=_thickness(place, count), markers=len(keep) <= FEW_POINTS)
+    markers, width = len(keep) <= FEW_POINTS, _thickness(place, count)
+    return spec.Lines(_label(name), x, y, colour, dash if place else "", symbol, width, markers)
 
 
 def _thickness(place: int, count: int) -> float:

@@ -275,8 +275,7 @@ def _frontier(seen: Seen, x: spec.Axis, y: spec.Axis) -> list[spec.Mark]:
         return []
     at, level = tuple(one.memory_bytes for one in line), tuple(one.step_ms for one in line)
     hover = tuple(seen.hover(one, "on the Pareto frontier") for one in line)
-    name, style = "Pareto frontier", {"symbol": "diamond", "markers": True, "step": "vh"}
-    return [spec.Lines(name, at, level, FRONTIER, "4 3", width=1.4, hover=hover, **style)]  # type: ignore[arg-type]
+    return [spec.Lines("Pareto frontier", at, level, FRONTIER, "4 3", "diamond", 1.4, True, "vh", hover)]
 
 
 def _drawable(one: Candidate) -> bool:

@@ -154,6 +154,7 @@ def test_both_renderings_of_every_chart_show_the_same(case: str) -> None:
         caption = re.sub(r"<br>", " ", figure.layout.title.subtitle.text)
         assert solid(unescaped(caption)) == solid(chart.caption + chart.note)
         assert chart.caption == view.summary
+        assert "ends at" not in chart.caption.lower()
         assert solid(chart.caption) in solid("".join(texts(svg)))
         assert ET.fromstring(svg).find(f"{SVG}desc").text == chart.caption  # type: ignore[union-attr]
         entries = [trace.name for trace in figure.data if trace.showlegend]

@@ -14,7 +14,6 @@ from itertools import pairwise
 from textwrap import wrap
 
 from recshard_lab.lab.charts.spec import (
-    PAGE_INK,
     Axis,
     Band,
     Bars,
@@ -435,6 +434,3 @@ def _swatch(svg: Svg, mark: Mark, x: float, y: float) -> None:
 def _overlap(one: Iterable[float], other: Iterable[float]) -> bool:
     (left, top, right, bottom), (l2, t2, r2, b2) = one, other
     return left < r2 and l2 < right and top < b2 and t2 < bottom
-
-
-__all__ = ["PAGE_INK", "draw_chart"]

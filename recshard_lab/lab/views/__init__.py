@@ -5,6 +5,7 @@ A view is a pure function whose parameter names are what it shows::
     @register_view("Fullest rank")
     def fullest_rank(estimate) -> View: ...
 
+A view with axes describes a `lab.charts.spec.Chart` with a caption for that figure and returns ``View.of_chart(...)``.
 Everything that shows views (the plan comparison, a report) offers it if it has an ``estimate``.
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
 ``search``, ``servers`` (of parameter servers), ``formats`` (of served tables), ``comparison`` (of plans), ``groups``

@@ -63,7 +63,8 @@ def test_a_view_is_a_picture_or_a_message_in_every_form(name: str, case: str, wi
     assert not wrong_numbers(view.svg)
     assert view.text.startswith(view.title)
     assert "<img alt=" in view._repr_html_()
-    assert view.figure.layout.title.text
+    if view.chart is not None:
+        assert view.figure.layout.title.text == view.title
     if case == "nothing":
         assert view.problem, "a picture of nothing"
     if view.problem:
@@ -75,7 +76,7 @@ def test_a_view_is_a_picture_or_a_message_in_every_form(name: str, case: str, wi
 
 
 @pytest.mark.parametrize("name", views.view_names())
-def test_of_a_large_plan_a_view_is_a_small_picture_within_a_second(name: str) -> None:
+def test_of_a_large_plan_a_view_is_a_small_picture_within_half_a_second(name: str) -> None:
     known, took = large(), []
     for _ in range(3):  # the machine is shared: the fastest counts
         begun = time.process_time()
@@ -83,7 +84,7 @@ def test_of_a_large_plan_a_view_is_a_small_picture_within_a_second(name: str) ->
         html = view._repr_html_()
         took.append(time.process_time() - begun)
     assert not view.problem
-    assert min(took) < 1.0
+    assert min(took) < 0.5
     assert len(html) < 400_000
 
 

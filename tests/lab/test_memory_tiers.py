@@ -57,9 +57,11 @@ def test_each_memory_has_its_own_picture_capacity_and_numbers() -> None:
     assert found.host_bytes is not None
     assert found.host_bytes.tolist() == [0, weights + states]
     view = views.memory(found, topology=GPUS)
-    assert {"HBM", "Host memory"} <= set(texts(view.svg))
+    assert [panel.title.split(":")[0] for panel in view.chart.panels] == ["HBM", "Host memory"]  # type: ignore[union-attr]
+    for name in ("HBM", "Host memory"):
+        assert any(words.startswith(name) for words in texts(view.svg))
     assert "in HBM" in view.summary
-    assert "in host memory: rank 1, 54.4 KB" in view.summary
+    assert "in host memory, rank 1, uses 54.4 KB" in view.summary
     bars = heights(view.svg)
     tall, short = (bars[f"rank 1, predicted\n{name}"] for name in ("weights: 51.2 KB", "optimizer state: 3.2 KB"))
     assert tall / short == pytest.approx(weights / states, rel=0.02)
@@ -145,7 +147,7 @@ def test_cpu_ranks_have_one_memory_which_they_share_and_the_picture_says_so(rank
 
 def test_placement_marks_what_lies_in_the_hosts_memory() -> None:
     view = views.placement(both_memories(), TABLES, GPUS)
-    assert "In the host's memory lie 51.2 KB." in view.summary
+    assert "Host memory holds 51.2 KB." in view.summary
     assert any("a house: in the host's memory" in words for words in texts(view.svg))
     assert "51.2 KB, host memory" in texts(view.svg)
     assert view.svg.count("<title>in the host's memory</title>".replace("'", "&#x27;")) == 1

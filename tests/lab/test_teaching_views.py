@@ -45,7 +45,6 @@ def test_every_bag_is_told_with_its_slice(weighted: bool) -> None:
     assert len(view.numbers.heads) == 6 + weighted
     for place, value in enumerate(kjt.values().tolist()):
         assert any(text.startswith(f"values[{place}] = {value}\n") for text in tooltips(view.svg))
-    assert sum(len(trace.x) for trace in view.figure.data) == 11
 
 
 def test_a_large_batch_is_drawn_in_part_and_says_so() -> None:
@@ -81,7 +80,6 @@ def test_an_id_visits_shards_that_have_its_row_and_together_all_columns(scheme: 
         assert (sent == "0 B") == (back == "0 B") == (rank == "1")
         columns += range(*(int(n) for n in cols.split(" to ")))
     assert columns == list(range(64))
-    assert len(view.figure.data) == 1
 
 
 def test_what_cannot_be_followed_is_refused_with_what_can() -> None:
@@ -121,5 +119,5 @@ def test_skew_says_what_it_lacks() -> None:
 def test_skew_of_many_tables_and_ranks_stays_legible() -> None:
     many = {f"t{i}": AccessProfile.of_ids([np.arange(100) % (i + 2)]) for i in range(200)}
     view = views.access_skew(many, world_size=128)
-    assert "and 190 tables that are less skewed" in texts(view.svg)
-    assert "rank 0 to rank 127" in texts(view.svg)
+    assert "Dashed: equal shares of all ranks. 190 less skewed tables are not drawn." in texts(view.svg)
+    assert {"0", "rank"} <= set(texts(view.svg))

@@ -73,5 +73,5 @@ def test_many_ranks_are_cut_and_nothing_is_a_message() -> None:
     view = views.timeline(pipelined(ranks=12))
     assert "The first 8 of 12 ranks." in view.svg
     assert "rank 8" not in view.svg
-    assert "no batch has gone through yet" in views.timeline([]).problem
+    assert "no batch has passed the pipeline yet" in views.timeline([]).problem
     assert "No stage of batches 90 to 91" in views.timeline(pipelined(), batches=(90, 91)).problem

@@ -2,7 +2,7 @@
 
 - `view.py`: what a view returns
 - `theme.py`: colours, hatchings, numbers
-- `svg.py`, `plots.py`, `axes.py`: SVG, plotly, axes
+- `svg.py`: SVG
 - `rank_columns.py`: one column for each rank
 - `sheet.py`: several views as one picture
 """

@@ -59,7 +59,7 @@ class Columns:
             svg.text((left + right) / 2, y - 4, words, anchor="middle", size=10, bold=True)
 
     def label_ranks(self, svg: Svg, y: float, bold: int | None = None, numbers: Sequence[int] | None = None) -> None:
-        """Writes "rank 3" under the columns, or every n-th number where there is no room.
+        """Writes "rank 3" under the columns, or every n-th number if the columns are narrow.
 
         Args:
             bold: a column that stands out.

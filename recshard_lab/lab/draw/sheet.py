@@ -24,7 +24,7 @@ MOST_PIXELS = 60_000_000
 
 
 def sheet(columns: Mapping[str, Sequence[View]], title: str, uid: str = "rs") -> Svg:
-    """One picture of many: a heading and a column of views for each entry; views of one name stand in one row.
+    """One picture of many: a heading and a column of views for each entry. Views of one name are in one row.
 
     Raises:
         ValueError: no view at all.
@@ -36,7 +36,7 @@ def sheet(columns: Mapping[str, Sequence[View]], title: str, uid: str = "rs") ->
     """
     columns = {heading: views for heading, views in columns.items() if views}
     if not columns:
-        raise ValueError(f"{title}: there is no picture in it. Fix: .html")
+        raise ValueError(f"{title}: it has no picture. Fix: .html")
     if len(columns) == 1 and len(next(iter(columns.values()))) == 1:
         return next(iter(columns.values()))[0].draw(uid)
     drawn = {
@@ -95,14 +95,14 @@ def png_of(picture: Svg, theme: str = "light", scale: float = 2.0) -> bytes:
 
 
 def themed(picture: Svg, theme: str) -> str:
-    """The picture on paper of its own, in one theme."""
+    """The picture with its background, in one theme."""
     paper, ink = THEMES[theme]
     head, rest = str(picture).replace(FONT, _DRAWN_IN, 1).split(">", 1)
     return f'{head} color="{ink}"><rect width="100%" height="100%" fill="{escape(paper)}"/>{rest}'
 
 
 def _rastered(svg: str, scale: float) -> bytes:
-    """Drawn in a process of its own: resvg holds the interpreter while it draws, for seconds where there is much."""
+    """Drawn in a separate process: resvg holds the interpreter while it draws, for seconds if the picture is large."""
     if find_spec("resvg_py") is None:
         raise ImportError("PNG needs resvg_py. Fix: pip install resvg_py, or .svg")
     done = subprocess.run([sys.executable, "-c", _DRAW % scale], input=svg.encode(), capture_output=True, check=False)
@@ -113,7 +113,7 @@ def _rastered(svg: str, scale: float) -> bytes:
 
 @lru_cache(1)
 def _has_fonts() -> bool:
-    """Whether words are drawn at all: where there is no font they are left out without a word."""
+    """Whether text is drawn: without a font, resvg leaves it out silently."""
     probe = Svg(40, 20, "probe")
     blank = _rastered(themed(probe, "light"), 1)
     probe.text(2, 15, "rank 0")

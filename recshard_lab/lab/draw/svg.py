@@ -1,7 +1,7 @@
 """A small SVG writer: exactly what the views draw, escaped, titled, and readable with no script and no style sheet.
 
-Inside a page the picture takes the page's ink (``currentColor``). On its own (:meth:`Svg.standalone`), it brings paper
-and ink of its own, for a light and a dark page.
+Inside a page the picture takes the page's ink (``currentColor``). On its own (:func:`standalone`), it has paper
+and ink, for a light and a dark page.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _PAPER = (
 )
 
 _TOOLTIP = re.compile(r"><title>[^<]*</title></(?:rect|path)>")
+_DATA = re.compile(r' data-[a-z-]+="[^"]*"')
 
 
 class Svg:
@@ -29,7 +30,7 @@ class Svg:
         width, height: of the drawing, in pixels; the page may scale it.
         title: what the picture is, read out by a screen reader and shown on hover.
         description: what it says, in a sentence.
-        uid: told apart from the other pictures of one page by this; hatchings are looked up page-wide.
+        uid: unique on the page, as hatchings are looked up page-wide.
     """
 
     def __init__(self, width: float, height: float, title: str, description: str = "", uid: str = "") -> None:
@@ -82,7 +83,7 @@ class Svg:
         soft: bool = False,
         extra: str = "",
     ) -> None:
-        """One line of text with its baseline at ``y``; ``soft`` is for what may be overread."""
+        """One line of text with its baseline at ``y``; ``soft`` is for secondary text."""
         attributes = f' font-size="{_n(size)}"' if size != 11 else ""
         attributes += f' text-anchor="{anchor}"' if anchor != "start" else ""
         attributes += f' fill="{ink}"' if ink != "currentColor" else ""
@@ -92,10 +93,12 @@ class Svg:
 
     def head(self, title: str, sentence: str, left: float, warn: bool = False) -> float:
         """Title and sentence, wrapped to the picture; returns the y below them."""
-        letters = int((self.width - 2 * left) / 6.1)
-        self.text(left, 20, fit([title], self.width - 2 * left, 14.2), size=14, bold=True)
-        y = 20.0
-        for words in wrap(sentence, letters)[:3]:
+        room = self.width - 2 * left
+        y = 2.0
+        for words in wrap(title, max(8, int(room / 8.2))):
+            y += 18
+            self.text(left, y, words, size=14, bold=True)
+        for words in wrap(sentence, max(8, int(room / 6.1))):
             y += 16
             self.text(left, y, words, soft=not warn, bold=warn)
         return y + 2
@@ -136,19 +139,19 @@ class Svg:
 
 
 def standalone(svg: str) -> str:
-    """The same picture with paper and ink of its own, for a file or an ``<img>``."""
+    """The same picture with paper and ink, for a file or an ``<img>``."""
     head, rest = svg.split(">", 1)
     return f"{head}>{_PAPER}{rest}"
 
 
 def without_tooltips(svg: str) -> str:
-    """The same picture for where nothing is hovered; title and description stay."""
+    """The same picture without tooltips; title and description stay."""
     return _TOOLTIP.sub("/>", svg)
 
 
 def img_tag(svg: str, alt: str, width: float) -> str:
     """The picture as an ``<img>``: pages that strip ``<svg>`` (GitHub, an untrusted notebook) still show it."""
-    plain = without_tooltips(standalone(svg))
+    plain = _DATA.sub("", without_tooltips(standalone(svg)))  # neither is read in an image
     data = b64encode(plain.encode()).decode()
     return (
         f'<img alt="{escape(alt, quote=True)}" width="{_n(width)}" style="max-width:100%" '

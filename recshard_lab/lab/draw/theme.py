@@ -76,7 +76,7 @@ PHASES: dict[str, Look] = {
 STAGES: dict[str, Look] = {  # of a pipeline, in the order in which a batch meets them
     "load": Look("load", "#c9ced6", "dots"),
     "copy": Look("copy", "#b3c1f2", "rising"),
-    "agree": Look("agree", "#dcc8a0", "cross"),
+    "agree": Look("agree on the batch", "#dcc8a0", "cross"),
     "sizes": Look("sizes", "#a8dccf", "columns"),
     "input_dist": Look("input dist", "#9ad6ae", "rows"),
     "prefetch": Look("prefetch rows", "#c3b6e8", "columns"),
@@ -116,7 +116,7 @@ LINES = (
 
 
 def look_of(name: str, known: dict[str, Look]) -> Look:
-    """The look of a scheme, category or phase; names nobody foresaw get one of the spare looks, always the same.
+    """The look of a scheme, category or phase; an unknown name always gets the same of the spare looks.
 
     >>> look_of("row_wise", SCHEMES).hatch
     'rows'

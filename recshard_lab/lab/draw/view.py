@@ -6,7 +6,9 @@
     View.img       the same as an <img>                       GitHub, an untrusted notebook
     View.table     the numbers, HTML                          everywhere
     View.text      the numbers, plain                         a terminal
-    View.figure    plotly, to zoom and pan                    when asked for by name
+    View.figure    plotly, to zoom and pan; charts only       exported pages, and when asked for by name
+
+A view is a *chart*, which has axes and is described by a `lab.charts.spec.Chart`, or *geometry*, drawn as SVG alone.
 
 Each form is drawn when first asked for. A notebook output saves ``img``, ``table`` and ``text``; beside a kernel the
 inline picture is shown in their place, with tooltips and in JupyterLab's own theme, and not saved. plotly's figure is
@@ -19,10 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recshard_lab.lab.draw.svg import Svg, img_tag
 from recshard_lab.text_table import TextTable
+
+if TYPE_CHECKING:
+    from recshard_lab.lab.charts.spec import Chart
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
@@ -34,13 +39,13 @@ class View:
     Args:
         name: the view's name in the registry.
         title: what is shown.
-        summary: what it says, in a sentence; also the picture's description for a screen reader.
+        summary: what it shows, in a sentence; also the picture's description for a screen reader.
         numbers: the table behind it.
-        draw: the static drawing; called with a name that tells this picture from others on the page.
-        plot: the plotly figure, called at most once.
-        problem: why there is no picture, where there is none.
+        draw: the static drawing; called with a name that is unique on the page.
+        chart: what is drawn, where the view is a chart; None where it is geometry.
+        problem: the reason if the view cannot be drawn; else empty.
         extent: the largest value drawn, which fills the picture; several pictures are to one scale where the view is
-            called with the largest of theirs as ``extent``. 0.0 where the view has no such scale.
+            called with the largest of theirs as ``extent``. 0.0 if the view has no scale.
     """
 
     name: str
@@ -48,14 +53,33 @@ class View:
     summary: str
     numbers: TextTable
     draw: Callable[[str], Svg] = field(repr=False)
-    plot: Callable[[], Any] = field(repr=False)
     problem: str = ""
     extent: float = 0.0
+    chart: Chart | None = field(default=None, repr=False)
+
+    @classmethod
+    def of_chart(cls, name: str, chart: Chart, numbers: TextTable, width: float, extent: float = 0.0) -> View:
+        """The view that a chart is.
+
+        Args:
+            name, numbers, extent: as above.
+            width: of the static picture, in pixels.
+        """
+        from recshard_lab.lab.charts.static import draw_chart
+
+        def draw(uid: str) -> Svg:
+            return draw_chart(chart, width, uid)
+
+        return cls(name, chart.title, chart.caption, numbers, draw, extent=extent, chart=chart)
 
     @cached_property
     def figure(self) -> Any:
-        """The interactive picture, a ``plotly.graph_objects.Figure``."""
-        return self.plot()
+        """A chart as a ``plotly.graph_objects.Figure``; None for geometry and for a message."""
+        if self.chart is None:
+            return None
+        from recshard_lab.lab.charts.plotly import figure_of
+
+        return figure_of(self.chart)
 
     @cached_property
     def svg(self) -> str:
@@ -63,7 +87,7 @@ class View:
         return self.inline(f"rs-{self.name}")
 
     def inline(self, uid: str) -> str:
-        """As `svg`, told apart by ``uid`` where one page shows several pictures."""
+        """As `svg`; ``uid`` must differ between the pictures of a page."""
         return str(self.draw(uid))
 
     @property
@@ -112,7 +136,7 @@ def _beside_a_kernel() -> bool:
 
 
 def message_view(name: str, title: str, problem: str) -> View:
-    """A view that says why there is nothing to see, in every form.
+    """A view that shows a problem, in every form.
 
     >>> message_view("placement", "Placement", "the plan is empty").text
     'Placement\\nthe plan is empty'
@@ -134,12 +158,7 @@ def message_view(name: str, title: str, problem: str) -> View:
             svg.text(18, 49 + 17 * i, line)
         return svg
 
-    def plot() -> Any:
-        from recshard_lab.lab.draw.plots import blank
-
-        return blank(title, problem)
-
-    return View(name, title, problem, TextTable((), ()), draw, plot, problem)
+    return View(name, title, problem, TextTable((), ()), draw, problem=problem)
 
 
 def _wrapped(words: str, width: int) -> list[str]:

@@ -33,11 +33,14 @@ figure{margin:14px 0;padding:10px;border:1px solid var(--line);border-radius:6px
 figcaption{font-weight:600;margin:0 0 6px;overflow-wrap:anywhere}
 .beside{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:0 14px}
 .plot,.live .still{display:none}.live .plot{display:block}.plot p{color:var(--soft);margin:0}
-.plot b{color:var(--ink)}
+.plot b,.told b{color:var(--ink)}.told{display:none;color:var(--soft)}.told p{margin:0}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:8px 0}
 th,td{padding:3px 14px 3px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top;white-space:nowrap}
 .wraps th,.wraps td{white-space:normal}.wraps td:first-child{white-space:nowrap}
 .wide{overflow-x:auto}
+@media screen and (max-width:600px){.told{display:block}.drawn svg{max-width:640px!important}
+.drawn{background:linear-gradient(90deg,transparent,var(--paper) 60%) right/40px 100% no-repeat local,
+linear-gradient(90deg,transparent,var(--line)) right/24px 100% no-repeat scroll}}
 @media (max-width:600px){.wraps th,.wraps td,.wraps td:first-child{white-space:normal;overflow-wrap:anywhere;
 padding-right:8px}}
 pre{background:var(--sheet);padding:10px 12px;overflow-x:auto;font-size:12.5px;border-radius:6px}
@@ -86,14 +89,10 @@ _SCRIPT = """
       const { data, layout } = figures[at.id];
       const font = { ...layout.font, family: getComputedStyle(document.body).fontFamily };
       const made = { ...layout, font, autosize: true };
-      if (at.clientWidth < 560) {  // a phone: the legend is below, where it does not take the plot's width
-        made.legend = { ...layout.legend, yref: "container", y: 0, yanchor: "bottom" };
-        made.margin = { ...layout.margin, l: 40, r: 8 };
-        for (const name of ["xaxis", "xaxis2"]) {
-          const axis = layout[name];
-          if (!axis?.ticktext?.[0]?.startsWith("rank ")) continue;
-          made[name] = { ...axis, ticktext: axis.ticktext.map(words => words.slice(5)), title: { text: "rank" } };
-        }
+      if (at.clientWidth < 560) {  // a phone: the legend has more lines
+        const more = layout.meta.narrow;
+        made.height = layout.height + more;
+        made.margin = { ...layout.margin, r: 8, b: layout.margin.b + more };
       }
       await Plotly.react(at, data, made, { responsive: true, displaylogo: false });
       at.dataset.drawn = "true";

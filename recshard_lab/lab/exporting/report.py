@@ -1,8 +1,8 @@
 """One self-contained HTML file: opens offline, prints, follows the reader's light or dark theme.
 
 Every page of the project is written here: the report of a plan, of a comparison, of a sweep, of the demo, and what
-widgets export. Each picture is there twice, interactive (`report_page.py`) and still; the still one is shown where no
-script runs, and printed.
+widgets export. Each chart is included twice, interactive (`page.py`) and static. The static one is shown where no
+script runs, and printed. Geometry is static.
 """
 
 from __future__ import annotations
@@ -219,18 +219,21 @@ def _figure(view: View, caption: str, uid: str, drawn: _Drawn) -> str:
         numbers = f'<details><summary>The numbers</summary><div class="wide">{view.table}</div></details>'
     head = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     still = view.inline(uid)
-    if not drawn.live or view.problem:
-        return f"<figure>{head}{still}{numbers}</figure>"
+    if not drawn.live or view.chart is None:
+        words = f'<div class="told"><p><b>{escape(view.title)}</b></p><p>{escape(view.summary)}</p></div>'
+        return f'<figure>{head}{words}<div class="wide drawn">{still}</div>{numbers}</figure>'
     made = json.loads(view.figure.to_json())
-    made["layout"].pop("title", None)  # written above the plot, where it can wrap
-    if not made["layout"].get("updatemenus"):
-        made["layout"]["margin"]["t"] = 40
+    over = made["layout"]["meta"]["over"]
+    made["layout"]["height"] -= made["layout"]["margin"]["t"] - 12 - over
+    made["layout"]["margin"]["t"] = 12 + over
+    made["layout"].pop("title")  # written above the plot, where it can wrap
     drawn.figures[f"p{uid}"] = {"data": made["data"], "layout": made["layout"]}
-    high = made["layout"].get("height", 380)  # kept free until it is drawn
+    high = made["layout"]["height"]  # kept free until it is drawn
     label = escape(f"{caption}: {view.title}" if caption else view.title, quote=True)
     live = (
         f'<div class="plot"><p><b>{escape(view.title)}</b></p><p>{escape(view.summary)}</p>'
-        f'<div id="p{uid}" role="group" aria-label="{label}, interactive" style="min-height:{high}px"></div></div>'
+        f'<div id="p{uid}" role="group" aria-label="{label}, interactive" style="min-height:{high}px"></div>'
+        f"{_paragraph(view.chart.note)}</div>"
     )
     return f'<figure>{head}<div class="still">{without_tooltips(still)}</div>{live}{numbers}</figure>'
 

@@ -1,11 +1,12 @@
 """The views, and the registry that widgets and reports read. A new view is one file here.
 
-A view is a pure function whose parameter names say what it wants to see::
+A view is a pure function whose parameter names are what it shows::
 
     @register_view("Fullest rank")
     def fullest_rank(estimate) -> View: ...
 
-Whoever shows views (the plan comparison, a report) offers it wherever an ``estimate`` is at hand.
+A view with axes describes a `lab.charts.spec.Chart` with a caption for that figure and returns ``View.of_chart(...)``.
+Everything that shows views (the plan comparison, a report) offers it if it has an ``estimate``.
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
 ``search``, ``servers`` (of parameter servers), ``formats`` (of served tables), ``comparison`` (of plans), ``groups``
 (sharding groups of replicas),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from recshard_lab.lab.draw.plots import figure
 from recshard_lab.lab.draw.rank_columns import MARGIN
 from recshard_lab.lab.draw.svg import Svg, fit
 from recshard_lab.lab.draw.theme import LABEL_INK, Look, number
@@ -56,7 +55,7 @@ def jagged_anatomy(kjt: KeyedJaggedTensor, *, note: str = "", width: int = 860) 
     bags, whole = _bags(kjt, keys, counts)
     title = f"Jagged batch: {len(keys)} features, {sum(counts)} bags, {kjt.values().numel()} ids"
     if kjt.variable_stride_per_key():
-        summary = "Features have bags of their own number: lengths and offsets count them feature after feature."
+        summary = "Features have different numbers of bags: lengths and offsets count them feature by feature."
     else:
         stride = kjt.stride()
         summary = (
@@ -70,10 +69,7 @@ def jagged_anatomy(kjt: KeyedJaggedTensor, *, note: str = "", width: int = 860) 
     def draw(uid: str) -> Svg:
         return _draw(bags, title, summary, note, width, uid)
 
-    def plot() -> Any:
-        return _plot(bags, title)
-
-    return View("jagged_anatomy", title, summary, _numbers(bags), draw, plot)
+    return View("jagged_anatomy", title, summary, _numbers(bags), draw)
 
 
 def _bags(kjt: KeyedJaggedTensor, keys: list[str], counts: list[int]) -> tuple[list[_Bag], bool]:
@@ -219,26 +215,3 @@ def _numbers(bags: list[_Bag]) -> TextTable:
         start += len(bag.ids)
     heads = ["bag", "feature", "sample", "length", "offset", "values"]
     return TextTable(heads if bags[0].weights is None else [*heads, "weights"], rows)
-
-
-def _plot(bags: list[_Bag], title: str) -> Any:
-    import plotly.graph_objects as go
-
-    traces, start = [], 0
-    for key in dict.fromkeys(bag.key for bag in bags):
-        own = [bag for bag in bags if bag.key == key]
-        ids = [(bag, i) for bag in own for i in bag.ids]
-        traces.append(
-            go.Bar(
-                name=key,
-                x=list(range(start, start + len(ids))),
-                y=[1] * len(ids),
-                text=[str(i) for _, i in ids],
-                textposition="inside",
-                marker={"color": own[0].look.fill, "line": {"color": LABEL_INK, "width": 0.6}},
-                customdata=[bag.sample for bag, _ in ids],
-                hovertemplate=f"{key}, sample %{{customdata}}<br>values[%{{x}}] = %{{text}}<extra></extra>",
-            )
-        )
-        start += len(ids)
-    return figure(traces, title, height=240, bargap=0, yaxis={"visible": False}, xaxis={"title": {"text": "values"}})

@@ -1,27 +1,44 @@
-"""Balance: which rank holds up each phase, what that costs, and which ranks wait for whom.
+"""Balance: the slowest rank of each phase, what it costs, and how long each rank waits.
 
-Above, the critical path: every phase takes as long as its slowest rank; up to the mean is what it would take if all
-ranks did the same, the rest is lost to imbalance. Below, every rank's time at work and waiting, and its bytes against
-the mean. `phases` shows when ranks wait; this shows what it costs and who is to blame.
+The first panel is the critical path: every phase takes as long as its slowest rank. Up to the mean is what it would
+take if all ranks did the same; the rest is lost to imbalance. The panels below show each rank's time at work and
+waiting, and its bytes against the mean. `phases` shows when ranks wait; this view shows what waiting costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.draw.plots import GRID, figure, marker, up_to
-from recshard_lab.lab.draw.svg import Svg
-from recshard_lab.lab.draw.theme import PHASES, as_sentence, bytes_text, look_of, ms_text, number, with_notes
+from recshard_lab.lab.charts import spec
+from recshard_lab.lab.draw.theme import (
+    MISSING,
+    PHASES,
+    WARNING,
+    Look,
+    as_sentence,
+    bytes_text,
+    look_of,
+    ms_text,
+    number,
+    with_notes,
+)
 from recshard_lab.lab.draw.view import View, message_view
-from recshard_lab.lab.views.balance_picture import LOST, WAIT, WORK, draw_balance
 from recshard_lab.lab.views.phases import unshowable
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.lab.views.traffic_phases import words_of
 from recshard_lab.text_table import TextTable
+
+LOST = Look("lost to imbalance", "#ff9d8a", "cross")
+MEAN = Look("mean rank", "#c9ced6", "plain")
+WORK, WAIT = Look("at work", "#9cc4ee", "plain"), Look("waiting for the slowest", "#eceff3", "dots")
+PREDICTED, COUNTED = Look("bytes, predicted", "#d3bdea", "dots"), Look("bytes, measured", "#f6bd83", "rising")
+SIDES = {"held": "Bytes held", "sent": "Bytes sent", "received": "Bytes received"}
+ROW, TALL, STRIP = 24.0, 110.0, 44.0
+LABEL = 20  # letters of the longest label of a bar
 
 
 @register_view("Balance", place=4)
@@ -53,13 +70,12 @@ def balance(estimate: Any, measured: Any = None, *, note: str = "", width: int =
         note = f"Without the pipeline ({overlap.pipeline}), which hides a part of both. {as_sentence(note)}".strip()
     summary = with_notes(found.summary(), [getattr(measured, "times_note", "")])
 
-    def draw(uid: str) -> Svg:
-        return draw_balance(found, title, summary, note, width, uid, extent)
-
-    def plot() -> Any:
-        return _plot(found, title, extent)
-
-    return View("balance", title, summary, _numbers(found), draw, plot, extent=found.tallest)
+    if found.steps is not None and not found.waited:
+        note = f"Measured: whole steps. Their waiting was not measured. {as_sentence(note)}".strip()
+    if len(ms) > 1 and found.amounts:
+        note = f"Dashed: the mean of all ranks. {as_sentence(note)}".strip()
+    chart = spec.Chart(title, summary, tuple(_rows(found, extent, width)), note)
+    return View.of_chart("balance", chart, _numbers(found), width, extent=found.tallest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +84,10 @@ class Balance:
 
     Attributes:
         names, ms: P phases, ``[W, P]``.
-        slowest: ``[P]`` the rank that holds up each phase; path: ``[P]`` what it takes; mean: ``[P]`` of all ranks.
+        slowest: ``[P]`` the slowest rank of each phase; path: ``[P]`` its ms; mean: ``[P]`` of all ranks.
         waits: whether phases wait for their slowest rank; else the step is the busiest rank's own sum.
         amounts: "held", "sent", "received" -> bytes ``[W]``, predicted; counted: the same, measured.
-        steps: ``[W]`` measured; None where nothing was.
+        steps: ``[W]`` measured; None if nothing was measured.
         waited: name of an exchange -> ``[W]`` ms that each rank waited in it, measured.
     """
 
@@ -133,17 +149,17 @@ class Balance:
         return np.sum(list(self.waited.values()), axis=0) if self.waited else None
 
     def summary(self) -> str:
-        """Who holds up what, and what it costs."""
+        """The slowest rank, and what it costs."""
         if len(self.ms) == 1:
-            return "One rank waits for nobody."
+            return "There is one rank, which waits for no other."
         if not self.saved > 1e-9 * max(self.step, 1e-9):
-            return "All ranks do the same in every phase: nobody waits."
+            return "All ranks do the same in every phase: no rank waits."
         share = 100 * float(self.waiting.mean()) / self.step
         lost = self.path - self.mean
         worst = int(lost.argmax())
         words = f"Ranks wait {number(share, 2)}% of the step. "
         if not self.waits:
-            words += f"Rank {self.slowest[0]} is busiest, and under this cost model its own sum is the step"
+            words += f"Rank {self.slowest[0]} is busiest, and under this cost model its sum is the step"
         else:
             label = look_of(self.names[worst], PHASES).label
             words += f"Most is lost in {label}, where rank {self.slowest[worst]} is slowest"
@@ -192,66 +208,117 @@ def _numbers(found: Balance) -> TextTable:
     return TextTable(("", "most on", "most", "mean", "least", "lost to imbalance"), rows)
 
 
-def _plot(found: Balance, title: str, extent: float) -> Any:
-    import plotly.graph_objects as go
+def _rows(found: Balance, extent: float, width: int) -> list[tuple[spec.Panel, ...]]:
+    """The critical path, waiting in exchanges, every rank's step, every rank's bytes."""
+    longest = max(found.longest, extent) or 1.0
+    high = spec.room_for([(longest, " " * LABEL)], 0.7 * width, inside=False)
+    ms = spec.Axis("linear", 0.0, high, "", "ms")
+    rows = [(_path(found, ms),)]
+    rows += [(_exchanges(found, ms),)] if found.waited else []
+    ranks = spec.categories([str(rank) for rank in range(len(found.ms))], "rank")
+    rows.append((_ranks(found, ranks, extent, width),))
+    if len(found.ms) > 1:
+        rows += [(_bytes(found, name, ranks),) for name in SIDES if name in found.amounts]
+    return rows
 
-    labels = [look_of(name, PHASES).label for name in found.names]
-    lost = found.path - found.mean
-    ranks = [f"rank {rank}" for rank in found.slowest]
-    traces: list[Any] = []
-    for name, values, look, hover in (
-        ("mean rank", np.minimum(found.mean, found.path), WORK, "mean"),
-        ("lost to imbalance", np.maximum(lost, 0.0), LOST, "lost to imbalance, slowest: %{customdata}"),
-    ):
-        template = f"%{{y}}<br>{hover}: %{{x:.4g}} ms<extra></extra>"
-        traces.append(
-            go.Bar(
-                name=name,
-                orientation="h",
-                y=labels,
-                x=[float(v) for v in values],
-                customdata=ranks,
-                marker=marker(look),
-                hovertemplate=template,
-            )
-        )
-    sides: list[tuple[str, Sequence[Any], Sequence[Any]]] = [
-        ("predicted", found.step - found.waiting, found.waiting)  # type: ignore[list-item]
-    ]
+
+def _path(found: Balance, ms: spec.Axis) -> spec.Panel:
+    """Each phase up to its mean rank, and what its slowest rank adds."""
+    even, lost, labels = [], [], []
+    for phase, name in enumerate(found.names):
+        whole, rank = float(found.path[phase]), int(found.slowest[phase])
+        if not whole > 0:
+            continue
+        label, place = look_of(name, PHASES).label, len(labels)
+        mean = float(min(found.mean[phase], whole))
+        words = f"{label}\nmean rank: {ms_text(float(found.mean[phase]))}\nslowest, rank {rank}: {ms_text(whole)}"
+        labels.append(label)
+        if whole - mean > 1e-6 * whole:
+            even.append((place, 0.0, mean, words, ""))
+            time = ms_text(whole - mean)
+            lost.append((place, mean, whole, f"{words}\nlost: {time}", f"rank {rank}: {time} lost"))
+        else:
+            even.append((place, 0.0, mean, words, ms_text(whole) + ", all alike" * (len(found.ms) > 1)))
+    marks = spec.bars(MEAN.label, MEAN, even, label="end", across=True)
+    marks += spec.bars(LOST.label, LOST, lost, label="end", across=True)
+    title = "Critical path, predicted: the slowest rank of each phase" if found.waits else "The busiest rank, predicted"
+    return spec.Panel(ms, spec.categories(labels), tuple(marks), title, ROW * max(1, len(labels)))
+
+
+def _exchanges(found: Balance, ms: spec.Axis) -> spec.Panel:
+    """The longest waiting in each exchange for the rank that came last."""
+    bars, means = [], []
+    for place, (name, values) in enumerate(found.waited.items()):
+        rank, mean, most = int(values.argmin()), float(values.mean()), float(values.max())
+        words = f"{name}\nrank {rank} comes last\nmean waiting of all ranks: {ms_text(mean)}, longest: {ms_text(most)}"
+        bars.append((place, 0.0, most, words, f"rank {rank} last, {ms_text(most)}"))
+        means.append((mean, place, words, ""))
+    marks = spec.bars(WAIT.label, WAIT, bars, label="end", across=True)
+    marks += spec.points("mean waiting of all ranks", means, symbol="line-ns", size=8.0)
+    title = "Measured: longest waiting in each exchange"
+    return spec.Panel(ms, spec.categories(found.waited), tuple(marks), title, ROW * len(bars))
+
+
+def _ranks(found: Balance, ranks: spec.Axis, extent: float, width: int) -> spec.Panel:
+    """Time at work and waiting of each rank; measured beside."""
+    sides = [("predicted", found.step - found.waiting, found.waiting)]
     real = found.measured_waiting
-    if real is not None and found.steps is not None:
-        sides.append(("measured", np.maximum(0.0, found.steps - real), real))  # type: ignore[arg-type]
-    each = list(range(len(found.ms)))
+    if found.steps is not None:
+        wait = np.zeros(len(found.ms)) if real is None else np.minimum(real, found.steps)
+        sides.append(("measured", found.steps - wait, wait))
+    tallest = max(*(float(np.nanmax(work + wait, initial=0.0)) for _, work, wait in sides), extent) or 1.0
+    each, marks = 0.86 / len(sides), list[spec.Mark]()
     for place, (kind, work, wait) in enumerate(sides):
-        for look, values, base in ((WORK, work, None), (WAIT, wait, [float(v) for v in work])):
-            traces.append(
-                go.Bar(
-                    name=look.label,
-                    legendgroup=look.label,
-                    showlegend=place == 0,
-                    x=each,
-                    y=[float(v) for v in values],
-                    base=base,
-                    offsetgroup=place,
-                    xaxis="x2",
-                    yaxis="y2",
-                    marker=marker(look),
-                    hovertemplate=f"rank %{{x}}, {kind}<br>{look.label}: %{{y:.4g}} ms<extra></extra>",
+        good = np.flatnonzero(np.isfinite(work + wait))
+        at = np.arange(len(work)) + (place - (len(sides) - 1) / 2) * each
+        is_known = real is not None or kind == "predicted"
+        for look, lower, upper in ((WORK, np.zeros(len(work)), work), (WAIT, work, work + wait)):
+            words = "waiting" if look is WAIT else "at work" if is_known else "step, waiting was not measured"
+            rows = [
+                (
+                    at[rank],
+                    lower[rank],
+                    upper[rank],
+                    f"rank {rank}, {kind}\n{words}: {ms_text(upper[rank] - lower[rank])}",
+                    "",
                 )
-            )
-    return figure(
-        traces,
-        title,
-        barmode="stack" if len(sides) == 1 else "group",
-        height=520,
-        xaxis={**up_to(extent or found.longest), "title": {"text": "ms"}, "showgrid": True, **GRID, "anchor": "y"},
-        yaxis={"autorange": "reversed", "showgrid": False, "domain": [0.56, 1]},
-        xaxis2={"title": {"text": "rank"}, "anchor": "y2"},
-        yaxis2={
-            **up_to(max(found.tallest, extent)),
-            "title": {"text": "ms"},
-            **GRID,
-            "domain": [0, 0.38],
-            "anchor": "x2",
-        },
+                for rank in good.tolist()
+                if upper[rank] > lower[rank]
+            ]
+            marks += spec.bars(look.label, look, rows, width=each * 0.92)
+        wide = (width - 80) / len(work) * each
+        for rank in range(len(work)):
+            if rank not in good:
+                marks.append(spec.Text(float(at[rank]), 0.03 * tallest, MISSING))
+            elif is_known and wide >= 28 and work[rank] + wait[rank] > 0:
+                share = f"{number(100 * work[rank] / (work[rank] + wait[rank]), 2)}%"
+                words = f"{share} at work" if wide >= 74 else share
+                marks.append(spec.Text(float(at[rank]), float(work[rank] + wait[rank] + 0.05 * tallest), words))
+    title = "Every rank's step, predicted" + (" (left) and measured" if len(sides) > 1 else "")
+    busiest = int(found.ms.sum(axis=1).argmax())
+    names = [f"▸ {name}" if rank == busiest else name for rank, name in enumerate(ranks.categories)]
+    axis = spec.linear([tallest], "", "ms", pad=0.16)
+    return spec.Panel(spec.categories(names, ranks.label), axis, tuple(marks), title, TALL)
+
+
+def _bytes(found: Balance, name: str, ranks: spec.Axis) -> spec.Panel:
+    """Each rank's bytes, predicted and measured, and the mean."""
+    values, real = found.amounts[name], found.counted.get(name)
+    mean, rank = float(values.mean()), int(values.argmax())
+    title = (
+        f"{SIDES[name]}: rank {rank} has most, {bytes_text(values[rank])}, {number(values[rank] / mean)} times the mean"
     )
+    if real is not None and real.mean() > 0:
+        title += f"; measured {number(real.max() / real.mean())} times, rank {int(real.argmax())}"
+    sides = [(PREDICTED, values), *([(COUNTED, real)] if real is not None else [])]
+    each, marks = 0.86 / len(sides), list[spec.Mark]()
+    for place, (look, side) in enumerate(sides):
+        at = np.arange(len(side)) + (place - (len(sides) - 1) / 2) * each
+        rows = [
+            (at[i], 0.0, value, f"rank {i}, {look.label}\n{SIDES[name]}: {bytes_text(value)}", "")
+            for i, value in enumerate(side.tolist())
+        ]
+        marks += spec.bars(look.label, look, rows, width=each * 0.92)
+    marks.append(spec.Rule(y=mean, colour=WARNING, dash="5 3"))
+    axis = spec.linear([max(float(side.max()) for _, side in sides)], "", "bytes", pad=0.1)
+    return spec.Panel(ranks, axis, tuple(marks), title, STRIP)

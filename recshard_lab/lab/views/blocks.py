@@ -24,7 +24,7 @@ class Block:
     of_cols: int
     num_bytes: float
     count: int = 1  # shards, where several were merged into one block
-    route: str = "direct"  # by which its rows come home
+    route: str = "direct"  # its output path
     note: str = ""  # what else there is to say of it
     in_host: bool = False  # lies in the host's memory, not the rank's own
 
@@ -65,13 +65,12 @@ class Block:
             f"rows {self.rows[0]:,} to {self.rows[1]:,} of {self.of_rows:,}\n"
             f"cols {self.cols[0]} to {self.cols[1]} of {self.of_cols}\n"
             f"{bytes_text(self.num_bytes)}{self.note}"
-            + ("" if self.route == "direct" else f"\nrows come home by {self.route}")
+            + ("" if self.route == "direct" else f"\noutput path {self.route}")
         )
 
 
 def merged_by_scheme(blocks: Sequence[Block]) -> list[Block]:
-    """One block per scheme and memory, the largest first: what a column shows when there are too many shards to tell
-    apart."""
+    """One block per scheme and memory, the largest first: what a column shows if it has too many shards to draw."""
     groups: dict[tuple[str, bool], list[Block]] = {}
     for block in blocks:
         groups.setdefault((block.scheme, block.in_host), []).append(block)

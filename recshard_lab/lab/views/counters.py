@@ -1,23 +1,24 @@
-"""Counters: what optimizers and caches of living ranks hold and have counted, a line a table, a curve a number."""
+"""Counters: what optimizers and caches of running ranks hold and have counted, a panel per number, a line per table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
-from recshard_lab.lab.draw.plots import figure
-from recshard_lab.lab.draw.rank_columns import MARGIN
-from recshard_lab.lab.draw.svg import Svg, fit
+from recshard_lab.lab.charts import spec
 from recshard_lab.lab.draw.theme import LINES, as_sentence, bytes_text, count_text, number
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
 
-MOST_LINES = 12  # tables, or ranks of one, that are drawn; the others are named by number
-MOST_TOLD = 64  # lines of numbers
-MOST_POINTS = 120  # of a curve in the static picture
-LINE = 40.0
+MOST_LINES = 10  # tables, or ranks of one, that are drawn
+MOST_ROWS = 64  # lines of numbers
+MOST_POINTS = 120  # of a line
+FEW_POINTS = 30  # up to which each has a marker
+FEW_STEPS = 4  # up to which all have a tick
+HEIGHT = 84.0  # pixels of a panel
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,14 @@ class Column:
 
     Args:
         head: what it is.
-        value: of a table's counters; None where the table has no such thing.
+        value: of a table's counters; None if the table has none.
         text: as people read it.
-        curve: whether its course is drawn.
         under: a further number, in small print.
     """
 
     head: str
     value: Callable[[Any], float | None]
     text: Callable[[float], str]
-    curve: bool = True
     under: Callable[[Any], str] = lambda table: ""
 
 
@@ -61,17 +60,16 @@ def _grown(table: Any) -> float | None:
 
 
 COLUMNS = (
-    Column("lookups", lambda t: float(t.lookups()), count_text, False, lambda t: _kinds(t)),
-    Column("rows looked up", lambda t: t.touched_share, _percent, True, lambda t: f"of {count_text(t.rows)}"),
-    Column("slots in use", lambda t: t.load_factor, _percent, True, lambda t: f"of {count_text(t.slots or 0)}"),
-    Column("in fast memory", lambda t: t.fast_share, _percent, True, lambda t: f"host {count_text(t.lookups('ddr'))}"),
-    Column("cache hits", lambda t: t.hit_share, _percent, True, _cache_words),
-    Column("misses/step", lambda t: t.a_step("misses"), _rate, True, lambda t: _rate_words("hits", t.a_step("hits"))),
+    Column("lookups", lambda t: float(t.lookups()), count_text, lambda t: _kinds(t)),
+    Column("rows looked up", lambda t: t.touched_share, _percent, lambda t: f"of {count_text(t.rows)}"),
+    Column("slots in use", lambda t: t.load_factor, _percent, lambda t: f"of {count_text(t.slots or 0)}"),
+    Column("in fast memory", lambda t: t.fast_share, _percent, lambda t: f"host {count_text(t.lookups('ddr'))}"),
+    Column("cache hits", lambda t: t.hit_share, _percent, _cache_words),
+    Column("misses/step", lambda t: t.a_step("misses"), _rate, lambda t: _rate_words("hits", t.a_step("hits"))),
     Column(
         "evicted/step",
         lambda t: t.a_step("evictions"),
         _rate,
-        True,
         lambda t: _rate_words("admitted", t.a_step("admissions", "inserts")),
     ),
     Column("rows grown", _grown, count_text),
@@ -79,56 +77,56 @@ COLUMNS = (
         "optimizer state",
         lambda t: t.state_norm,
         lambda v: f"norm {number(v)}",
-        True,
         lambda t: bytes_text(t.state("bytes")),
     ),
     Column("weights", lambda t: t.weight_norm, lambda v: f"norm {number(v, 4)}"),
-    Column("steps counted", lambda t: None if t.steps is None else float(t.steps), count_text, False),
-    Column("no such row", lambda t: float(t.out_of_range) or None, count_text, False),
+    Column("steps counted", lambda t: None if t.steps is None else float(t.steps), count_text),
+    Column("id out of range", lambda t: float(t.out_of_range) or None, count_text),
 )
 
 
 def _kinds(table: Any) -> str:
     own = table.lookups("replica")
-    return f"at home {count_text(own)}" if own else ""
+    return f"from replicas {count_text(own)}" if own else ""
 
 
 @register_view("Counters", place=11)
 def counters(history: Sequence[Any], *, table: str | None = None, note: str = "", width: int = 860) -> View:
-    """What each table's optimizer and caches have counted, and its course over the samples.
+    """What each table's optimizer and caches have counted, over the samples.
 
     Args:
         history: samples, oldest first, as `lab.counters.read` or `LiveCounters.history` give them.
-        table: this one alone, a line a rank.
+        table: this one alone, with a line per rank.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
     """
     samples = list(history)
     if not samples:
-        return message_view("counters", "Counters", "There is no sample yet.")
+        return message_view("counters", "Counters", "No sample yet.")
     last = samples[-1]
     totals = last.totals()
     if table is not None and table not in totals:
-        raise ValueError(f"there is no table {table!r}; tables: {', '.join(list(totals)[:8])}")
+        raise ValueError(f"unknown table {table!r}. Tables: {', '.join(list(totals)[:8])}")
     if not totals:
         return message_view("counters", "Counters", "The model holds no table.")
     if table is None:
         keys: list[tuple[str, int | None]] = [(name, None) for name in totals]
     else:
         keys = [(table, rank) for rank in range(len(last.ranks))]
-    told = {key: last.table(*key) for key in keys[:MOST_TOLD]}
-    columns = [c for c in COLUMNS if any(c.value(one) is not None for one in told.values())]
+    texts = {key: last.table(*key) for key in keys[:MOST_ROWS]}
+    columns = [c for c in COLUMNS if any(c.value(one) is not None for one in texts.values())]
     what = f"{len(totals)} table" + "s" * (len(totals) != 1) if table is None else table
     title = f"Counters of {what} after step {last.step:,}, {len(last.ranks)} rank" + "s" * (len(last.ranks) != 1)
     summary = _summary(last.sums(table), sum(totals.values()) if table is None else totals[table])
 
-    def draw(uid: str) -> Svg:
-        return _draw(samples, keys, columns, (title, summary, note), width, uid)
-
-    def plot() -> Any:
-        return _plot(samples, keys, columns, title)
-
-    return View("counters", title, summary, _numbers(last, keys, columns), draw, plot)
+    words = "Beside each name: the newest values."
+    if len(keys) > MOST_LINES:
+        words += (
+            f" {len(keys) - MOST_LINES} more {'tables, looked up less,' if table is None else 'ranks'} are not drawn."
+        )
+    rows = _rows(samples, keys, columns, width)
+    chart = spec.Chart(title, summary, rows, f"{words} {as_sentence(note)}".strip())
+    return View.of_chart("counters", chart, _numbers(last, keys, columns), width)
 
 
 def _summary(sums: dict[str, float], lookups: int) -> str:
@@ -139,8 +137,9 @@ def _summary(sums: dict[str, float], lookups: int) -> str:
     hits, asked = sums["hits"], sums["hits"] + sums["misses"]
     if asked:
         words += (
-            f" Caches of {count_text(sums['capacity'])} rows in all would have hit {_percent(hits / asked)}; they "
-            f"would hold {count_text(sums['held'])} rows now (reckoned from the ids: no row is cached)."
+            f" Caches with {count_text(sums['capacity'])} rows in total would have answered {_percent(hits / asked)} "
+            f"of the lookups and would hold {count_text(sums['held'])} rows now. "
+            "This is computed from the ids: no row is cached."
         )
     return words
 
@@ -149,78 +148,62 @@ def _named(key: tuple[str, int | None]) -> str:
     return key[0] if key[1] is None else f"rank {key[1]}"
 
 
-def _draw(
-    samples: list[Any],
-    keys: list[tuple[str, int | None]],
-    columns: list[Column],
-    words: tuple[str, str, str],
-    width: int,
-    uid: str,
-) -> Svg:
-    title, summary, note = words
-    svg = Svg(width, 0, title, summary, uid)
-    top = svg.head(title, summary, MARGIN) + 22
-    names = min(130.0, width * 0.2)
-    each = (width - 2 * MARGIN - names) / len(columns)
-    for i, column in enumerate(columns):
-        svg.text(MARGIN + names + i * each, top, fit([column.head], each - 4, 10.5), size=10.5, bold=True)
-    svg.line(MARGIN, top + 5.5, width - MARGIN, top + 5.5, 'stroke-opacity=".4"')
-    shown = keys if len(keys) <= MOST_LINES else keys[: MOST_LINES - 1]
-    points = _thinned(samples)
-    for line, key in enumerate(shown):
-        y = top + 8 + line * LINE
-        svg.text(MARGIN, y + 17, fit([_named(key)], names - 6, 11))
-        now = samples[-1].table(*key)
-        for i, column in enumerate(columns):
-            x = MARGIN + names + i * each
-            value = column.value(now)
-            if value is None:
-                svg.text(x, y + 15, "none", size=10, soft=True)
-                continue
-            room = each - 8
-            svg.text(x, y + 13, fit([column.text(value)], room, 10.5), size=10.5)
-            svg.text(x, y + 25, fit([column.under(now)], room, 9), size=9, soft=True)
-            if column.curve:
-                start = x + max(66.0, len(column.text(value)) * 6.2 + 6, len(column.under(now)) * 5.2 + 6)
-                if x + each - 10 - start >= 24:
-                    course = [
-                        column.value(sample.table(*key)) for sample in points if key[0] in sample.ranks[0]["tables"]
-                    ]
-                    _spark(svg, (start, y + 3, x + each - 10, y + 25), course, f"{_named(key)}, {column.head}")
-        svg.line(MARGIN, y + LINE - 8, width - MARGIN, y + LINE - 8, 'stroke-opacity=".12"')
-    bottom = top + 8 + len(shown) * LINE
-    if len(shown) < len(keys):
-        rest = f"and {len(keys) - len(shown)} more {'tables, looked up less' if keys[0][1] is None else 'ranks'}"
-        svg.text(MARGIN, bottom + 8, rest, soft=True)
-        bottom += 16
-    told = "Curves: over the samples, each from its lowest to its highest." if len(points) > 1 else ""
-    svg.text(MARGIN, bottom + 10, f"{told} {as_sentence(note)}".strip(), soft=True)
-    svg.height = bottom + 20
-    return svg
+def _rows(
+    samples: list[Any], keys: list[tuple[str, int | None]], columns: list[Column], width: int
+) -> tuple[tuple[spec.Panel, ...], ...]:
+    """A panel for each number that has a course, and one for the lookups; so many beside each other as have room."""
+    shown, points = keys[:MOST_LINES], _thinned(samples)
+    panels = [panel for column in columns if (panel := _panel(points, shown, column, width))]
+    most = 1 if width < 520 else 2 if width < 760 else 3
+    beside = -(-len(panels) // -(-len(panels) // most)) if panels else 1
+    return tuple(tuple(panels[i : i + beside]) for i in range(0, len(panels), beside))
 
 
-def _spark(svg: Svg, box: tuple[float, float, float, float], course: list[float | None], hover: str) -> None:
-    """A small curve from its lowest to its highest value, with a dot at its end; level where nothing changes."""
-    left, top, right, bottom = box
-    values = [value for value in course if value is not None and value == value]
-    if len(values) < 2:
-        return
-    low, high = min(values), max(values)
-    span = high - low
-    step = (right - left) / (len(values) - 1)
-    dots = [
-        (left + i * step, bottom - (value - low) / span * (bottom - top) if span else (top + bottom) / 2)
-        for i, value in enumerate(values)
-    ]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
-    words = f"{hover}: from {number(values[0], 4)} to {number(values[-1], 4)}"
-    svg.path(f"M{path}", 'fill="none" stroke="currentColor" stroke-width="1.4" stroke-linejoin="round"', words)
-    x, y = dots[-1]
-    svg.path(f"M{x - 2:.1f} {y:.1f}a2 2 0 1 0 4 0a2 2 0 1 0 -4 0", 'fill="currentColor"')
+def _panel(points: list[Any], keys: list[tuple[str, int | None]], column: Column, width: int) -> spec.Panel | None:
+    """One number over the steps, a line per table or rank; the newest value is written beside the longest lines."""
+    marks: list[spec.Mark] = []
+    newest: list[tuple[float, str]] = []
+    missing: list[str] = []  # of lines without a finite value
+    for i, key in enumerate(keys):
+        colour, dash, symbol = LINES[i % len(LINES)]
+        known = [
+            (float(sample.step), float(value))
+            for sample in points
+            if key[0] in sample.ranks[0]["tables"] and (value := column.value(sample.table(*key))) is not None
+        ]
+        pairs = [(step, value) for step, value in known if isfinite(value)]
+        if known and not pairs:
+            missing.append(column.text(known[-1][1]))
+        if not pairs:
+            continue
+        x, y = zip(*pairs, strict=True)
+        texts = tuple(f"{_named(key)}\nstep {at:,.0f}\n{column.head}: {column.text(value)}" for at, value in pairs)
+        under = column.under(points[-1].table(*key))
+        texts = (*texts[:-1], f"{texts[-1]}\n{under}".strip())
+        few = len(pairs) <= FEW_POINTS
+        marks.append(spec.Lines(_named(key), x, y, colour, dash, symbol, markers=few, hover=texts))
+        newest.append((y[-1], _joined(column.text(y[-1]), under) if len(keys) == 1 else column.text(y[-1])))
+    if not marks:
+        empty = spec.linear([points[-1].step], "step", zero=False), spec.linear([1.0])
+        return spec.Panel(*empty, (), f"{column.head}: {missing[0]}", HEIGHT) if missing else None
+    xs, ys = ([value for mark in marks for value in getattr(mark, side)] for side in ("x", "y"))
+    percent = column.text is _percent
+    y_axis = spec.linear(ys, "", "count", pad=0.08)
+    if percent:
+        y_axis = spec.Axis("linear", 0.0, 1.0, "", "share", (0.0, 0.5, 1.0))
+    newest_words = ", ".join(dict.fromkeys(words for _, words in newest[:3])) + ", ..." * (len(newest) > 3)
+    x_axis, steps = spec.linear(xs, "step", zero=False, pad=0.03), sorted(set(xs))
+    if len(steps) <= FEW_STEPS:
+        x_axis = replace(x_axis, ticks=tuple(steps))
+    return spec.Panel(x_axis, y_axis, tuple(marks), f"{column.head}: {newest_words}", HEIGHT)
+
+
+def _joined(words: str, under: str) -> str:
+    return f"{words} {under}" if under.startswith("of ") else ", ".join(filter(None, (words, under)))
 
 
 def _thinned(samples: list[Any]) -> list[Any]:
-    """At most so many samples, the last one among them."""
+    """At most `MOST_POINTS` samples, with the last one."""
     if len(samples) <= MOST_POINTS:
         return samples
     step = (len(samples) - 1) / (MOST_POINTS - 1)
@@ -228,9 +211,9 @@ def _thinned(samples: list[Any]) -> list[Any]:
 
 
 def _numbers(last: Any, keys: list[tuple[str, int | None]], columns: list[Column]) -> TextTable:
-    """A line a table and rank where they can be read one by one, else a line a table, of those looked up most."""
+    """A row per table and rank if they are few, else a row per table, of those looked up most."""
     of_ranks = keys[0][1] is not None
-    ranked = of_ranks or len(keys) * len(last.ranks) <= MOST_TOLD
+    ranked = of_ranks or len(keys) * len(last.ranks) <= MOST_ROWS
     every = (
         keys if of_ranks else [(name, rank) for name, _ in keys for rank in range(len(last.ranks))] if ranked else []
     )
@@ -243,43 +226,6 @@ def _numbers(last: Any, keys: list[tuple[str, int | None]], columns: list[Column
             value = column.value(counted)
             cells += ["", ""] if value is None else [column.text(value), column.under(counted)]
         rows.append([name, *([str(rank)] if ranked else []), *cells])
-    if not ranked and len(keys) > MOST_TOLD:
-        rows.append([f"and {len(keys) - MOST_TOLD} more, looked up less", *[""] * (len(heads) - 1)])
+    if not ranked and len(keys) > MOST_ROWS:
+        rows.append([f"and {len(keys) - MOST_ROWS} more, looked up less", *[""] * (len(heads) - 1)])
     return TextTable(heads, rows)
-
-
-def _plot(samples: list[Any], keys: list[tuple[str, int | None]], columns: list[Column], title: str) -> Any:
-    """Curves over the steps; a menu chooses the number."""
-    import plotly.graph_objects as go
-
-    drawn = [column for column in columns if column.curve]
-    drawn.sort(key=lambda column: column.head != "cache hits")
-    shown, points = keys[:MOST_LINES], _thinned(samples)
-    traces = []
-    for place, column in enumerate(drawn):
-        for i, key in enumerate(shown):
-            colour, dash, symbol = LINES[i % len(LINES)]
-            pairs = [(s.step, column.value(s.table(*key))) for s in points]
-            traces.append(
-                go.Scatter(
-                    name=_named(key),
-                    x=[step for step, value in pairs if value is not None],
-                    y=[float(f"{value:.6g}") for _, value in pairs if value is not None],
-                    mode="lines+markers" if len(points) <= 30 else "lines",
-                    marker={"symbol": symbol, "size": 7},
-                    line={"color": colour, "dash": ",".join(f"{d}px" for d in dash.split()) or "solid"},
-                    visible=place == 0,
-                    hovertemplate=f"step %{{x}}<br>{column.head} %{{y:.5g}}",
-                )
-            )
-    each = len(shown)
-    buttons = [
-        {
-            "label": column.head,
-            "method": "update",
-            "args": [{"visible": [i // each == place for i in range(len(traces))]}],
-        }
-        for place, column in enumerate(drawn)
-    ]
-    menu = [{"buttons": buttons, "x": 1, "xanchor": "right", "y": 1.18, "yanchor": "top"}] if len(buttons) > 1 else []
-    return figure(traces, title, updatemenus=menu, xaxis={"title": {"text": "step"}})

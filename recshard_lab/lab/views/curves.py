@@ -1,4 +1,4 @@
-"""Curves: one loss curve per scheme on top of one another, which is the point: a plan changes nothing that is learned.
+"""Curves: one loss curve per scheme, which coincide: a plan changes nothing that is learned.
 
 Curves that coincide are drawn from broad to narrow, so that each one can be seen under the next.
 """
@@ -6,21 +6,19 @@ Curves that coincide are drawn from broad to narrow, so that each one can be see
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from recshard_lab.lab.draw.plots import figure
-from recshard_lab.lab.draw.rank_columns import MARGIN
-from recshard_lab.lab.draw.svg import Svg
-from recshard_lab.lab.draw.theme import LINES, MIDDLE_INK, SCHEMES, as_sentence, look_of, number, ticks
+from recshard_lab.lab.charts import spec
+from recshard_lab.lab.draw.theme import LINES, SCHEMES, look_of, number
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
 
-MOST_POINTS = 240  # per curve in the static picture
-FEW_POINTS = 12  # so few are marked one by one
-LEFT, HEIGHT = 62.0, 230.0
+MOST_POINTS = 240  # per curve
+WHOLE = 8  # whole numbers that all have a tick
+FEW_POINTS = 30  # up to which each has a marker
 
 Curve = Sequence[float] | tuple[Sequence[float], Sequence[float]]
 
@@ -33,43 +31,37 @@ def curves(
     y_label: str = "loss",
     summary: str = "",
     marks: Sequence[float] = (),
+    log_x: bool = False,
     log_y: bool = False,
     note: str = "",
     width: int = 860,
 ) -> View:
-    """Curves by name on one pair of axes, with the largest distance between any two of them in words.
+    """Curves by name on one pair of axes.
 
-    x values that double from one point to the next, such as numbers of GPUs, are on a logarithmic axis.
+    x values that double from one point to the next, such as numbers of GPUs, are on a logarithmic axis to base 2.
 
     Args:
         losses: name (a scheme's) -> values, or ``(x, values)``.
         x_label, y_label: what the axes show.
-        summary: a sentence over the picture. Default: how far apart the curves are.
+        summary: the caption. Default: how far apart the curves are; of one curve, where it begins and ends.
         marks: x at which a dashed line is drawn, for the note to explain.
-        log_y: a logarithmic y axis, if all values are positive.
+        log_x, log_y: a logarithmic axis, if all its values are positive. Use both for values that span decades.
         note: a sentence under the picture: where the data come from.
         width: of the static picture, in pixels.
     """
     lines = {name: _points(curve) for name, curve in losses.items()}
     empty = [name for name, (_, y) in lines.items() if len(y) == 0]
     if not lines or empty:
-        what = f"The curve {empty[0]!r} has no points." if empty else "There is no curve to show."
+        what = f"The curve {empty[0]!r} has no points." if empty else "No curve to show."
         return message_view("curves", "Loss curves", what)
     ends = [f"{_label(name)}: {y_label} became {y[~np.isfinite(y)][0]} at {x_label} {number(x[~np.isfinite(y)][0])}"
             for name, (x, y) in lines.items() if not np.isfinite(y).all()]  # fmt: skip
     if all(not np.isfinite(y).any() for _, y in lines.values()):
         return message_view("curves", "Loss curves", ". ".join(ends) + ".")
     title = f"{y_label[:1].upper()}{y_label[1:]} by {x_label}" + (f", {len(lines)} curves" if len(lines) > 1 else "")
-    summary = ". ".join(ends) + "." if ends else summary or _distance(lines, y_label)
-    log_y = log_y and all((y[np.isfinite(y)] > 0).all() for _, y in lines.values())
-
-    def draw(uid: str) -> Svg:
-        return _draw(lines, title, summary, x_label, list(marks), log_y, as_sentence(note), width, uid)
-
-    def plot() -> Any:
-        return _plot(lines, title, x_label, y_label, list(marks), log_y)
-
-    return View("curves", title, summary, _numbers(lines, x_label, y_label), draw, plot)
+    summary = ". ".join(ends) + "." if ends else summary or _caption(lines, x_label, y_label)
+    chart = spec.Chart(title, summary, ((_panel(lines, x_label, y_label, marks, log_x, log_y),),), note)
+    return View.of_chart("curves", chart, _numbers(lines, x_label, y_label), width)
 
 
 Lines = dict[str, tuple[np.ndarray, np.ndarray]]
@@ -85,19 +77,32 @@ def _points(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(1.0, len(y) + 1), y
 
 
-def _distance(lines: Lines, y_label: str) -> str:
-    """How far apart the curves are where they share their x."""
+def _caption(lines: Lines, x_label: str, y_label: str) -> str:
+    """How far apart the curves are where they share their x; of one curve its ends and its extremes."""
     first, *others = lines.values()
     if not others:
-        return f"Ends at {y_label} {number(float(first[1][-1]), 4)}."
+        return _course(*first, x_label, y_label)
     if any(len(x) != len(first[0]) or (x != first[0]).any() for x, _ in others):
-        return "The curves were not taken at the same points."
+        ends = [f"{_label(name)} {number(float(y[-1]), 4)}" for name, (_, y) in lines.items()]
+        return f"Last {y_label} of each curve: {', '.join(ends)}."
     stacked = np.stack([y for _, y in lines.values()])
     apart = float((stacked.max(axis=0) - stacked.min(axis=0)).max())
     if apart == 0:
         return f"All {len(lines)} curves are equal, bit for bit."
     relative = apart / (float(np.abs(stacked).max()) or 1.0)
     return f"Largest distance between any two curves: {apart:.2g} ({relative:.1g} of the largest {y_label})."
+
+
+def _course(x: np.ndarray, y: np.ndarray, x_label: str, y_label: str) -> str:
+    """Where one curve begins and ends, and its lowest and highest point where they are elsewhere."""
+
+    def at(i: int) -> str:
+        return f"{number(float(y[i]), 4)} at {x_label} {number(float(x[i]), 4)}"
+
+    words = f"The {y_label} is {at(0)}" + (f" and {at(len(y) - 1)}." if len(y) > 1 else ".")
+    for name, i in (("lowest", int(y.argmin())), ("highest", int(y.argmax()))):
+        words += f" The {name} value is {at(i)}." if y[i] not in (y[0], y[-1]) else ""
+    return words
 
 
 def _doubling(lines: Lines) -> list[float]:
@@ -107,93 +112,31 @@ def _doubling(lines: Lines) -> list[float]:
     return [float(x) for x in xs] if whole and len(xs) <= FEW_POINTS and xs[-1] >= 8 * xs[0] else []
 
 
-def _draw(
-    lines: Lines,
-    title: str,
-    summary: str,
-    x_label: str,
-    marks: list[float],
-    log_y: bool,
-    note: str,
-    width: int,
-    uid: str,
-) -> Svg:
-    good = [np.isfinite(y) for _, y in lines.values()]
-    ys = np.concatenate([y[ok] for (_, y), ok in zip(lines.values(), good, strict=True)])
+def _panel(lines: Lines, x_label: str, y_label: str, marks: Sequence[float], log_x: bool, log_y: bool) -> spec.Panel:
     xs = np.concatenate([x for x, _ in lines.values()])
-    height_of = np.log10 if log_y else float
-    low, high = float(height_of(ys.min())), float(height_of(ys.max()))
-    pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    low, high = low - pad, high + pad
+    ys = np.concatenate([y[np.isfinite(y)] for _, y in lines.values()])
     doubling = _doubling(lines)
-    place = np.log2 if doubling else float
-    x0, x1 = float(place(xs.min())), float(place(xs.max()))
-    span = (x1 - x0) or 1.0
-    right = width - MARGIN - 8
-    svg = Svg(width, 0, title, summary, uid)
-    top = svg.head(title, summary, MARGIN) + 14
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        share = (high - float(height_of(y))) / (high - low)
-        return LEFT + (float(place(x)) - x0) / span * (right - LEFT), top + share * HEIGHT
-
-    bottom = 10**low if log_y else low
-    for level in _log_ticks(low, high) if log_y else ticks(low, high):
-        height = at(xs[0], level)[1]
-        svg.line(LEFT, height, right, height, 'stroke-opacity=".15"')
-        svg.text(LEFT - 8, height + 4, number(level, 3), anchor="end", size=10, soft=True)
-    for tick in doubling or ticks(x0, x1):
-        across = at(tick, bottom)[0]
-        svg.text(across, top + HEIGHT + 16, number(tick), anchor="middle", size=10, soft=True)
-    svg.line(LEFT, top + HEIGHT, right, top + HEIGHT, 'stroke-opacity=".6"')
-    for mark in marks:
-        across = at(mark, bottom)[0]
-        svg.line(across, top, across, top + HEIGHT, 'stroke-dasharray="4 3" stroke-opacity=".6"')
-    svg.text(right, top + HEIGHT + 32, x_label, anchor="end", soft=True)
-    count = len(lines)
-    legend_x, legend_y = LEFT, top + HEIGHT + 28
-    for i, (name, (x, y)) in enumerate(lines.items()):
-        colour, dash, _ = LINES[i % len(LINES)]
-        thick = _thickness(i, count)
-        style = f'fill="none" stroke="{colour}" stroke-width="{thick:.1f}" stroke-linejoin="round"'
-        style += f' stroke-dasharray="{dash}"' if dash and i else ""
-        keep = _thinned(np.isfinite(y))
-        points = " ".join(f"{px:.1f},{py:.1f}" for px, py in (at(float(x[k]), float(y[k])) for k in keep))
-        svg.path(f"M{points}", style, f"{_label(name)}: ends at {number(float(y[-1]), 4)}")
-        if len(keep) <= FEW_POINTS:
-            r = 2 + thick / 2
-            for k in keep:
-                px, py = at(float(x[k]), float(y[k]))
-                arc = f"a{r:.1f} {r:.1f} 0 1 0"
-                dot = f"M{px - r:.1f} {py:.1f}{arc} {2 * r:.1f} 0{arc} -{2 * r:.1f} 0z"
-                where = f"{x_label} {number(float(x[k]))}: {number(float(y[k]), 4)}"
-                svg.path(dot, f'fill="{colour}"', f"{_label(name)}, {where}")
-        words = f"{_label(name)}: {number(float(y[-1]), 4)}"
-        room = 46 + len(words) * 6.6
-        if legend_x > LEFT and legend_x + room > right - 40:
-            legend_x, legend_y = LEFT, legend_y + 17
-        svg.path(f"M{legend_x:.1f} {legend_y:.1f}h30", style)
-        svg.text(legend_x + 37, legend_y + 4, words)
-        legend_x += room + 8
-    end = legend_y + 14
-    if note:
-        svg.text(MARGIN, end + 12, note, soft=True)
-    svg.height = end + (20 if note else 2)
-    return svg
+    if doubling:
+        x_axis = spec.log(xs.tolist(), x_label, base=2, ticks=doubling)
+    elif log_x and (xs > 0).all():
+        x_axis = spec.log(xs.tolist(), x_label)
+    else:
+        x_axis = spec.linear([*xs.tolist(), *marks], x_label, zero=False, pad=0.02)
+        whole = np.unique(xs)
+        if len(whole) <= WHOLE and (whole == whole.round()).all():
+            x_axis = replace(x_axis, ticks=tuple(whole.tolist()))
+    log_y = log_y and bool((ys > 0).all())
+    y_axis = spec.log(ys.tolist(), y_label) if log_y else spec.linear(ys.tolist(), y_label, zero=False, pad=0.06)
+    rules = [spec.Rule(x=mark, dash="4 3") for mark in marks if x_axis.low <= mark <= x_axis.high]
+    return spec.Panel(x_axis, y_axis, (*rules, *(_line(i, len(lines), *one) for i, one in enumerate(lines.items()))))
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten between ``10 ** low`` and ``10 ** high``; with 2 and 5 times them where there are few.
-
-    >>> _log_ticks(0.9, 3.1), _log_ticks(0.2, 1.1)
-    ([10.0, 100.0, 1000.0], [2.0, 5.0, 10.0])
-    """
-    powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
-    tens = [10.0**power for power in powers if low <= power <= high]
-    if len(tens) >= 3:
-        return tens
-    every = (factor * 10.0**power for power in powers for factor in (1, 2, 5))
-    return [level for level in every if low <= np.log10(level) <= high]
+def _line(place: int, count: int, name: str, points: tuple[np.ndarray, np.ndarray]) -> spec.Lines:
+    colour, dash, symbol = LINES[place % len(LINES)]
+    keep = _thinned(np.isfinite(points[1]))
+    x, y = (tuple(values[keep].tolist()) for values in points)
+    markers, width = len(keep) <= FEW_POINTS, _thickness(place, count)
+    return spec.Lines(_label(name), x, y, colour, dash if place else "", symbol, width, markers)
 
 
 def _thickness(place: int, count: int) -> float:
@@ -219,35 +162,3 @@ def _numbers(lines: Lines, x_label: str, y_label: str) -> TextTable:
         for name, (x, y) in lines.items()
     ]
     return TextTable(("curve", f"last {x_label}", f"first {y_label}", f"last {y_label}"), rows)
-
-
-def _plot(lines: Lines, title: str, x_label: str, y_label: str, marks: list[float], log_y: bool) -> Any:
-    import plotly.graph_objects as go
-
-    count = len(lines)
-    traces = []
-    for i, (name, (x, y)) in enumerate(lines.items()):
-        colour, dash, symbol = LINES[i % len(LINES)]
-        keep = _thinned(np.isfinite(y))
-        traces.append(
-            go.Scatter(
-                name=_label(name),
-                x=[float(x[k]) for k in keep],
-                y=[float(f"{y[k]:.6g}") for k in keep],
-                mode="lines+markers" if len(keep) <= 30 else "lines",
-                marker={"symbol": symbol, "size": 7},
-                line={
-                    "color": colour,
-                    "width": _thickness(i, count),
-                    "dash": ",".join(f"{d}px" for d in dash.split()) if dash and i else "solid",
-                },
-                hovertemplate=f"{x_label} %{{x}}<br>{y_label} %{{y:.5g}}",
-            )
-        )
-    xaxis: dict[str, Any] = {"title": {"text": x_label}}
-    if doubling := _doubling(lines):
-        xaxis |= {"type": "log", "tickvals": doubling, "ticktext": [number(x) for x in doubling]}
-    dashed = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": MIDDLE_INK, "dash": "dash"}}
-    shapes = [{**dashed, "x0": mark, "x1": mark} for mark in marks]
-    yaxis: dict[str, Any] = {"title": {"text": y_label}} | ({"type": "log"} if log_y else {})
-    return figure(traces, title, shapes=shapes, xaxis=xaxis, yaxis=yaxis)

@@ -1,4 +1,4 @@
-"""Follow one id: from the rank that read it to every shard that holds its row, and the way its columns come home."""
+"""Follow one id: from the rank that read it to every shard that holds its row, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab.draw.plots import figure
 from recshard_lab.lab.draw.rank_columns import MARGIN
 from recshard_lab.lab.draw.svg import Svg, fit
 from recshard_lab.lab.draw.theme import LABEL_INK, SCHEMES, as_sentence, bytes_text, count_text, look_of
@@ -19,9 +18,9 @@ from recshard_lab.text_table import TextTable
 ID_BYTES, ELEMENT_BYTES = 4, 4  # as they travel: int32 and fp32
 MOST_STOPS = 9  # shards drawn one by one
 _WAYS = {
-    "direct": "each piece goes home",
-    "reduce_scatter": "pieces are added on the way",
-    "two_hop": "added inside the node, then home",
+    "direct": "each part returns separately",
+    "reduce_scatter": "parts are added on the way",
+    "two_hop": "added inside the node, then sent to the source rank",
     "distinct_rows": "each distinct row returns once",
 }
 
@@ -31,10 +30,10 @@ class Stop:
     """One shard that holds columns of the id's row.
 
     Attributes:
-        rank: where it lies.
+        rank: the rank that stores it.
         rows, cols: the shard ``[r0, r1) x [c0, c1)``.
         local_row: of the shard.
-        sent_bytes, back_bytes: what travels to it and home for this id alone; 0 where it is the home rank itself.
+        sent_bytes, back_bytes: bytes sent to it and back for this id alone; 0 on the source rank itself.
     """
 
     rank: int
@@ -57,20 +56,20 @@ def follow_id(
     note: str = "",
     width: int = 860,
 ) -> View:
-    """Where one id of one feature goes in forward, and what comes back.
+    """The ranks that one id of one feature is sent to in forward, and what returns.
 
     Args:
-        plan: where the tables lie.
+        plan: places the tables.
         tables: their configs.
-        feature: whose id it is; a table's name does too.
+        feature: the feature of the id, or the name of a table.
         id: the row.
         home_rank: the rank whose batch holds the id.
-        topology: the ranks; as many as the plan names when left out.
+        topology: the ranks. Default: those of the plan.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
 
     Raises:
-        ValueError: a feature that no table has, an id that is no row of its table, a rank that does not exist.
+        ValueError: a feature that no table has, an id that is not a row of its table, a rank that does not exist.
     """
     config = next((t for t in tables if feature in t.feature_names or t.name == feature), None)
     if config is None:
@@ -111,14 +110,11 @@ def follow_id(
     def draw(uid: str) -> Svg:
         return _draw(stops, config, feature, id, home_rank, sharding, title, summary, note, width, uid)
 
-    def plot() -> Any:
-        return _plot(stops, config, feature, id, home_rank, title)
-
-    return View("follow_id", title, summary, numbers, draw, plot)
+    return View("follow_id", title, summary, numbers, draw)
 
 
 def _stops(shards: Sequence[Any], row: int, home: int) -> list[Stop]:
-    """The shards that the id visits; of copies the one at home."""
+    """The shards that the id visits; of copies the one on the source rank."""
     copies: dict[tuple[Any, Any], list[Any]] = {}
     for shard in shards:
         if shard.rows[0] <= row < shard.rows[1]:
@@ -141,7 +137,7 @@ def _summary(stops: list[Stop], away: list[Stop], home: int, route: str, config:
     joined = f" {len(stops)} parts are joined to {config.embedding_dim} columns." if len(stops) > 1 else ""
     return (
         f"The id goes to rank{'s' if len(away) > 1 else ''} {ranks} ({bytes_text(sent)}), {what} ({bytes_text(back)})."
-        f"{joined} Route {route}: {_WAYS.get(route, route)}."
+        f"{joined} Output path {route}: {_WAYS.get(route, route)}."
     )
 
 
@@ -174,13 +170,13 @@ def _draw(
     right_x = width - MARGIN - side
     shape = f"{config.embedding_dim} columns"
     bag = ["added into its bag", "into its bag"]
-    _box(svg, right_x, left_y, side, [[f"home on rank {home}", f"home: rank {home}"], [shape], bag], "none")
+    _box(svg, right_x, left_y, side, [[f"source rank {home}", f"rank {home}"], [shape], bag], "none")
     for i, stop in enumerate(shown):
         y = top + i * pitch
         here = stop.rank == home
         cols = f"{stop.cols[0]} to {stop.cols[1]}"
         words = [
-            [f"rank {stop.rank}" + (" (home)" if here else "")],
+            [f"rank {stop.rank}" + (" (source)" if here else "")],
             [f"rows {count_text(stop.rows[0])} to {count_text(stop.rows[1])}"],
             [f"columns {cols}, its row {stop.local_row:,}", f"cols {cols}, row {count_text(stop.local_row)}"],
         ]
@@ -188,20 +184,20 @@ def _draw(
         if wide:
             _tile(svg, middle_x + 10, y + 8, stop, config, id)
         _arrow(svg, MARGIN + side, left_y + box / 2, middle_x, y + box / 2, "stays" if here else f"{ID_BYTES} B")
-        told = "stays" if here else f"{bytes_text(stop.back_bytes)}"
-        _arrow(svg, middle_x + middle_width, y + box / 2, right_x, left_y + box / 2, told)
+        back = "stays" if here else f"{bytes_text(stop.back_bytes)}"
+        _arrow(svg, middle_x + middle_width, y + box / 2, right_x, left_y + box / 2, back)
     y = top + max(height, left_y + box - top)
     if len(shown) < len(stops):
-        svg.text(middle_x, y + 14, f"and {len(stops) - len(shown)} more pieces of its columns", soft=True)
+        svg.text(middle_x, y + 14, f"and {len(stops) - len(shown)} more shards with its columns", soft=True)
         y += 16
-    told = f"Small map: the table of {config.num_embeddings:,} rows, the shard filled, the id's row as a line."
-    svg.text(MARGIN, y + 20, f"{told if wide else ''} {as_sentence(note)}".strip(), soft=True)
+    key = f"Small map: the table of {config.num_embeddings:,} rows, the shard filled, the id's row as a line."
+    svg.text(MARGIN, y + 20, f"{key if wide else ''} {as_sentence(note)}".strip(), soft=True)
     svg.height = y + 30
     return svg
 
 
 def _box(svg: Svg, x: float, y: float, wide: float, lines: list[list[str]], fill: str, indent: float = 10) -> None:
-    """Three lines in a box, each the first of its wordings that there is room for."""
+    """Three lines in a box, each in its first wording that fits."""
     ink = "currentColor" if fill == "none" else LABEL_INK
     edge = 'stroke="currentColor" stroke-opacity=".6"' if fill == "none" else f'stroke="{LABEL_INK}" stroke-width=".6"'
     svg.rect(x, y, wide, 62, fill, extra=f'rx="5" {edge}')
@@ -235,21 +231,3 @@ def _arrow(svg: Svg, x0: float, y0: float, x1: float, y1: float, words: str) -> 
         svg.text(x1 - 12, y1 + (13 if y1 > y0 + 1 else -6), words, anchor="end", size=10, soft=True)
     else:
         svg.text(x0 + 6, y0 + (13 if y1 < y0 - 1 else -6), words, size=10, soft=True)
-
-
-def _plot(stops: list[Stop], config: BaseEmbeddingConfig, feature: str, id: int, home: int, title: str) -> Any:
-    import plotly.graph_objects as go
-
-    names = [f"rank {home}: {feature} {id:,}"]
-    names += [f"rank {s.rank}: rows {s.rows[0]:,} to {s.rows[1]:,}, cols {s.cols[0]} to {s.cols[1]}" for s in stops]
-    names.append(f"home on rank {home}: {config.embedding_dim} columns")
-    count, last = len(stops), len(stops) + 1
-    width = [float(stop.cols[1] - stop.cols[0]) for stop in stops]
-    link = {
-        "source": [0] * count + list(range(1, last)),
-        "target": list(range(1, last)) + [last] * count,
-        "value": width * 2,
-        "label": [bytes_text(s.sent_bytes) for s in stops] + [bytes_text(s.back_bytes) for s in stops],
-    }
-    node = {"label": names, "color": "#9cc4ee", "line": {"color": LABEL_INK, "width": 0.6}}
-    return figure([go.Sankey(node=node, link=link)], title, height=160 + 40 * count)

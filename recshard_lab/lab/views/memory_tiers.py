@@ -21,12 +21,14 @@ class Tier:
         name: of the memory; empty if unknown.
         stacks: "predicted", "counted", "measured" -> categories and bytes ``[W, C]``.
         capacity, usable: ``[W]``.
+        is_host: whether it is host memory beside GPU ranks.
     """
 
     name: str
     stacks: Stacks
     capacity: np.ndarray
     usable: np.ndarray
+    is_host: bool = False
 
 
 def own_memory(estimate: Any, measured: Any, topology: Any) -> Tier:
@@ -59,7 +61,7 @@ def host_memory(estimate: Any, measured: Any) -> Tier | None:
     if measured is not None:
         stacks["counted"] = (names, np.zeros((ranks, 2)) if counted is None else np.asarray(counted, dtype=float))
     room = np.full(ranks, float(getattr(estimate, "host_room_bytes", 0.0)))
-    return Tier("host memory", stacks, room, room)
+    return Tier("host memory", stacks, room, room, True)
 
 
 def problem_of(tier: Tier) -> str:
@@ -80,10 +82,10 @@ def words_on_sharing(topology: Any) -> str:
         return ""
     local, share = topology.local_world_size, topology.memory_cap_bytes
     if local == 1:
-        return "A CPU rank uses the host's memory. Rows with the tier ddr are in the same memory."
+        return "A CPU rank uses the host's memory. Rows placed in host memory count against it."
     return (
         f"The {local} CPU ranks of a node share the host's memory: {bytes_text(local * share)}, "
-        f"{bytes_text(share)} per rank. Rows with the tier ddr are in the same memory."
+        f"{bytes_text(share)} per rank. Rows placed in host memory count against it."
     )
 
 

@@ -42,4 +42,6 @@ def parameter_server(servers: ServerComparison, *, note: str = "", width: int = 
         note=note or condition,
         width=width,
     )
-    return replace(drawn, name="parameter_server", title=TITLE, numbers=servers.numbers)
+    if drawn.chart is None:
+        return replace(drawn, name="parameter_server")
+    return View.of_chart("parameter_server", replace(drawn.chart, title=TITLE), servers.numbers, width)

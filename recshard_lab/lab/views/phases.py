@@ -11,26 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.draw.plots import figure, marker, up_to
-from recshard_lab.lab.draw.rank_columns import MARGIN
-from recshard_lab.lab.draw.svg import Svg, fit
-from recshard_lab.lab.draw.theme import (
-    LABEL_INK,
-    MISSING,
-    PHASES,
-    as_sentence,
-    look_of,
-    ms_text,
-    number,
-    ticks,
-    with_notes,
-)
+from recshard_lab.lab.charts import spec
+from recshard_lab.lab.draw.svg import fit
+from recshard_lab.lab.draw.theme import MISSING, PHASES, Look, as_sentence, look_of, ms_text, number, with_notes
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
 
 MOST_ROWS = 16  # ranks drawn one by one
-LEFT = 92
+MEASURED = Look("measured step", "#c9ced6", "rising")
 
 
 @register_view("Step time", place=3)
@@ -39,7 +28,7 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
 
     Args:
         estimate: has ``phases`` (P names), ``ms`` ``[W, P]``, ``step_ms`` and ``critical_rank``; under a pipeline also
-            ``plain_step_ms``, which is the length of the picture, and ``overlap``, which is told.
+            ``plain_step_ms``, which is the length of the picture, and ``overlap``, which the caption describes.
         measured: has ``step_ms_by_rank`` ``[W]``, and where phases were traced ``phases`` and ``ms`` ``[W, P]``.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
@@ -56,7 +45,8 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
     waits = 100 * (1 - busy.mean() / step) if step else 0.0
     title = f"Step time, predicted: {ms_text(step)}"
     summary = (
-        f"Rank {critical} is critical ({ms_text(busy[critical])} busy); ranks wait {number(waits, 2)}% of the step."
+        f"Rank {critical} is the slowest: {ms_text(busy[critical])} busy. "
+        f"On average, ranks wait for {number(waits, 2)}% of the step."
     )
     if overlap is not None:
         title += f" without a pipeline, {ms_text(overlap.step_ms)} under {overlap.pipeline}"
@@ -68,20 +58,20 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
     if steps is not None and np.isfinite(steps).any():
         longest = max(longest, float(np.nanmax(steps)))
 
-    def draw(uid: str) -> Svg:
-        return _draw(names, ms, critical, steps, rows, title, summary, note, width, max(longest, extent), uid)
-
-    def plot() -> Any:
-        return _plot(names, ms, critical, steps, rows, title, max(longest, extent))
-
-    return View("phases", title, summary, _numbers(names, ms, critical, steps), draw, plot, extent=longest)
+    words = "▸ critical rank. Framed: the slowest in its phase. Gaps: waiting."
+    if len(rows) < len(ms):
+        rest = np.delete(busy, rows)
+        words += f" {len(rest)} other ranks are busy for {ms_text(rest.min())} to {ms_text(rest.max())}."
+    panel = _panel(names, ms, critical, steps, rows, max(longest, extent) or 1.0, width)
+    chart = spec.Chart(title, summary, ((panel,),), f"{words} {as_sentence(note)}".strip())
+    return View.of_chart("phases", chart, _numbers(names, ms, critical, steps), width, extent=longest)
 
 
 def unshowable(estimate: Any, measured: Any) -> str:
     """Why phases by rank cannot be shown; empty where they can."""
     ms = np.asarray(estimate.ms, dtype=float)
     if ms.size == 0:
-        return "There is no rank and no phase to show."
+        return "No rank and no phase to show."
     if not np.isfinite(ms).all():
         rank, phase = np.argwhere(~np.isfinite(ms))[0]
         return f"The predicted {estimate.phases[phase]} of rank {rank} is not a number."
@@ -103,98 +93,55 @@ def _starts(ms: np.ndarray) -> np.ndarray:
     return np.concatenate([[0.0], np.cumsum(ms.max(axis=0))])
 
 
-def _draw(
+def _panel(
     names: Sequence[str],
     ms: np.ndarray,
     critical: int,
     steps: np.ndarray | None,
     rows: list[int],
-    title: str,
-    summary: str,
-    note: str,
-    width: int,
     longest: float,
-    uid: str,
-) -> Svg:
+    width: int,
+) -> spec.Panel:
     starts, slowest = _starts(ms), ms.argmax(axis=0)
-    scale = (width - LEFT - MARGIN - 4) / (longest or 1.0)
-    thick = 24 if len(rows) <= 8 else 16
-    pitch = thick + 8 + (14 if steps is not None else 0)
-    svg = Svg(width, 0, title, summary, uid)
-    top = svg.head(title, summary, MARGIN) + 10
-    y = top + 4
-    for rank in rows:
-        label = f"▸ rank {rank}" if rank == critical else f"rank {rank}"
-        svg.text(LEFT - 8, y + thick / 2 + 4, label, anchor="end", bold=rank == critical)
-        svg.line(
-            LEFT, y + thick / 2, LEFT + starts[-1] * scale, y + thick / 2, 'stroke-opacity=".35" stroke-dasharray="1 3"'
-        )
-        for phase, name in enumerate(names):
-            _bar(
-                svg,
-                look_of(name, PHASES),
-                ms[rank, phase],
-                starts[phase],
-                scale,
-                y,
-                thick,
-                rank,
-                rank == slowest[phase],
+    lanes = spec.categories([f"▸ rank {rank}" if rank == critical else f"rank {rank}" for rank in rows])
+    thick, offset = (0.72, 0.0) if steps is None else (0.56, -0.14)
+    marks: list[spec.Mark] = []
+    for phase, name in enumerate(names):
+        look, start = look_of(name, PHASES), float(starts[phase])
+        on = [(place, rank, float(ms[rank, phase])) for place, rank in enumerate(rows) if ms[rank, phase] > 0]
+        drawn = [
+            (
+                place + offset,
+                start,
+                start + value,
+                f"rank {rank}\n{look.label}: {ms_text(value)}",
+                _fitting(look.label, value, value / longest * (width - 120)),
             )
-        if steps is not None:
-            _measured(svg, float(steps[rank]), scale, y + thick + 2)
-        y += pitch
-    svg.line(LEFT + starts[-1] * scale, top, LEFT + starts[-1] * scale, y, 'stroke-width="1.4"')
-    if len(rows) < len(ms):
-        rest = np.delete(ms.sum(axis=1), rows)
-        words = f"{len(rest)} other ranks are busy {ms_text(rest.min())} to {ms_text(rest.max())}"
-        svg.text(LEFT, y + 10, words, soft=True)
-        y += 18
-    y = _axis(svg, y + 2, longest, scale)
-    used = [i for i in range(len(names)) if ms[:, i].any()]
-    entries = [(look_of(names[i], PHASES), look_of(names[i], PHASES).label) for i in used]
-    end = svg.legend(MARGIN, y + 12, entries, width - 2 * MARGIN)
-    words = "▸ critical rank. Framed: the slowest in its phase. Dotted: waiting."
-    words += " Thin bar: measured." if steps is not None else ""
-    svg.text(MARGIN, end + 9, f"{words} {as_sentence(note)}".strip(), soft=True)
-    svg.height = end + 18
-    return svg
+            for place, rank, value in on
+        ]
+        framed = tuple(bool(rank == slowest[phase]) for _, rank, _ in on)
+        marks += spec.bars(look.label, look, drawn, width=thick, across=True, framed=framed)
+    if steps is not None:
+        real = [(place, rank, float(steps[rank])) for place, rank in enumerate(rows)]
+        thin = [
+            (place + 0.3, 0.0, value, f"rank {rank}\nmeasured: {ms_text(value)}", ms_text(value))
+            for place, rank, value in real
+            if np.isfinite(value)
+        ]
+        marks += spec.bars("measured step", MEASURED, thin, label="end", width=0.26, across=True)
+        missing = [place for place, _, value in real if not np.isfinite(value)]
+        marks += [spec.Text(0.02 * longest, place + 0.3, f"measured: {MISSING}", "start") for place in missing]
+    marks.append(spec.Rule(x=float(starts[-1]), dash="1 0"))
+    axis = spec.linear([longest], "", "ms", pad=0.02 if steps is None else 0.1)
+    return spec.Panel(
+        axis, lanes, tuple(marks), height=len(rows) * (34.0 if len(rows) <= 8 else 24.0) * (1 if steps is None else 1.3)
+    )
 
 
-def _bar(
-    svg: Svg, look: Any, ms: float, start: float, scale: float, y: float, thick: float, rank: int, slowest: bool
-) -> None:
-    long = ms * scale
-    if long < 0.05:
-        return
-    x = LEFT + start * scale
-    outline = f'stroke="{LABEL_INK}" stroke-width=".6"'
-    svg.rect(x, y, long, thick, svg.fill(look), f"rank {rank}\n{look.label}: {ms_text(ms)}", outline)
-    if slowest:  # inside the bar, where the ink holds on a dark page too
-        inset = min(1.6, long / 4)
-        frame = f'stroke="{LABEL_INK}" stroke-width="{min(1.8, long / 3):.2f}" pointer-events="none"'
-        svg.rect(x + inset, y + inset, long - 2 * inset, thick - 2 * inset, "none", extra=frame)
-    words = fit([f"{look.label} {ms_text(ms)}", ms_text(ms), number(ms, 2)], long - 8, 10)
-    if words and "…" not in words:
-        halo = f'stroke="{look.fill}" stroke-width="3" paint-order="stroke"'
-        svg.text(x + long / 2, y + thick / 2 + 3.6, words, size=10, anchor="middle", ink=LABEL_INK, extra=halo)
-
-
-def _measured(svg: Svg, ms: float, scale: float, y: float) -> None:
-    """The thin bar under a rank's predicted phases."""
-    if not np.isfinite(ms):
-        svg.text(LEFT - 8, y + 9.5, MISSING, size=10, anchor="end", soft=True)
-        return
-    svg.rect(LEFT, y + 2, ms * scale, 7, "currentColor", f"measured: {ms_text(ms)}", 'fill-opacity=".55"')
-    svg.text(LEFT - 8, y + 9.5, ms_text(ms), size=10, anchor="end", soft=True)
-
-
-def _axis(svg: Svg, y: float, longest: float, scale: float) -> float:
-    svg.line(LEFT, y, LEFT + longest * scale, y, 'stroke-opacity=".6"')
-    for tick in ticks(0.0, longest):
-        svg.line(LEFT + tick * scale, y, LEFT + tick * scale, y + 4, 'stroke-opacity=".6"')
-        svg.text(LEFT + tick * scale, y + 16, "0" if not tick else ms_text(tick), anchor="middle", size=10, soft=True)
-    return y + 18
+def _fitting(label: str, ms: float, pixels: float) -> str:
+    """A bar's text: phase and time, the time, or nothing."""
+    words = fit([f"{label} {ms_text(ms)}", ms_text(ms)], pixels - 8, 11)
+    return "" if words.endswith("…") else words
 
 
 def _numbers(names: Sequence[str], ms: np.ndarray, critical: int, steps: np.ndarray | None) -> TextTable:
@@ -205,52 +152,3 @@ def _numbers(names: Sequence[str], ms: np.ndarray, critical: int, steps: np.ndar
         cells = [f"{rank} (critical)" if rank == critical else str(rank), *map(ms_text, row), ms_text(row.sum())]
         rows.append([*cells, ms_text(float(steps[rank]))] if steps is not None else cells)
     return TextTable(heads, rows)
-
-
-def _plot(
-    names: Sequence[str],
-    ms: np.ndarray,
-    critical: int,
-    steps: np.ndarray | None,
-    rows: list[int],
-    title: str,
-    most: float,
-) -> Any:
-    import plotly.graph_objects as go
-
-    starts = _starts(ms)
-    labels = [f"rank {rank}" + (" (critical)" if rank == critical else "") for rank in rows]
-    traces: list[Any] = [
-        go.Bar(
-            name=look_of(name, PHASES).label,
-            orientation="h",
-            y=labels,
-            x=[float(ms[rank, phase]) for rank in rows],
-            base=[float(starts[phase])] * len(rows),
-            marker=marker(look_of(name, PHASES)),
-            offsetgroup=0,
-            hovertemplate="%{y}<br>" + look_of(name, PHASES).label + ": %{x:.4g} ms<extra></extra>",
-        )
-        for phase, name in enumerate(names)
-    ]
-    if steps is not None:
-        traces.append(
-            go.Bar(
-                name="measured",
-                orientation="h",
-                y=labels,
-                x=[float(steps[rank]) for rank in rows],
-                offsetgroup=1,
-                width=0.2,
-                marker={"color": "#7a828c"},
-                hovertemplate="%{y}<br>measured: %{x:.4g} ms<extra></extra>",
-            )
-        )
-    return figure(
-        traces,
-        title,
-        barmode="group",
-        height=170 + 32 * len(rows),
-        yaxis={"autorange": "reversed", "showgrid": False},
-        xaxis={**up_to(most), "title": {"text": "ms"}, "showgrid": True, "gridcolor": "rgba(128,136,146,.25)"},
-    )

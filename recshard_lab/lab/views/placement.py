@@ -1,7 +1,7 @@
 """Placement: one column per rank, every rectangle of the plan in it, area in proportion to bytes.
 
 Each block carries a glyph: the outline is the whole table, the filled part is what this rank holds of it. Blocks too
-small to draw to scale are listed below their column with a dashed outline, so that no area lies.
+small to draw to scale are listed below their column with a dashed outline, so that all areas are to scale.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from textwrap import wrap
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab.draw.plots import figure, marker, up_to
 from recshard_lab.lab.draw.rank_columns import MARGIN, Columns, nodes_of
 from recshard_lab.lab.draw.svg import Svg, fit
 from recshard_lab.lab.draw.theme import LABEL_INK, SCHEMES, as_sentence, bytes_text, look_of
@@ -25,7 +24,7 @@ from recshard_lab.text_table import TextTable
 THINNEST = 2.0  # pixels: what is lower is listed, not drawn
 LABELLED = 12.0  # pixels: what is lower has no room for its name and is listed too
 LISTED = 5  # lines of small blocks under a column
-NAMED = 56.0  # pixels: a narrower column only says how many small blocks it has
+NAMED = 56.0  # pixels: a narrower column has only the number of its small blocks
 _BOLD = 1.15  # how much wider bold letters are
 MOST_DRAWN = 420  # blocks in one picture; beyond, each rank shows its schemes
 
@@ -48,7 +47,7 @@ def placement(
         tables: the configs of all its tables.
         topology: gives the number of ranks; without it, as many as the plan names.
         groups: the sharding groups of a model in replicas (`DMPCollection`): lists of ranks, each of which holds the
-            plan, which is for as many ranks as a group has; framed one beside the other.
+            plan, which is for the ranks of one group; groups are framed side by side.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
         extent: bytes of the rank that fills the picture, where several are to one scale; 0 for its own fullest.
@@ -76,10 +75,7 @@ def placement(
     def draw(uid: str) -> Svg:
         return _draw(ranks, totals, row, (title, summary, note), width, by_scheme, extent, uid)
 
-    def plot() -> Any:
-        return _plot(ranks, title, by_scheme, max(most_held, extent))
-
-    return View("placement", title, summary, _numbers(ranks, totals, row), draw, plot, extent=most_held)
+    return View("placement", title, summary, _numbers(ranks, totals, row), draw, extent=most_held)
 
 
 @dataclass(frozen=True)
@@ -220,7 +216,7 @@ def _whole(candidates: Sequence[str], room: float) -> str:
 
 
 def _listed(svg: Svg, small: list[Block], left: float, y: float, width: float, lines: int, scale: float) -> None:
-    """The blocks too low for a name, one line each, dashed where not drawn at all; the last line sums up the rest."""
+    """The blocks too low for a name, one per line, dashed if they are not drawn. The last line sums up the rest."""
     shown = small if len(small) <= lines else small[: lines - 1]
     for i, block in enumerate(shown):
         top = y + 15 * i
@@ -276,7 +272,7 @@ def _legend(ranks: list[list[Block]]) -> list[tuple[Any, str]]:
 
 
 def _routes(ranks: list[list[Block]]) -> str:
-    """A sentence on tables whose rows do not come home directly; nothing where all do."""
+    """A sentence on tables with another output path than direct; empty if none has one."""
     tables: dict[str, set[str]] = {}
     for block in (block for blocks in ranks for block in blocks if block.route != "direct"):
         tables.setdefault(block.route, set()).add(block.table)
@@ -285,13 +281,13 @@ def _routes(ranks: list[list[Block]]) -> str:
         listed = sorted(names)
         named = ", ".join(listed) if len(listed) <= 4 else f"{', '.join(listed[:3])} and {len(listed) - 3} more"
         said.append(f"{route} ({named})")
-    return f" Rows come home by {' and '.join(said)}." if said else ""
+    return f" Output path: {' and '.join(said)}." if said else ""
 
 
 def _in_host(ranks: list[list[Block]]) -> str:
-    """A sentence on what lies in the host's memory; nothing where nothing does."""
+    """A sentence on the bytes in host memory; empty if none are there."""
     held = sum(block.num_bytes for blocks in ranks for block in blocks if block.in_host)
-    return f" In the host's memory lie {bytes_text(held)}." if held else ""
+    return f" Host memory holds {bytes_text(held)}." if held else ""
 
 
 def _numbers(ranks: list[list[Block]], totals: list[float], row: Row) -> TextTable:
@@ -318,60 +314,6 @@ def _numbers(ranks: list[list[Block]], totals: list[float], row: Row) -> TextTab
         return TextTable(heads, rows)
     rows = [[str(row.numbers[rank]), f"{len(b):,}", bytes_text(totals[rank])] for rank, b in enumerate(ranks)]
     return TextTable(("rank", "shards", "bytes"), rows)
-
-
-def _plot(ranks: list[list[Block]], title: str, by_scheme: bool, most: float) -> Any:
-    """Bars with a base: one trace per scheme, so that its legend entry hides and shows it.
-
-    Args:
-        most: bytes at the top of the axis.
-    """
-    import plotly.graph_objects as go
-
-    traces: dict[str, Any] = {}
-    for rank, blocks in enumerate(ranks):
-        base = 0.0
-        for block in merged_by_scheme(blocks) if by_scheme else blocks:
-            look = look_of(block.scheme, SCHEMES)
-            bar = traces.setdefault(
-                block.scheme,
-                {"name": look.label, "x": [], "y": [], "base": [], "text": [], "hovertext": [], "look": look},
-            )
-            bar["x"].append(rank)
-            bar["y"].append(block.num_bytes)
-            bar["base"].append(base)
-            bar["text"].append(block.name)
-            bar["hovertext"].append(block.hover.replace("\n", "<br>"))
-            base += block.num_bytes
-    bars = [
-        go.Bar(
-            marker=marker(bar.pop("look")),
-            width=0.9,
-            hoverinfo="text",
-            textposition="inside",
-            insidetextanchor="middle",
-            insidetextfont={"color": LABEL_INK},
-            textangle=0,
-            constraintext="inside",
-            **bar,
-        )
-        for bar in traces.values()
-    ]
-    world_size = len(ranks)
-    ticks = list(range(0, world_size, max(1, world_size // 16)))
-    return figure(
-        bars,
-        title,
-        barmode="overlay",
-        height=420,
-        uniformtext={"mode": "hide", "minsize": 9},
-        xaxis={
-            "tickvals": ticks,
-            "ticktext": [f"rank {rank}" for rank in ticks],
-            "range": [-0.5, world_size - 0.5],
-        },
-        yaxis={**up_to(most), "title": {"text": "bytes of weights"}, "tickformat": ".3~s", "ticksuffix": "B"},
-    )
 
 
 def _span(pair: tuple[int, int]) -> str:

@@ -1,33 +1,37 @@
-"""The planner's search: every plan that it looked at, as step time and memory, and when it came by it.
+"""The planner's search: every plan that it evaluated, as step time and memory, and in the order of evaluation.
 
-Left, each plan by what the fullest rank holds and how long its step is; those over the memory's cap are crosses beyond
-the cap's line. Right, the same steps by the number of plans looked at before, with the best so far as a staircase that
-ends at the plan chosen. No plan that fits lies below the dashed bound.
+The left panel shows each plan by the memory of its fullest rank and its step time; plans over the limit are crosses.
+The right panel shows step times by the number of plans evaluated before, and the best so far. No plan that fits is
+below the dashed lower bound.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from math import isfinite
+from textwrap import wrap
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recshard_lab.lab.draw.plots import figure
-from recshard_lab.lab.draw.svg import Svg
-from recshard_lab.lab.draw.theme import WARNING, bytes_text, ms_text, number
+from recshard_lab.lab.charts import spec
+from recshard_lab.lab.draw.theme import SCHEMES, WARNING, as_sentence, bytes_text, look_of, ms_text, number
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
-from recshard_lab.lab.views.search_picture import CHOSEN, FRONTIER, PLAIN, Seen, draw_search, scheme_label
 from recshard_lab.text_table import TextTable
 
 if TYPE_CHECKING:
     from recshard_lab.planner.search.trace import Candidate, SearchTrace
 
 MOST_LINES = 60  # of the numbers
+PLAIN, FRONTIER, CHOSEN = "#1f83d6", "#2b9a57", "#a763d1"
+HEIGHT = 290.0  # pixels
+FAR = 3.0  # times the spread of most plans; plans beyond are drawn at the edge
 
 
 @register_view("Planner's search", place=10)
 def planner_search(search: SearchTrace | None, *, note: str = "", width: int = 860) -> View:
-    """Every plan that a planner looked at: step time, memory of the fullest rank, and when it came by it.
+    """Every plan that a planner evaluated: step time, memory of the fullest rank, and order of evaluation.
 
     Args:
         search: ``plan.search`` of a plan by an ``EmbeddingShardingPlanner(keep_search=True)``.
@@ -44,26 +48,96 @@ def planner_search(search: SearchTrace | None, *, note: str = "", width: int = 8
     ''
     """
     if search is None:
-        words = "There is no search to show: the plan was given, or EmbeddingShardingPlanner had no keep_search=True."
+        words = "No search to show: no planner made this plan, or keep_search=True was not set."
         return message_view("planner_search", "Planner's search", words)
     seen = Seen.of(search)
     if not seen.drawn and not seen.alone:
-        words = "The planner looked at no plan."
+        words = "The planner evaluated no plan."
         if search.candidates:
             words = f"None of {len(search.candidates):,} plans has a step and a memory that are numbers."
         return message_view("planner_search", "Planner's search", words)
-    title = f"Planner's search: {search.seen:,} plan{'s' * (search.seen != 1)} looked at"
+    title = f"Planner's search: {search.seen:,} plan{'s' * (search.seen != 1)} evaluated"
     title += f", {ms_text(search.chosen.step_ms)} chosen" if search.chosen is not None else ", none fits"
     summary = _summary(search, seen)
 
-    def draw(uid: str) -> Svg:
-        return draw_search(seen, title, summary, note, width, uid)
+    words = []
+    if not seen.cap_near:
+        words.append(f"A rank can use {bytes_text(seen.capacity)}, which is beyond the axis.")
+    x, y = _axes(seen)
+    hidden = [scheme for scheme, one in seen.alone.items() if one.step_ms > y.high or one.memory_bytes > x.high]
+    if hidden:
+        named = (f"{scheme_label(name)} ({ms_text(seen.alone[name].step_ms)})" for name in hidden)
+        words.append(f"Every table under one scheme, beyond the axes: {', '.join(named)}.")
+    chart = spec.Chart(title, summary, (_row(seen),), " ".join([*words, as_sentence(note)]), warn=seen.chosen is None)
+    return View.of_chart("planner_search", chart, _numbers(seen), width)
 
-    return View("planner_search", title, summary, _numbers(seen), draw, lambda: _plot(seen, title))
+
+def scheme_label(scheme: str) -> str:
+    """A scheme in a word."""
+    return look_of(scheme, SCHEMES).label.split(" (")[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What of a search can be drawn.
+
+    Attributes:
+        drawn: plans with finite numbers, in the order in which they were found.
+        alone: the same of the single schemes.
+        left_out: number of plans without finite numbers.
+        bound: ms, None if unknown.
+        capacity: usable bytes of a rank.
+    """
+
+    drawn: list[Candidate]
+    alone: dict[str, Candidate]
+    left_out: int
+    chosen: Candidate | None
+    frontier: list[Candidate]
+    best: list[Candidate]
+    bound: float | None
+    capacity: float
+
+    @classmethod
+    def of(cls, search: SearchTrace) -> Seen:
+        """Leaves out what is not a number."""
+        drawn = [one for one in search.candidates if _drawable(one)]
+        alone = {scheme: one for scheme, one in search.single_schemes.items() if _drawable(one)}
+        left_out = len(search.candidates) + len(search.single_schemes) - len(drawn) - len(alone)
+        chosen = search.chosen if search.chosen is not None and _drawable(search.chosen) else None
+        bound = search.lower_bound
+        bound = bound if bound is not None and isfinite(bound) and bound > 0 else None
+        frontier, best = (list(filter(_drawable, some)) for some in (search.frontier(), search.best_so_far()))
+        return cls(drawn, alone, left_out, chosen, frontier, best, bound, float(search.usable_bytes))
+
+    @property
+    def last(self) -> int:
+        """The number of the last plan, at least 1."""
+        return max([1, *(one.number for one in self.drawn)])
+
+    @property
+    def cap_near(self) -> bool:
+        """Whether the cap is drawn, rather than written."""
+        held = [one.memory_bytes for one in (*self.drawn, *self.alone.values())]
+        return isfinite(self.capacity) and self.capacity <= 1.8 * max(held)
+
+    def stairs(self) -> list[tuple[int, float]]:
+        """Plans evaluated, and the best step of them."""
+        found = [(one.number, one.step_ms) for one in self.best]
+        return [*found, (max(one.number for one in self.drawn), found[-1][1])] if found else []
+
+    def hover(self, one: Candidate, name: str = "") -> str:
+        """The text of its tooltip."""
+        lines = [name] if name else []
+        if one.number >= 0:
+            lines.append(f"no. {one.number:,} ({one.stage})")
+        lines.append(f"{ms_text(one.step_ms)} a step, {bytes_text(one.memory_bytes)} on the fullest rank")
+        lines += [] if one.fits else ["does not fit"]
+        return "\n".join([*lines, *wrap(one.text, 60)])
 
 
 def _summary(search: SearchTrace, seen: Seen) -> str:
-    """How near the best, what was left out, and what one scheme alone would give."""
+    """Distance from the best plan, what is not drawn, and the step under one scheme alone."""
     words = []
     chosen, bound = search.chosen, search.lower_bound
     if chosen is not None and bound is not None and bound > 0 and np.isfinite([bound, chosen.step_ms]).all():
@@ -118,88 +192,91 @@ def _numbers(seen: Seen) -> TextTable:
     return TextTable(("plan", "no.", "found by", "step", "fullest rank", "", "tables under"), rows)
 
 
-def _plot(seen: Seen, title: str) -> Any:
-    import plotly.graph_objects as go
-
-    def hovers(some: list[Candidate], name: str = "") -> list[str]:
-        return [seen.hover(one, name).replace("\n", "<br>") for one in some]
-
-    def points(name: str, some: list[Candidate], symbol: str, colour: str, size: int, **more: Any) -> list[Any]:
-        shared: dict[str, Any] = {
-            "mode": "markers",
-            "text": hovers(some),
-            "hovertemplate": "%{text}<extra></extra>",
-            "legendgroup": name,
-        }
-        shared["marker"] = {"symbol": symbol, "color": colour, "size": size, "line": {"width": 1.4, "color": colour}}
-        y = [one.step_ms for one in some]
-        left = go.Scatter(name=name, x=[one.memory_bytes for one in some], y=y, **{**shared, **more})
-        right = go.Scatter(name=name, x=[one.number for one in some], y=y, showlegend=False, xaxis="x2", **shared)
-        return [left, right] if some and some[0].number >= 0 else [left]
-
-    fitting, over = [one for one in seen.drawn if one.fits], [one for one in seen.drawn if not one.fits]
-    traces: list[Any] = []
-    for some, name, symbol, colour in ((fitting, "fits", "circle-open", PLAIN), (over, "over the cap", "x", WARNING)):
-        traces += points(name, some, symbol, colour, 7) if some else []
-    line = seen.frontier
-    if line:
-        traces.append(
-            go.Scatter(
-                name="Pareto frontier",
-                x=[one.memory_bytes for one in line],
-                y=[one.step_ms for one in line],
-                mode="lines+markers",
-                line={"color": FRONTIER, "dash": "dash", "shape": "vh"},
-                marker={"symbol": "diamond", "size": 10, "color": FRONTIER},
-                text=hovers(line),
-                hovertemplate="%{text}<extra></extra>",
-            )
-        )
-    if seen.best:
-        stairs = seen.stairs()
-        traces.append(
-            go.Scatter(
-                name="best so far",
-                x=[at for at, _ in stairs],
-                y=[ms for _, ms in stairs],
-                mode="lines",
-                line={"color": CHOSEN, "shape": "hv", "width": 2},
-                xaxis="x2",
-                hovertemplate="best of %{x} plans: %{y:.4g} ms<extra></extra>",
-            )
-        )
-    for scheme, one in seen.alone.items():
-        label = scheme_label(scheme)
-        more = {"mode": "markers+text", "textposition": "top center", "text": [label], "cliponaxis": False}
-        more |= {"hovertext": hovers([one], f"all {label}"), "hovertemplate": "%{hovertext}<extra></extra>"}
-        symbol = "square-open" if one.fits else "square-x-open"
-        traces += points(label, [one], symbol, "#7a828c", 11, **more, showlegend=False)
-    if seen.chosen is not None:
-        traces += points("chosen", [seen.chosen], "star", CHOSEN, 16)
-    lines: list[dict[str, Any]] = []
-    notes: list[dict[str, Any]] = []
-    if seen.bound is not None:
-        lines.append({"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": seen.bound, "y1": seen.bound})
-        words = f"lower bound {ms_text(seen.bound)}"
-        notes.append({"text": words, "xref": "paper", "x": 0, "xanchor": "left", "y": seen.bound, "yanchor": "top"})
-    if seen.cap_near:
-        lines.append({"type": "line", "x0": seen.capacity, "x1": seen.capacity, "yref": "paper", "y0": 0, "y1": 1})
-        words = f"{bytes_text(seen.capacity)} usable"
-        notes.append(
-            {"text": words, "x": seen.capacity, "xanchor": "left", "yref": "paper", "y": 1, "yanchor": "bottom"}
-        )
-    return figure(
-        traces,
-        title,
-        height=460,
-        shapes=[{**one, "line": {"color": WARNING if "yref" in one else "#7a828c", "dash": "dash"}} for one in lines],
-        annotations=[{**one, "showarrow": False} for one in notes],
-        xaxis={
-            "title": {"text": "fullest rank"},
-            "domain": [0, 0.68],
-            "tickformat": ".3~s",
-            "ticksuffix": "B",
-        },
-        xaxis2={"title": {"text": "plans looked at"}, "domain": [0.74, 1], "anchor": "y"},
-        yaxis={"title": {"text": "ms a step"}},
+def _axes(seen: Seen) -> tuple[spec.Axis, spec.Axis]:
+    """Memory and step time, up to `FAR` times the spread of most plans."""
+    everything = [*seen.drawn, *seen.alone.values()]
+    steps = np.array([one.step_ms for one in seen.drawn or everything])
+    held = np.array([one.memory_bytes for one in seen.drawn or everything])
+    low, low_x = min(one.step_ms for one in everything), min(one.memory_bytes for one in everything)
+    low = low if seen.bound is None else min(low, seen.bound)
+    chosen = seen.chosen.step_ms if seen.chosen is not None else low
+    limit = low + FAR * max(float(np.quantile(steps, 0.9)) - low, chosen - low, 0.05 * low)
+    limit_x = low_x + FAR * max(float(np.quantile(held, 0.9)) - low_x, 0.05 * low_x)
+    high = min(limit, max(one.step_ms for one in everything))
+    high_x = min(limit_x, max(one.memory_bytes for one in everything))
+    high_x = max(high_x, 1.02 * seen.capacity) if seen.cap_near else high_x
+    room, room_x = max(high - low, 0.04 * high, 1e-9), max(high_x - low_x, 0.1 * high_x, 1.0)
+    x = spec.Axis(
+        "linear", max(0.0, low_x - 0.08 * room_x), high_x + 0.1 * room_x, "memory of the fullest rank", "bytes"
     )
+    return x, spec.Axis("linear", low - 0.16 * room, high + 0.1 * room, "ms per step", "ms")
+
+
+def _row(seen: Seen) -> tuple[spec.Panel, ...]:
+    """Plans by memory and step time; plans by the order in which they were found."""
+    x, y = _axes(seen)
+    left, right = list[spec.Mark](), list[spec.Mark]()
+    if seen.cap_near:
+        left.append(spec.Band("more than a rank can use", (seen.capacity, x.high)))
+        left.append(spec.Rule(x=seen.capacity, words=f"{bytes_text(seen.capacity)} usable", colour=WARNING))
+    if seen.bound is not None:
+        for marks in (left, right):
+            words = f"lower bound {ms_text(seen.bound)}" if marks is left else ""
+            marks.append(spec.Rule(y=seen.bound, words=words, dash="8 3"))
+    order = spec.Axis("linear", -0.02 * seen.last, 1.04 * seen.last, "plans evaluated")
+    kinds = (("fits", True, "circle", PLAIN, 2.8), ("does not fit", False, "x", WARNING, 3.2))
+    for name, fits, symbol, colour, size in kinds:
+        some = [one for one in seen.drawn if one.fits is fits]
+        left += _points(seen, f"{len(some):,} plans: {name}", some, x, y, symbol, colour, size)
+        rows = [(one.number, min(one.step_ms, y.high), seen.hover(one), "") for one in some]
+        right += spec.points("", rows, symbol=symbol, colour=colour, filled=not fits, size=1.8, legend=False)
+    left += _frontier(seen, x, y)
+    if len(seen.best) > 1:
+        places, levels = zip(*seen.stairs(), strict=True)
+        marks_of_best = tuple(map(float, places)), tuple(min(level, y.high) for level in levels)
+        right.append(spec.Lines("best so far", *marks_of_best, CHOSEN, step="hv"))
+    for scheme, one in seen.alone.items():
+        name = scheme_label(scheme)
+        if one.step_ms <= y.high and one.memory_bytes <= x.high:
+            symbol, label = ("square", name) if one.fits else ("triangle-down", f"{name} (does not fit)")
+            row = (one.memory_bytes, one.step_ms, seen.hover(one, f"every table under {name}"), label)
+            left += spec.points("every table under one scheme", [row], symbol=symbol, filled=False, size=5.5)
+    if seen.chosen is not None:
+        one = seen.chosen
+        hover, label = seen.hover(one, "chosen"), f"chosen {ms_text(one.step_ms)}"
+        left += spec.points(
+            "chosen", [(one.memory_bytes, one.step_ms, hover, label)], symbol="star", colour=CHOSEN, size=8.0
+        )
+        if one.number >= 0:
+            right += spec.points(
+                "chosen", [(one.number, one.step_ms, hover, "")], symbol="star", colour=CHOSEN, size=6.0
+            )
+    panel = spec.Panel(x, y, tuple(left), height=HEIGHT, share=0.7)
+    return (panel, spec.Panel(order, y, tuple(right), height=HEIGHT, share=0.3)) if seen.drawn else (panel,)
+
+
+def _points(
+    seen: Seen, name: str, some: list[Candidate], x: spec.Axis, y: spec.Axis, symbol: str, colour: str, size: float
+) -> list[spec.Mark]:
+    """Plans within the axes, and at the edge those beyond, with another marker."""
+    inside = [one for one in some if one.memory_bytes <= x.high and one.step_ms <= y.high]
+    beyond = [one for one in some if one.memory_bytes > x.high or one.step_ms > y.high]
+    marks: list[spec.Mark] = []
+    for each, kind, marker in ((inside, name, symbol), (beyond, "beyond the axes", "triangle-up")):
+        rows = [(min(one.memory_bytes, x.high), min(one.step_ms, y.high), seen.hover(one), "") for one in each]
+        filled = kind != name or symbol == "x"
+        marks += spec.points(kind, rows, symbol=marker, colour=colour, filled=filled, size=size)
+    return marks
+
+
+def _frontier(seen: Seen, x: spec.Axis, y: spec.Axis) -> list[spec.Mark]:
+    line = [one for one in seen.frontier if one.memory_bytes <= x.high and one.step_ms <= y.high]
+    if not line:
+        return []
+    at, level = tuple(one.memory_bytes for one in line), tuple(one.step_ms for one in line)
+    hover = tuple(seen.hover(one, "on the Pareto frontier") for one in line)
+    return [spec.Lines("Pareto frontier", at, level, FRONTIER, "4 3", "diamond", 1.4, True, "vh", hover)]
+
+
+def _drawable(one: Candidate) -> bool:
+    return isfinite(one.step_ms) and isfinite(one.memory_bytes)

@@ -76,7 +76,7 @@ def unregister_view(name: str) -> None:
     """Takes a view away again.
 
     Raises:
-        ValueError: no such view.
+        ValueError: unknown view.
     """
     _entry(name)
     del _VIEWS[name]
@@ -91,7 +91,7 @@ def view_named(name: str) -> ViewFunction:
     """A registered view's function.
 
     Raises:
-        ValueError: no such view; the message lists those that exist.
+        ValueError: unknown view. The message lists the known ones.
     """
     return _entry(name).function
 
@@ -111,7 +111,7 @@ def views_of(*known: str) -> list[str]:
 
 
 def draw(name: str, /, **known: Any) -> View:
-    """Draws a view from whatever is known, handing it the arguments that it asks for."""
+    """Draws a view from what is known: passes the arguments that it accepts."""
     entry = _entry(name)
     return entry.function(**{key: value for key, value in known.items() if key in entry.accepted})
 
@@ -141,7 +141,7 @@ def reason(error: Exception) -> str:
 
 def _entry(name: str) -> _Entry:
     if name not in _VIEWS:
-        raise ValueError(f"no view is named {name!r}; there are: {', '.join(_VIEWS)}")
+        raise ValueError(f"no view is named {name!r}. Views: {', '.join(_VIEWS)}")
     return _VIEWS[name]
 
 
@@ -157,10 +157,4 @@ def _guarded(view: View, label: str) -> View:
         except Exception as error:
             return failed(error).draw(uid)
 
-    def safe_plot() -> Any:
-        try:
-            return view.plot()
-        except Exception as error:
-            return failed(error).plot()
-
-    return replace(view, draw=safe_draw, plot=safe_plot)
+    return replace(view, draw=safe_draw)

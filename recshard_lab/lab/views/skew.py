@@ -1,29 +1,25 @@
-"""Access skew: how few rows get most lookups, and what that does to ranks that hold equal shares of the rows.
+"""Access skew: the share of lookups that few rows get, and its effect on ranks that hold equal shares of the rows.
 
-Above, the share of lookups that go to the hottest rows, rows sorted by use. Below, the lookups of every rank when ids
-are sorted by use: rows cut into equal numbers, and rows cut so that every rank serves as many lookups.
+The first panel shows the share of the lookups of the hottest rows. The panels below show the lookups of every rank if
+ids are sorted by use: row shards with equal numbers of rows, and row shards with equal numbers of lookups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recshard_lab.lab.draw.plots import figure, marker
-from recshard_lab.lab.draw.rank_columns import MARGIN
-from recshard_lab.lab.draw.svg import Svg, fit
-from recshard_lab.lab.draw.theme import LABEL_INK, LINES, Look, count_text, number
+from recshard_lab.lab.charts import spec
+from recshard_lab.lab.draw.theme import LINES, Look, as_sentence, count_text, number
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner import AccessProfile
 from recshard_lab.text_table import TextTable
 
 MOST_TABLES = 10  # curves drawn one by one
-MOST_RANKS = 32  # bars with a place of their own
-LEFT, HEIGHT, BARS = 62.0, 190.0, 84.0
+HEIGHT, BARS = 190.0, 90.0
 
 EQUAL_ROWS = Look("equal numbers of rows", "#f6bd83", "rows")
 EQUAL_LOOKUPS = Look("equal numbers of lookups", "#9cc4ee", "plain")
@@ -45,46 +41,45 @@ def access_skew(
 
     Args:
         access: table -> profile, or one profile; counts of ids make one by ``AccessProfile.of_ids``.
-        num_embeddings: rows, table -> number or one for all; the rows that were used when left out.
-        table: the one whose ranks are drawn; the most skewed when left out.
-        world_size: ranks W that it is cut over.
+        num_embeddings: rows, table -> number or one for all. Default: the rows that were used.
+        table: the one whose ranks are drawn. Default: the most skewed.
+        world_size: ranks W that it is split over.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
 
     Raises:
-        ValueError: a table of which `access` says nothing.
+        ValueError: `access` has no profile of the table.
 
     >>> view = access_skew(AccessProfile(uses=(1.0, 97.0), rows=(3.0, 1.0)), world_size=2)
     >>> view.summary
-    'The hottest 1% of rows get 97% of the lookups. Cut into equal numbers of rows, rank 0 of 2 gets 98% of them.'
+    'The hottest 1% of rows get 97% of the lookups. With equal numbers of rows, rank 0 of 2 gets 98% of them.'
     """
     profiles = dict(access) if isinstance(access, Mapping) else {"table": access}
     if not profiles:
-        return message_view(
-            "access_skew", "Access skew", "No table has a profile of its use: there is no skew to show."
-        )
+        return message_view("access_skew", "Access skew", "No table has a profile of its use.")
     if table is not None and table not in profiles:
-        raise ValueError(f"access says nothing of table {table!r}; it knows: {', '.join(profiles)}")
+        raise ValueError(f"access has no profile of table {table!r}. Profiles: {', '.join(profiles)}")
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size!r}")
     curves = {name: _Curve(profile, _rows(num_embeddings, name, profile)) for name, profile in profiles.items()}
     chosen = table or max(curves, key=lambda name: curves[name].share(0.01))
     curve = curves[chosen]
-    equal, balanced = curve.stripes(world_size, by_lookups=False), curve.stripes(world_size, by_lookups=True)
+    equal, balanced = curve.shards(world_size, by_lookups=False), curve.shards(world_size, by_lookups=True)
     of = "" if len(curves) == 1 and not isinstance(access, Mapping) else f" of {chosen}"
     title = f"Access skew{of}: {count_text(curve.rows)} rows"
     summary = (
-        f"The hottest 1% of rows get {_percent(curve.share(0.01))} of the lookups. Cut into equal numbers of rows, "
+        f"The hottest 1% of rows get {_percent(curve.share(0.01))} of the lookups. With equal numbers of rows, "
         f"rank 0 of {world_size} gets {_percent(equal[0][1])} of them."
     )
 
-    def draw(uid: str) -> Svg:
-        return _draw(curves, chosen, equal, balanced, title, summary, note, width, uid)
-
-    def plot() -> Any:
-        return _plot(curves, chosen, equal, balanced, title)
-
-    return View("access_skew", title, summary, _numbers(curves), draw, plot)
+    tallest = max(share for _, share in (*equal, *balanced))
+    bars = [(EQUAL_ROWS, equal), (EQUAL_LOOKUPS, balanced)]
+    rows = [(_curve_panel(curves, chosen),), *((_rank_panel(look, shards, tallest, width),) for look, shards in bars)]
+    words = "Dashed: equal shares of all ranks."
+    if len(curves) > MOST_TABLES:
+        words += f" {len(curves) - MOST_TABLES} less skewed tables are not drawn."
+    chart = spec.Chart(title, summary, tuple(rows), f"{words} {as_sentence(note)}".strip())
+    return View.of_chart("access_skew", chart, _numbers(curves), width)
 
 
 class _Curve:
@@ -100,8 +95,8 @@ class _Curve:
         """The share of lookups of this share of the rows, and of one row at least."""
         return float(np.interp(max(of_rows * self.rows, min(1.0, self.rows)), self.x, self.y))
 
-    def stripes(self, ranks: int, by_lookups: bool) -> list[tuple[float, float]]:
-        """``(rows, share of lookups)`` of every rank's stripe of rows sorted by use."""
+    def shards(self, ranks: int, by_lookups: bool) -> list[tuple[float, float]]:
+        """``(rows, share of lookups)`` of every rank's row shard, rows sorted by use."""
         even = np.arange(1, ranks) / ranks
         inner = np.interp(even, self.y, self.x) if by_lookups else even * self.rows
         ends = np.concatenate([[0.0], inner, [self.rows]])
@@ -131,102 +126,41 @@ def _percent(share: float) -> str:
     return f"{number(100 * share, 2)}%"
 
 
-def _draw(
-    curves: dict[str, _Curve],
-    chosen: str,
-    equal: Sequence[tuple[float, float]],
-    balanced: Sequence[tuple[float, float]],
-    title: str,
-    summary: str,
-    note: str,
-    width: int,
-    uid: str,
-) -> Svg:
-    svg = Svg(width, 0, title, summary, uid)
-    top = svg.head(title, summary, MARGIN) + 24
-    right = width - MARGIN - 8
-    y = _draw_curves(svg, curves, chosen, top, right)
-    for look, stripes in ((EQUAL_ROWS, equal), (EQUAL_LOOKUPS, balanced)):
-        y = _draw_bars(svg, look, stripes, y + 14, right)
-    if note:
-        svg.text(MARGIN, y + 12, note, soft=True)
-        y += 16
-    svg.height = y + 6
-    return svg
-
-
-def _draw_curves(svg: Svg, curves: dict[str, _Curve], chosen: str, top: float, right: float) -> float:
-    """Curves, axes and names; returns the y below them."""
+def _curve_panel(curves: dict[str, _Curve], chosen: str) -> spec.Panel:
     drawn = _shown(curves, chosen)
-    low = min(float(curves[name].points()[0][0]) for name in drawn)
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        along = (np.log10(x) - np.log10(low)) / (2 - np.log10(low))
-        return LEFT + float(along) * (right - LEFT), top + (100 - y) / 100 * HEIGHT
-
-    for level in (0, 25, 50, 75, 100):
-        _, height = at(100, level)
-        svg.line(LEFT, height, right, height, f'stroke-opacity="{".6" if not level else ".15"}"')
-        svg.text(LEFT - 8, height + 4, f"{level}%", anchor="end", size=10, soft=True)
-    for power in range(int(np.ceil(np.log10(low) - 1e-9)), 3):
-        across, _ = at(10.0**power, 0)
-        svg.text(across, top + HEIGHT + 16, f"{10.0**power:g}%", anchor="middle", size=10, soft=True)
-    svg.text(LEFT, top - 6, "share of the lookups", soft=True, size=10)
-    svg.text(right, top + HEIGHT + 32, "share of the rows, hottest first", anchor="end", soft=True, size=10)
-    legend_x, legend_y = LEFT, top + HEIGHT + 48
+    marks = []
     for i, name in enumerate(drawn):
-        colour, dash, _ = LINES[i % len(LINES)]
-        style = f'fill="none" stroke="{colour}" stroke-width="{3 if name == chosen else 1.8}"'
-        style += f' stroke-dasharray="{dash}"' if dash else ""
-        xs, ys = curves[name].points()
-        points = " ".join(
-            f"{px:.1f},{py:.1f}" for px, py in (at(float(x), float(y)) for x, y in zip(xs, ys, strict=True))
+        colour, dash, symbol = LINES[i % len(LINES)]
+        xs, ys = (tuple(values.tolist()) for values in curves[name].points())
+        marks.append(spec.Lines(name, xs, ys, colour, dash, symbol, 3.0 if name == chosen else 1.8))
+    low = min(mark.x[0] for mark in marks)
+    powers = tuple(10.0**power for power in range(int(np.ceil(np.log10(low) - 1e-9)), 3))
+    x = spec.Axis("log10", low, 100.0, "share of the rows, hottest first", "%", powers)
+    y = spec.Axis("linear", 0.0, 100.0, "share of the lookups", "%", (0.0, 25.0, 50.0, 75.0, 100.0))
+    return spec.Panel(x, y, tuple(marks), height=HEIGHT)
+
+
+def _rank_panel(look: Look, shards: Sequence[tuple[float, float]], tallest: float, width: int) -> spec.Panel:
+    """The share of the lookups of every rank under one way to cut the rows."""
+    ranks = len(shards)
+    wide = (width - 80) / ranks
+    each = [
+        (
+            i,
+            0.0,
+            100 * share,
+            f"rank {i}\n{count_text(rows)} rows\n{_percent(share)} of the lookups",
+            _percent(share) if wide >= 40 else "",
         )
-        told = f"1% of rows, {_percent(curves[name].share(0.01))} of lookups"
-        words = fit([f"{name}: {told}", told], right - LEFT - 46, 11.4)
-        svg.path(f"M{points}", style, words)
-        room = 46 + len(words) * 6.6
-        if legend_x > LEFT and legend_x + room > right:
-            legend_x, legend_y = LEFT, legend_y + 17
-        svg.path(f"M{legend_x:.1f} {legend_y:.1f}h30", style)
-        room = svg.width - legend_x - 37 - MARGIN
-        svg.text(legend_x + 37, legend_y + 4, fit([words, name], room, 12), bold=name == chosen)
-        legend_x += room + 8
-    if len(drawn) < len(curves):
-        svg.text(LEFT, legend_y + 20, f"and {len(curves) - len(drawn)} tables that are less skewed", soft=True)
-        legend_y += 18
-    return legend_y + 10
-
-
-def _draw_bars(svg: Svg, look: Look, stripes: Sequence[tuple[float, float]], y: float, right: float) -> float:
-    """Lookups of every rank as bars with their rows under them; returns the y below."""
-    ranks = len(stripes)
-    svg.rect(LEFT, y, 16, 11, svg.fill(look), extra='stroke="currentColor" stroke-opacity=".5"')
-    svg.text(LEFT + 22, y + 9.5, f"{look.label}: share of the lookups of each rank")
-    top, base = y + 30, y + 30 + BARS
-    each = min((right - LEFT) / ranks, 120.0)
-    tallest = max(max(share for _, share in stripes), 1 / ranks)
-    even = base - BARS / ranks / tallest
-    for rank, (rows, share) in enumerate(stripes):
-        left, high = LEFT + rank * each, BARS * share / tallest
-        hover = f"rank {rank}\n{count_text(rows)} rows\n{_percent(share)} of the lookups"
-        outline = f'stroke="{LABEL_INK}" stroke-width=".6"'
-        svg.rect(left + 0.1 * each, base - high, 0.8 * each, high, svg.fill(look), hover, outline)
-        if each >= 40:
-            middle = left + each / 2
-            struck = base - high - 13 < even < base - high - 2 and high >= 16  # by the line of what is even
-            where, ink = (base - high + 12, LABEL_INK) if struck else (base - high - 4, "currentColor")
-            svg.text(middle, where, _percent(share), anchor="middle", size=10, ink=ink)
-            svg.text(middle, base + 14, f"rank {rank}", anchor="middle", size=10)
-            words = fit([f"{count_text(rows)} rows", count_text(rows)], each - 2, 10)
-            svg.text(middle, base + 27, words, anchor="middle", size=10, soft=True)
-    svg.line(LEFT, even, LEFT + ranks * each, even, 'stroke-dasharray="3 3" stroke-opacity=".7"')
-    svg.line(LEFT, base, LEFT + ranks * each, base, 'stroke-opacity=".6"')
-    svg.text(LEFT - 8, even + 4, "even", anchor="end", size=10, soft=True)
-    if each < 40:
-        svg.text(LEFT, base + 14, f"rank 0 to rank {ranks - 1}", size=10, soft=True)
-    assert top < base
-    return base + 32
+        for i, (rows, share) in enumerate(shards)
+    ]
+    bars = spec.bars(look.label, look, each, label="end")
+    even = spec.Rule(y=100 / ranks, words="", dash="3 3")
+    least, most = (count_text(pick(rows for rows, _ in shards)) for pick in (min, max))
+    rows = f"{least} rows" if least == most else f"{least} to {most} rows"
+    axis = spec.Axis("linear", 0.0, 1.22 * 100 * tallest, "", "%")
+    title = f"Each rank's share of the lookups: {look.label}, {rows} per rank"
+    return spec.Panel(spec.categories(map(str, range(ranks)), "rank"), axis, (*bars, even), title, BARS)
 
 
 def _shown(curves: dict[str, _Curve], chosen: str) -> list[str]:
@@ -242,44 +176,3 @@ def _numbers(curves: dict[str, _Curve]) -> TextTable:
         for name, curve in curves.items()
     ]
     return TextTable(heads, rows)
-
-
-def _plot(
-    curves: dict[str, _Curve],
-    chosen: str,
-    equal: Sequence[tuple[float, float]],
-    balanced: Sequence[tuple[float, float]],
-    title: str,
-) -> Any:
-    import plotly.graph_objects as go
-
-    traces: list[Any] = []
-    for i, name in enumerate(_shown(curves, chosen)):
-        colour, dash, _ = LINES[i % len(LINES)]
-        xs, ys = curves[name].points()
-        line = {"color": colour, "dash": ",".join(f"{d}px" for d in dash.split()) if dash else "solid"}
-        hover = "%{x:.3g}% of the rows<br>%{y:.3g}% of the lookups"
-        traces.append(go.Scatter(name=name, x=xs.tolist(), y=ys.tolist(), mode="lines", line=line, hovertemplate=hover))
-    for look, stripes in ((EQUAL_ROWS, equal), (EQUAL_LOOKUPS, balanced)):
-        traces.append(
-            go.Bar(
-                name=look.label,
-                x=[f"rank {rank}" for rank in range(len(stripes))],
-                y=[100 * share for _, share in stripes],
-                customdata=[count_text(rows) for rows, _ in stripes],
-                marker=marker(look),
-                xaxis="x2",
-                yaxis="y2",
-                hovertemplate="%{x}: %{customdata} rows<br>%{y:.3g}% of the lookups",
-            )
-        )
-    return figure(
-        traces,
-        title,
-        height=560,
-        barmode="group",
-        xaxis={"type": "log", "title": {"text": "% of the rows, hottest first"}, "anchor": "y"},
-        yaxis={"domain": [0.56, 1.0], "title": {"text": "% of the lookups"}, "range": [0, 100]},
-        xaxis2={"anchor": "y2"},
-        yaxis2={"domain": [0.0, 0.36], "title": {"text": "% of the lookups"}, "anchor": "x2"},
-    )

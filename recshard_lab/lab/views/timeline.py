@@ -1,7 +1,7 @@
-"""When the stages of a pipeline ran: one lane a rank and stage, what overlapped and what waited.
+"""When the stages of a pipeline ran: one lane per rank and stage.
 
-The stages of a step (wait, forward, backward, optimizer) run one after the other in one thread and share a lane. A
-stage is hidden as far as the same rank was computing meanwhile; what the step's thread spent waiting is what was not.
+The stages of a step (wait, forward, backward, optimizer) run one after the other in one thread and share a lane. The
+part of a stage that runs while the same rank computes is hidden. The step's thread waits for the rest.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from recshard_lab.lab.draw.plots import figure, marker
-from recshard_lab.lab.draw.rank_columns import MARGIN
-from recshard_lab.lab.draw.svg import Svg, fit
-from recshard_lab.lab.draw.theme import LABEL_INK, STAGES, as_sentence, look_of, ms_text, number, ticks, with_notes
+from recshard_lab.lab.charts import spec
+from recshard_lab.lab.draw.svg import fit
+from recshard_lab.lab.draw.theme import STAGES, as_sentence, look_of, ms_text, number, with_notes
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
@@ -23,8 +22,7 @@ from recshard_lab.train.stages import COMPUTE_STAGES, hidden_share, stage_ms
 
 STEP = ("wait", *COMPUTE_STAGES)
 MOST_RANKS = 8
-SHOWN = 6  # batches drawn where no others are asked for
-LEFT = 130
+SHOWN = 6  # batches drawn by default
 _Lane = tuple[int, str]
 
 
@@ -51,10 +49,11 @@ def timeline(
     events = list(events)
     timed = [event for event in events if isfinite(event.start_s) and isfinite(event.end_s)]
     if len(timed) < len(events):
-        note = f"{len(events) - len(timed)} stages whose times are no numbers are left out. {as_sentence(note)}".strip()
+        left_out = len(events) - len(timed)
+        note = f"{left_out} stages without a finite time are not drawn. {as_sentence(note)}".strip()
     events = sorted(timed, key=lambda event: event.start_s)
     if not events:
-        return message_view("timeline", "Timeline", "There is no stage to show: no batch has gone through yet.")
+        return message_view("timeline", "Timeline", "No stage to show: no batch has passed the pipeline yet.")
     ranks = sorted({event.rank for event in events})
     first, last = batches if batches is not None else _middle(sorted({event.batch for event in events}))
     drawn = _during([event for event in events if event.rank in ranks[:MOST_RANKS]], first, last)
@@ -75,13 +74,9 @@ def timeline(
         for lane in dict.fromkeys(_lane_of(event.stage) for event in sorted(drawn, key=lambda e: _order(e.stage)))
     ]
 
-    def draw(uid: str) -> Svg:
-        return _draw(drawn, lanes, title, summary, note, width, uid, span_ms or 0.0)
-
-    def plot() -> Any:
-        return _plot(drawn, lanes, title)
-
-    return View("timeline", title, summary, _numbers(known, stages, hidden), draw, plot)
+    note = f"Numbers in bars: the batch. {as_sentence(note)}".strip()
+    chart = spec.Chart(title, summary, ((_panel(drawn, lanes, span_ms or 0.0, width),),), note)
+    return View.of_chart("timeline", chart, _numbers(known, stages, hidden), width)
 
 
 def _middle(batches: Sequence[int]) -> tuple[int, int]:
@@ -92,7 +87,7 @@ def _middle(batches: Sequence[int]) -> tuple[int, int]:
 
 
 def _during(events: Sequence[Any], first: int, last: int) -> list[Any]:
-    """What happened from the first step of ``first`` to the last one of ``last``, of whatever batch."""
+    """What happened from the first step of ``first`` to the last one of ``last``, of all batches."""
     asked = [event for event in events if first <= event.batch <= last]
     steps = [event for event in asked if event.stage in COMPUTE_STAGES] or asked
     if not steps:
@@ -125,7 +120,7 @@ def _summary(hidden: Mapping[str, float], stages: int, step: float, waited: floa
     if "input_dist" in hidden:
         words.append(f"{number(100 * hidden['input_dist'])}% of input_dist ran behind computing.")
     elif step:
-        words.append("Nothing is sent ahead: what the step waits for lies inside forward and backward.")
+        words.append("Nothing is sent ahead: waiting is part of forward and backward.")
     if step and (words == [] or "input_dist" in hidden):
         words.append(f"The step waited {ms_text(waited)} of its {ms_text(step)} ({number(100 * waited / step, 2)}%).")
     return " ".join(words) or f"{stages} stages."
@@ -140,91 +135,32 @@ def _numbers(events: Sequence[Any], stages: Sequence[str], hidden: Mapping[str, 
     return TextTable(["stage", "a batch", "longest", "behind computing"], rows)
 
 
-def _draw(
-    events: Sequence[Any],
-    lanes: list[_Lane],
-    title: str,
-    summary: str,
-    note: str,
-    width: int,
-    uid: str,
-    span_ms: float,
-) -> Svg:
+def _panel(events: Sequence[Any], lanes: list[_Lane], span_ms: float, width: int) -> spec.Panel:
     begin, end = min(event.start_s for event in events), max(event.end_s for event in events)
     longest = max(1e3 * (end - begin), span_ms) or 1.0
-    scale = (width - LEFT - MARGIN - 4) / longest
-    thick = 18 if len(lanes) <= 16 else 12
-    svg = Svg(width, 0, title, summary, uid)
-    top = y = svg.head(title, summary, MARGIN) + 12
-    places: dict[_Lane, float] = {}
-    for number_, (rank, lane) in enumerate(lanes):
-        if number_ and lanes[number_ - 1][0] != rank:
-            y += 8
-        if not number_ or lanes[number_ - 1][0] != rank:
-            svg.text(MARGIN, y + thick / 2 + 4, f"rank {rank}", bold=True)
-        places[rank, lane] = y
-        words = fit([look_of(lane, STAGES).label, lane], LEFT - 62, 10)
-        svg.text(LEFT - 8, y + thick / 2 + 4, words, size=10, anchor="end")
-        svg.line(LEFT, y + thick / 2, width - MARGIN, y + thick / 2, 'stroke-opacity=".2"')
-        y += thick + 4
-    for tick in ticks(0.0, longest):
-        x = LEFT + tick * scale
-        svg.line(x, top, x, y, 'stroke-opacity=".15"')
-    for event in events:
-        place = (event.rank, _lane_of(event.stage))
-        if place in places:
-            _bar(svg, event, LEFT + 1e3 * (event.start_s - begin) * scale, event.ms * scale, places[place], thick)
-    svg.line(LEFT, y, width - MARGIN, y, 'stroke-opacity=".6"')
-    for tick in ticks(0.0, longest):
-        words = "0" if not tick else ms_text(tick)
-        svg.text(LEFT + tick * scale, y + 15, words, anchor="middle", size=10, soft=True)
-    used = sorted({event.stage for event in events}, key=_order)
-    bottom = svg.legend(MARGIN, y + 26, [(look_of(s, STAGES), look_of(s, STAGES).label) for s in used], width - 28)
-    svg.text(MARGIN, bottom + 9, f"Numbers in bars: the batch. {as_sentence(note)}".strip(), soft=True)
-    svg.height = bottom + 18
-    return svg
-
-
-def _bar(svg: Svg, event: Any, x: float, long: float, y: float, thick: float) -> None:
-    look = look_of(event.stage, STAGES)
-    hover = f"rank {event.rank}, batch {event.batch}\n{look.label}: {ms_text(event.ms)}"
-    svg.rect(x, y, max(long, 0.4), thick, svg.fill(look), hover, f'stroke="{LABEL_INK}" stroke-width=".5"')
-    words = fit([str(event.batch)], long - 4, 10)
-    if words and "…" not in words:
-        halo = f'stroke="{look.fill}" stroke-width="3" paint-order="stroke"'
-        svg.text(x + long / 2, y + thick / 2 + 3.6, words, size=10, anchor="middle", ink=LABEL_INK, extra=halo)
-
-
-def _plot(events: Sequence[Any], lanes: list[_Lane], title: str) -> Any:
-    import plotly.graph_objects as go
-
-    begin = min(event.start_s for event in events)
-    traces = []
+    place = {lane: float(i) for i, lane in enumerate(lanes)}
+    marks: list[spec.Mark] = []
     for stage in sorted({event.stage for event in events}, key=_order):
-        own = [event for event in events if event.stage == stage]
+        own = [event for event in events if event.stage == stage and (event.rank, _lane_of(stage)) in place]
         look = look_of(stage, STAGES)
-        traces.append(
-            go.Bar(
-                name=look.label,
-                orientation="h",
-                y=[_label(event.rank, _lane_of(stage)) for event in own],
-                x=[event.ms for event in own],
-                base=[1e3 * (event.start_s - begin) for event in own],
-                marker=marker(look),
-                customdata=[event.batch for event in own],
-                hovertemplate=f"%{{y}}<br>{look.label} of batch %{{customdata}}: %{{x:.4g}} ms<extra></extra>",
+        rows = [
+            (
+                place[event.rank, _lane_of(stage)],
+                1e3 * (event.start_s - begin),
+                1e3 * (event.start_s - begin) + event.ms,
+                f"rank {event.rank}, batch {event.batch}\n{look.label}: {ms_text(event.ms)}",
+                _fitting(event.batch, event.ms / longest * (width - 170)),
             )
-        )
-    order = [_label(rank, lane) for rank, lane in lanes]
-    return figure(
-        traces,
-        title,
-        barmode="overlay",
-        height=170 + 24 * len(lanes),
-        yaxis={"categoryorder": "array", "categoryarray": order[::-1], "showgrid": False},
-        xaxis={"title": {"text": "ms"}, "showgrid": True, "gridcolor": "rgba(128,136,146,.25)"},
+            for event in own
+        ]
+        marks += spec.bars(look.label, look, rows, across=True)
+    names = [f"rank {rank}, {look_of(lane, STAGES).label}" for rank, lane in lanes]
+    axis = spec.Axis("linear", 0.0, 1.01 * longest, "", "ms")
+    return spec.Panel(
+        axis, spec.categories(names), tuple(marks), height=len(lanes) * (22.0 if len(lanes) <= 16 else 16.0)
     )
 
 
-def _label(rank: int, lane: str) -> str:
-    return f"rank {rank}, {look_of(lane, STAGES).label}"
+def _fitting(batch: int, pixels: float) -> str:
+    words = fit([str(batch)], pixels - 8, 11)
+    return "" if words.endswith("…") else words

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.draw.plots import figure
 from recshard_lab.lab.draw.rank_columns import MARGIN
 from recshard_lab.lab.draw.svg import Svg, fit, text_width
 from recshard_lab.lab.draw.theme import bytes_text, bytes_unit, number
@@ -45,7 +44,7 @@ def traffic(
             apart by phase and route, ``traffic_by_phase`` (label of the collectives -> ``[W, W]``).
         measured: has the same counted on the ranks; its numbers stand below the predicted ones.
         phase: "sizes", "ids", "rows", "gradients", "row_norms", "dense", "sync", ...: only this part of the step.
-        topology: says which ranks share a node: ``local_world_size``.
+        topology: its ``local_world_size`` defines the ranks of a node.
         groups: the sharding groups of a model in replicas (`DMPCollection`): lists of ranks.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
@@ -53,7 +52,7 @@ def traffic(
     """
     whole = np.asarray(estimate.traffic_bytes, dtype=float)
     if whole.size == 0:
-        return message_view("traffic", "Traffic", "There is no rank to show.")
+        return message_view("traffic", "Traffic", "No rank to show.")
     counted = None if measured is None else getattr(measured, "traffic_bytes", None)
     counted = None if counted is None else np.asarray(counted, dtype=float)
     if counted is not None and counted.shape != whole.shape:
@@ -71,7 +70,7 @@ def traffic(
     if phase is not None:
         chosen = parts_of(estimate, measured, phase)
         if not parts:
-            return message_view("traffic", "Traffic", "This estimate does not tell the phases of its traffic apart.")
+            return message_view("traffic", "Traffic", "This estimate does not divide its traffic into phases.")
         sent = _sum([part.predicted for part in chosen], whole)
         counted = None if counted is None else _sum([part.counted for part in chosen], whole)
     counted = None if counted is None else counted - np.diag(np.diag(counted))
@@ -84,11 +83,8 @@ def traffic(
     def draw(uid: str) -> Svg:
         return _draw(away, counted, parts, phase, links, (title, summary, note), width, extent, uid)
 
-    def plot() -> Any:
-        return _plot(away, parts, links, title, max(most, extent))
-
     most, numbers = float(links.cells(away).max()), _numbers(away, counted, parts, links)
-    return View("traffic", title, summary, numbers, draw, plot, extent=most)
+    return View("traffic", title, summary, numbers, draw, extent=most)
 
 
 def _sum(matrices: Sequence[np.ndarray | None], like: np.ndarray) -> np.ndarray:
@@ -315,7 +311,7 @@ def _totals(svg: Svg, cells: np.ndarray, left: float, top: float, across: float,
 
 
 def _numbers(away: np.ndarray, counted: np.ndarray | None, parts: list[Part], links: Links) -> TextTable:
-    """By phase where they are told apart, then the matrix where it is small, else what each rank sends and receives."""
+    """By phase if phases are known, then the matrix if it is small, else what each rank sends and receives."""
     if len(away) <= 8:
         heads = ["from \\ to", *(f"rank {j}" for j in range(len(away)))]
         rows = [[f"rank {i}", *map(bytes_text, row)] for i, row in enumerate(away)]
@@ -339,49 +335,3 @@ def _numbers(away: np.ndarray, counted: np.ndarray | None, parts: list[Part], li
 
 def _padded(rows: Sequence[Sequence[str]], wide: int) -> list[list[str]]:
     return [[*row, *[""] * (wide - len(row))] for row in rows]
-
-
-def _plot(away: np.ndarray, parts: list[Part], links: Links, title: str, most: float) -> Any:
-    """A heat map, with a menu of the phases; the step's darkest cell stands for `most` bytes."""
-    import plotly.graph_objects as go
-
-    shown = [("the step", away), *((part.words, part.predicted) for part in parts if part.predicted is not None)]
-    traces = []
-    for place, (_, matrix) in enumerate(shown):
-        cells = links.cells(matrix)
-        top = most if place == 0 else float(cells.max())
-        size, unit = bytes_unit(top)
-        values = [[float(f"{v / size:.4g}") for v in row] for row in cells]
-        numbered = len(cells) <= NUMBERED
-        heat = go.Heatmap(
-            z=values,
-            zmin=0.0,
-            zmax=top / size or 1.0,
-            x=links.names,
-            y=links.names,
-            text=[[number(v) for v in row] for row in values] if numbered else None,
-            texttemplate="%{text}" if numbered else None,
-            colorscale=[[0, "rgb(232,241,250)"], [1, "rgb(12,74,132)"]],
-            colorbar={"title": {"text": unit}, "outlinewidth": 0},
-            hovertemplate="%{y} to %{x}: %{z} " + unit + "<extra></extra>",
-            xgap=1,
-            ygap=1,
-            visible=place == 0,
-        )
-        traces.append(heat)
-    buttons = [
-        {"label": words, "method": "update", "args": [{"visible": [i == place for i in range(len(shown))]}]}
-        for place, (words, _) in enumerate(shown)
-    ]
-    frame = {"type": "rect", "fillcolor": "rgba(0,0,0,0)", "line": {"color": "rgb(122,130,140)", "width": 2}}
-    boxes = [{**frame, "x0": a - 0.5, "x1": b - 0.5, "y0": a - 0.5, "y1": b - 0.5} for a, b, _ in links.frames]
-    menu = [{"buttons": buttons, "x": 1, "xanchor": "right", "y": 1.16, "yanchor": "top"}] if len(shown) > 1 else []
-    return figure(
-        traces,
-        title,
-        height=190 + 26 * min(len(away), 14),
-        shapes=boxes,
-        updatemenus=menu,
-        xaxis={"title": {"text": "to"}},
-        yaxis={"autorange": "reversed", "showgrid": False, "title": {"text": "from"}},
-    )

@@ -56,7 +56,7 @@ class Part:
     Args:
         phase: a name of `PHASES`.
         words: what a reader sees, with the route.
-        predicted, counted: bytes ``[W, W]``; None where nobody predicts, or counts, such a thing.
+        predicted, counted: bytes ``[W, W]``; None if it is not predicted, or not counted.
     """
 
     phase: str
@@ -94,11 +94,11 @@ def parts_of(estimate: Any, measured: Any = None, phase: str | None = None) -> l
     """The parts of a step's traffic, in its order, without those that are nothing on both sides.
 
     Args:
-        estimate, measured: with a ``traffic_by_phase``, or without (then there are no parts).
+        estimate, measured: with a ``traffic_by_phase``; without it, no parts are returned.
         phase: only those of this phase.
 
     Raises:
-        ValueError: no such phase.
+        ValueError: unknown phase.
     """
     if phase is not None and phase not in PHASES:
         raise ValueError(f"no phase is named {phase!r}; there are: {', '.join(PHASES)}")

@@ -52,12 +52,12 @@ def test_memory_groups_and_pipelines_are_swept_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
-    (["--world-size", "eight"], "--world-size takes numbers divided by commas, got 'eight'"),
+    (["--world-size", "eight"], "--world-size takes numbers separated by commas, got 'eight'"),
     (["--world-size", "1.5"], "--world-size takes whole numbers of at least 1, got '1.5'"),
     (["--batch-size", "8", "--global-batch-size", "64"], "not both"),
     (["--topology", "h1000"], "topology preset 'h1000' does not exist"),
     (["--codecs", "fp12"], "'fp12' is not a number format"),
-    (["--example", "mlperf-dlrm-dcnv2"], "give a file of tables, or --example"),
+    (["--example", "mlperf-dlrm-dcnv2"], "whatif needs a file of tables, or --example"),
 ])  # fmt: skip
 def test_a_mistake_is_told(tmp_path: Path, arguments: list[str], told: str) -> None:
     code, said = whatif(tmp_path, *arguments)

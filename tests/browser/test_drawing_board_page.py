@@ -97,7 +97,7 @@ def test_a_tiling_is_drawn_by_keys_alone(page: Any) -> None:
     widget = page.locator(WIDGET)
     widget.get_by_label("Draw as").select_option(label="rank 1")
     widget.get_by_role("textbox", name="Shards").fill("rank 0: rows 0-1000, cols 0-16")
-    page.wait_for_selector(f"{WIDGET} :text('A tiling: 1 piece on 1 rank')")
+    page.wait_for_selector(f"{WIDGET} :text('A tiling: 1 shard on 1 rank')")
     page.locator(f"{WIDGET} [data-tile='0']").focus()
     page.keyboard.press("h")
     page.keyboard.press("v")

@@ -45,7 +45,7 @@ def pids(page: Any) -> list[str]:
 
 
 def test_new_figures_leave_the_focus_where_it_is(page: Any) -> None:
-    region = f"{PANEL} .rs-wide"
+    region = f"{PANEL} .rs-figures"
     page.locator(".jp-CodeCell").nth(2).locator(".cm-content").click()
     command(page, "notebook:run-cell")
     page.locator(region).focus()

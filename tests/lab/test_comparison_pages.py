@@ -63,7 +63,7 @@ def test_what_the_third_plan_alone_does_otherwise_is_listed() -> None:
         assert "table_wise" in third
     assert not folded
     alike = comparison_page(three(5, 0))
-    assert section(alike, "What differs").parts == ["Every table is placed alike in all plans."]
+    assert section(alike, "What differs").parts == ["Every table has the same placement in all plans."]
 
 
 def test_every_figure_and_every_picture_has_three_plans() -> None:
@@ -108,7 +108,7 @@ def test_many_differing_tables_are_folded_and_what_is_left_out_is_said(
 def test_a_page_explains_forty_tables_and_says_which(count: int, words: str) -> None:
     tables = many(count)
     plan = EmbeddingShardingPlanner(TOP).plan_tables(tables)
-    parts = section(plan_page(Candidate.of("plan", plan)), "Why each table lies where it does").parts
+    parts = section(plan_page(Candidate.of("plan", plan)), "Reasons for each table").parts
     assert parts[0].startswith(words)
     explained = [part.answer for part in parts[1:]]
     assert len(explained) == min(count, MOST_EXPLAINED)

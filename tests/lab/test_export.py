@@ -102,7 +102,7 @@ def test_figures_are_told_as_they_are() -> None:
     assert rows["hbm_mem_bw"] == "3,082 GB/s"
     assert rows["world_size"] == "8"
     assert rows["zipf_alpha"] == "1.2"
-    assert rows["unique_fraction"] == "not given"
+    assert rows["unique_fraction"] == "not set"
 
 
 def test_a_page_tells_the_python_and_the_versions(page: Path) -> None:
@@ -276,9 +276,9 @@ def test_a_plan_loads_back_equal_whoever_made_it(tmp_path: Path) -> None:
         assert ShardingPlan.from_json(export(plan, tmp_path / "p.json").read_text()) == plan
     plans = {"mine": planned(["row_wise"]), "theirs": planned()}
     assert ShardingPlan.from_json(export(plans, tmp_path / "p.json", plan="mine").read_text()) == plans["mine"]
-    with pytest.raises(ValueError, match=r"2 plans in it \('mine', 'theirs'\).*plan='mine'"):
+    with pytest.raises(ValueError, match=r"has 2 plans \('mine', 'theirs'\).*plan='mine'"):
         export(plans, tmp_path / "p.json")
-    with pytest.raises(ValueError, match=r"no plan 'yours' in it; there are: 'mine', 'theirs'"):
+    with pytest.raises(ValueError, match=r"has no plan 'yours'; plans: 'mine', 'theirs'"):
         export(plans, tmp_path / "p.json", plan="yours")
 
 
@@ -325,7 +325,7 @@ def test_what_a_folder_cannot_hold_is_told_in_it(tmp_path: Path) -> None:
     plan.planned = None
     folder = export(plan, tmp_path / "all", tables=odd, topology=Topology(2))
     assert not (folder / "plan.py").exists()
-    assert "plan.py is not here: table 't' has an init_fn" in (folder / "about.txt").read_text()
+    assert "plan.py is missing: table 't' has an init_fn" in (folder / "about.txt").read_text()
 
 
 # ---- what is refused ----
@@ -341,11 +341,11 @@ def test_what_cannot_be_exported_is_refused(thing: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("x.pdf", r"x.pdf: .pdf is no kind of file .* .html \(a page\).* and a folder"),
-        ("none/x.html", "there is no folder .*none"),
+        ("x.pdf", r"cannot export to x.pdf: .pdf is not supported.* .html \(a page\).* and a folder"),
+        ("none/x.html", "x.html cannot be written: the folder .*none.* does not exist"),
         (3, r"export: path must be str \| pathlib.Path, got 3"),
-        ("x.json", "there is no plan in it to write. Fix: .html, .svg or .png"),
-        ("x.py", "there is no plan in it to write"),
+        ("x.json", "has no plan to write. Fix: .html, .svg or .png"),
+        ("x.py", "has no plan to write"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused(name: Any, words: str, tmp_path: Path) -> None:
@@ -380,9 +380,9 @@ def test_a_wrong_argument_is_a_value_error(
 
 
 def test_a_plan_of_which_nothing_is_known_asks_for_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"export\(\.\.\., tables=\.\.\., topology=\.\.\.\); as .json it needs neither"):
+    with pytest.raises(PlanError, match=r"export\(\.\.\., tables=\.\.\., topology=\.\.\.\); \.json needs neither"):
         export(plan_of(movielens(), 2), tmp_path / "x.html")
-    with pytest.raises(ValueError, match="export does not know 'table' of a plan; it takes: tables, topology"):
+    with pytest.raises(ValueError, match="export has no argument 'table' for plans; arguments: tables, topology"):
         export(plan_of(movielens(), 2), tmp_path / "x.html", table=3)
 
 

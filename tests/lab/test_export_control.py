@@ -92,11 +92,11 @@ def test_what_cannot_be_written_is_told_in_the_widget(tmp_path: Path, monkeypatc
     board.exports.press("json")
     board.exports.wait()
     assert board.exports.failed
-    assert board.exports.message.startswith("Nothing was written. Drawing of movies: there is no plan in it")
+    assert board.exports.message.startswith("Nothing was written. Drawing of movies has no plan to write")
     assert not board.exports.busy
     board.exports.press("html")
     board.exports.wait()
-    assert "There is no plan" in board.exports.last.read_text()  # type: ignore[union-attr]
+    assert "<h2>No plan</h2>" in board.exports.last.read_text()  # type: ignore[union-attr]
 
 
 def test_a_drawing_is_exported_with_its_plan(tmp_path: Path) -> None:

@@ -127,8 +127,8 @@ def test_a_cell_can_run_on_some_ranks(notebook: Notebook) -> None:
     [
         ("--timeout 0", "'0' is not a time limit: expected seconds above 0"),
         ("--timeout nan", "'nan' is not a time limit"),
-        ("--ranks=-1", "'-1' names no rank: expected ranks like 0,2 or 0-3"),
-        ("--ranks 1-0", "'1-0' names no rank"),
+        ("--ranks=-1", "'-1' is not a rank: expected ranks like 0,2 or 0-3"),
+        ("--ranks 1-0", "'1-0' is not a rank"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(notebook: Notebook, option: str, words: str) -> None:
@@ -282,7 +282,7 @@ def test_modules_edited_on_disk_are_loaded_again_on_the_ranks(notebook: Notebook
     notebook.ok("%autoreload 0" if where == "notebook" else "%%recshard\n%autoreload 0")
     module.write_text("def answer(): return 'a third one'\n")
     assert notebook.ok("%%recshard\nanswer()").stdout == "[all] 2\n"
-    notebook.ok("from recshard_lab.lab import magics; magics._autoreload.asked = None")
+    notebook.ok("from recshard_lab.lab import magics; magics._autoreload.setting = None")
 
 
 def test_names_on_the_ranks_are_completed_and_the_notebooks_stay_its_own(notebook: Notebook) -> None:

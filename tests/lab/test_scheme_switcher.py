@@ -152,6 +152,19 @@ def test_training_goes_on_by_itself_and_survives_a_switch(switcher: SchemeSwitch
     until(lambda: "the plan changed after step" in switcher.curve.value)
 
 
+def test_train_pressed_several_times_at_once_trains_in_one_chain(switcher: SchemeSwitcher) -> None:
+    for _ in range(3):
+        switcher.trains.value = False
+        switcher.trains.value = True
+    until(lambda: len(switcher.live.losses) >= 10)
+    assert len(switcher.worker._lanes["ranks"].tasks) <= 1
+    switcher.trains.value = False
+    until(lambda: not switcher.worker.busy("ranks"))
+    switcher.close()
+    with pytest.raises(RuntimeError, match="the widget is closed"):
+        switcher.train(1)
+
+
 def test_changes_of_the_plan_are_lines_in_the_loss_curve_once_each(switcher: SchemeSwitcher) -> None:
     switcher.train(2)
     for scheme in ("row_wise", "column_wise"):  # both after step 2

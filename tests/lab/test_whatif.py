@@ -52,7 +52,7 @@ def test_memory_groups_and_pipelines_are_swept_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
-    (["--ranks", "eight"], "--ranks takes numbers divided by commas, got 'eight'"),
+    (["--ranks", "eight"], "--ranks takes numbers separated by commas, got 'eight'"),
     (["--ranks", "1.5"], "--ranks takes whole numbers of at least 1, got '1.5'"),
     (["--batch-size", "8", "--global-batch-size", "64"], "not both"),
     (["--topology", "h1000"], "topology preset 'h1000' does not exist"),

@@ -40,11 +40,11 @@ class FormatResult:
 
 @dataclass(frozen=True)
 class FormatComparison(Printable):
-    """What `compare_formats` found; `print` it, or draw it with `lab.views.number_formats`.
+    """The result of `compare_formats`; `print` it, or draw it with `lab.views.number_formats`.
 
     Attributes:
         results: the trained model, then each number format.
-        score_name: what the score is.
+        score_name: name of the score.
         rounds: timed calls of each model.
     """
 
@@ -95,15 +95,15 @@ def compare_formats(
 ) -> FormatComparison:
     """Quantizes a model to several number formats and compares them in one run.
 
-    In each round every model is called once, one after the other, so that a change of the machine's speed meets all.
+    Each round calls every model once, so that a change of the machine's speed affects all.
 
     Args:
         model: a trained model with static tables, in one process.
         arguments: of one call, such as ``(dense, features)``. Its time is the latency.
         score: a function of a model, such as its AUC on held-out samples.
         formats: number formats, as `quantize_embeddings` takes them.
-        score_name: what the score is.
-        rounds: timed calls of each model, after two that are not timed.
+        score_name: name of the score.
+        rounds: timed calls of each model, after two untimed ones.
         backend: as of `quantize_embeddings`.
 
     Raises:

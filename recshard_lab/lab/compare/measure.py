@@ -1,6 +1,6 @@
-"""Runs a plan on launched ranks for a few steps and brings back what it took: milliseconds, bytes held, bytes sent.
+"""Runs a plan on launched ranks for a few steps and returns milliseconds, bytes stored and bytes sent.
 
-``measure_plan`` is what the notebook calls; ``steps_on_rank`` is the plain function that every rank runs.
+The notebook calls ``measure_plan``; every rank runs ``steps_on_rank``.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _CALIBRATED = ("bag_ns", "sort_ns_per_id", "sum_ns_per_number", "cache_bytes", "
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What the ranks reported; drawn beside an `Estimate` by the views.
+    """The ranks' measurements; views draw them beside an `Estimate`.
 
     Attributes:
         step_ms_by_rank: ``[W]`` median of the timed steps.
         memory_categories: names of the C categories, those of the `Estimate`.
         memory_bytes: ``[W, C]`` bytes of tables, optimizer state and buffers, as the model counts them.
         traffic_bytes: ``[W, W]`` counted, from row to column, in one step.
-        backends: table -> the kernel that served it.
-        steps: how many steps were timed.
-        host_memory_bytes: ``[W, 2]`` bytes of weights and of optimizer state in the host's memory, apart from the
-            ranks' own; None if they have none there.
+        backends: table -> its kernel.
+        steps: number of timed steps.
+        host_memory_bytes: ``[W, 2]`` bytes of weights and of optimizer state in the host's memory; None if they have
+            none there.
         in_use: by rank, the device memory in one step as measured, see `peak_of`. Empty if it was not measured.
-        traffic_by_phase: `traffic_bytes` taken apart by the label of the collective, as `Estimate.traffic_by_phase`.
-        waited_ms: label -> ``[W]`` how much longer a rank was in such collectives of a step than the rank that came
-            last, which waits least; the median over steps. Only of collectives of all ranks that were waited for.
-        others: share of this machine's cores that other programs used meanwhile, 0 to 1; None if that is not known.
-        times_note: `Ranks.times_note` of the ranks, which is shown beside the times.
+        traffic_by_phase: `traffic_bytes` by the label of the collective, as `Estimate.traffic_by_phase`.
+        waited_ms: label -> ``[W]`` ms that a rank waits in these collectives of a step for the last rank; the median
+            over steps. Only for blocking collectives of all ranks.
+        others: share of this machine's cores that other programs used meanwhile, 0 to 1; None if unknown.
+        times_note: `Ranks.times_note` of the ranks, shown beside the times.
     """
 
     step_ms_by_rank: np.ndarray
@@ -74,8 +74,8 @@ class Measured:
     def of(
         cls, found: Sequence[Mapping[str, Any]], steps: int, backends: dict[str, str], times_note: str = ""
     ) -> Measured:
-        """From what every rank reported: ``step_ms``, ``memory`` by category, ``sent`` as `sent_by_label` counts it,
-        and where it was taken ``took`` as `took_by_label` gives it."""
+        """From the report of every rank: ``step_ms``, ``memory`` by category, ``sent`` as of `sent_by_label`, and
+        optionally ``took`` as of `took_by_label`."""
         labels = dict.fromkeys(label for one in found for label in one["sent"])
         nothing = [0.0] * len(found)
         phases = {label: np.array([one["sent"].get(label, nothing) for one in found], dtype=float) for label in labels}
@@ -104,7 +104,7 @@ class Measured:
     def __str__(self) -> str:
         held = bytes_text(float(self.memory_bytes.sum(axis=1).max()))
         note = f" ({self.times_note})" if self.times_note else ""
-        return f"{ms_text(self.step_ms)} a step (median of {self.steps}), at most {held} on a rank{note}"
+        return f"{ms_text(self.step_ms)} per step (median of {self.steps}), at most {held} on a rank{note}"
 
 
 def measure_plan(
@@ -118,14 +118,14 @@ def measure_plan(
 ) -> Measured:
     """Trains the tables under the plan on random batches of the workload and measures it.
 
-    Only the tables run: a dense part that the workload counts in is not there.
+    Only the tables run, without the dense layers of the workload.
 
     Args:
         ranks: a launched session, as `recshard_lab.launch` gives it.
-        plan: for as many ranks as were launched; its module paths are ignored.
+        plan: for the number of launched ranks; its module paths are ignored.
         tables: the configs of all its tables, all pooled or none.
-        workload: batch size, pooling factors, skew and optimizer; `Workload()` when left out.
-        steps: how many are timed, after `WARM_UP` untimed ones.
+        workload: batch size, pooling factors, skew and optimizer; `Workload()` by default.
+        steps: number of timed steps, after `WARM_UP` untimed ones.
         seed: of weights and batches.
 
     Raises:
@@ -133,7 +133,7 @@ def measure_plan(
         ValueError: pooled and unpooled tables together, or more bytes than this machine has free.
     """
     if len({is_pooled(table) for table in tables}) != 1:
-        raise ValueError("the tables must be all pooled (EmbeddingBagConfig) or all not: measure one collection")
+        raise ValueError("tables must be all pooled (EmbeddingBagConfig) or all unpooled. Fix: measure one collection")
     named = ShardingPlan({"": dict(plan.tables())}).resolved(tables, ranks.world_size, ranks.local_world_size)  # type: ignore[dict-item]
     if ranks.devices[0].type == "cpu":
         _check_room(named, tables)
@@ -145,7 +145,7 @@ def measure_plan(
 
 @contextmanager
 def other_programs(ranks: Any) -> Iterator[Callable[[], float | None]]:
-    """Takes the load that is neither the ranks' nor this process's while the block runs.
+    """Measures the load of other programs than the ranks and this process while the block runs.
 
     Args:
         ranks: a launched session.
@@ -164,7 +164,7 @@ def other_programs(ranks: Any) -> Iterator[Callable[[], float | None]]:
 
 
 def _cores_used(pids: Sequence[int]) -> tuple[float, float]:
-    """Seconds that the cores had so far, and how many of them programs other than these and this one used."""
+    """Seconds of all cores so far, and those used by programs other than these processes and this one."""
     import psutil
 
     cores = sorted(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else None
@@ -183,12 +183,12 @@ def _cores_used(pids: Sequence[int]) -> tuple[float, float]:
 
 
 def why_apart(predicted_ms: float, measured: Measured, topology: Topology, more: str = "") -> str:
-    """Why a measured step is more than 1.5 times the predicted one, or less than 1 / 1.5 of it; empty otherwise.
+    """Why measured and predicted step differ by a factor above 1.5; empty otherwise.
 
     Args:
-        predicted_ms: of the plan that was measured.
-        topology: what it was predicted for.
-        more: what the measured step does beside what was predicted, a sentence.
+        predicted_ms: of the measured plan.
+        topology: that of the prediction.
+        more: a sentence about work that only the measured step contains.
 
     >>> measured = Measured.of([{"step_ms": 40.0, "memory": {}, "sent": {}}], 10, {})
     >>> why_apart(4.6, measured, Topology(1))
@@ -214,13 +214,13 @@ def why_apart(predicted_ms: float, measured: Measured, topology: Topology, more:
 
 
 def is_calibrated(topology: Topology) -> bool:
-    """Whether a topology has figures that only calibrating gives (`Topology.from_profile`)."""
+    """Whether a topology has calibrated figures (`Topology.from_profile`)."""
     usual = DEVICE_DEFAULTS[topology.compute_device]
     return any(getattr(topology, name) != usual[name] for name in _CALIBRATED)
 
 
 def sent_by_label(sent: Trace, world_size: int, steps: int) -> dict[str, list[float]]:
-    """Label -> bytes that this rank sent to each rank in one of so many steps.
+    """Label -> bytes that this rank sent to each rank, per step.
 
     >>> from recshard_lab.comm.trace import CollectiveEvent, Trace
     >>> sent_by_label(Trace([CollectiveEvent("all_to_all", "input_dist/ids", (0, 8), 0.0)] * 2), 2, 4)
@@ -230,7 +230,7 @@ def sent_by_label(sent: Trace, world_size: int, steps: int) -> dict[str, list[fl
 
 
 def took_by_label(sent: Trace) -> dict[str, list[float]]:
-    """Label -> how long this rank was in each collective; those of a part of the ranks are left out.
+    """Label -> ms of this rank in each collective of all ranks.
 
     >>> from recshard_lab.comm.trace import CollectiveEvent, Trace
     >>> took_by_label(Trace([CollectiveEvent("all_to_all", "input_dist/ids", (0, 8), 0.0, ms=2.0)] * 2))
@@ -244,9 +244,9 @@ def took_by_label(sent: Trace) -> dict[str, list[float]]:
 
 
 def waited(took: Sequence[Mapping[str, Sequence[float]]], steps: int) -> dict[str, np.ndarray]:
-    """Label -> ``[W]`` ms that each rank waited in a step for the last to come, from what every rank saw.
+    """Label -> ``[W]`` ms that each rank waits per step for the last rank, from the times of all ranks.
 
-    The last rank of a collective spends the shortest time in it. The clocks of the ranks need not agree.
+    The last rank of a collective spends the shortest time in it, so clocks need not agree.
 
     >>> waited([{"ids": [5.0, 5.0]}, {"ids": [1.0, 2.0]}], steps=2)["ids"].tolist()
     [3.5, 0.0]
@@ -265,7 +265,7 @@ def waited(took: Sequence[Mapping[str, Sequence[float]]], steps: int) -> dict[st
 def steps_on_rank(
     plan_json: str, tables: Sequence[BaseEmbeddingConfig], workload: Workload, steps: int, seed: int
 ) -> dict[str, Any]:
-    """What one rank runs: build, warm up, step, report. Collective."""
+    """Builds, warms up, steps and reports on one rank. Collective."""
     import torch
     import torch.distributed as dist
 
@@ -334,8 +334,8 @@ def steps_on_rank(
 def peak_of(step: Callable[[], Any], device: torch.device) -> RankMemory:
     """Runs one more step and measures this rank's device memory at its peak. Collective if the step is.
 
-    On CUDA the allocator reports the peak. On CPU torch reports none, so every operator of this step is followed
-    and the living tensors are counted. The peak of `Ranks.memory` counts anew from this step.
+    On CUDA the allocator reports the peak. On CPU torch reports none, so every operator of this step is traced and
+    the live tensors are counted. This resets the peak of `Ranks.memory`.
     """
     from recshard_lab.launcher.device_memory import counting, measure, reset_peak
 
@@ -349,8 +349,8 @@ def timed_steps(step: Callable[[int], Any], steps: int) -> tuple[list[float], Tr
     """Times steps that all ranks run together, after a barrier and `WARM_UP` untimed ones. Collective.
 
     Args:
-        step: runs one step, which ends when its work is done on the device; called with 0, 1, 2 and so on.
-        steps: how many are timed.
+        step: runs one step until its work is done on the device; called with 0, 1, 2 and so on.
+        steps: number of timed steps.
 
     Returns:
         ms of each timed step, and the collectives of the timed steps.
@@ -373,7 +373,7 @@ def timed_steps(step: Callable[[int], Any], steps: int) -> tuple[list[float], Tr
 
 
 def _check_room(plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig]) -> None:
-    """Raises ValueError for a plan of CPU ranks that needs more memory than this machine has, before ranks allocate."""
+    """Raises ValueError for a plan of CPU ranks that needs more memory than this machine has."""
     import psutil
 
     needed = sum(
@@ -384,5 +384,5 @@ def _check_room(plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig]) -> No
     if needed > 0.7 * free:
         raise ValueError(
             f"the plan's weights take {bytes_text(needed)} on all ranks together, this machine has {bytes_text(free)} "
-            f"free: it can be predicted here, but not run. Fix: fewer rows a table"
+            f"free: it can be predicted here, but not run. Fix: fewer rows per table"
         )

@@ -1,7 +1,7 @@
-"""Several plans of the same tables side by side: numbers, the best of each row, what differs. No widget here.
+"""Several plans of the same tables side by side: numbers, the best of each row, differences. No widget here.
 
-`compare_plans` is what the widgets show and what the Python under them calls; a `PlanComparison` prints as a table and
-shows itself in a notebook without a kernel.
+The widgets and their Python call `compare_plans`. A `PlanComparison` prints as a table, and a notebook shows it without
+a kernel.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PlanSpec: TypeAlias = "ShardingPlan | EmbeddingShardingPlanner | str | Mapping[s
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the comparison: what is compared, read off an answer; smaller is better.
+    """One line of the comparison: a number of an answer. Smaller is better.
 
     Attributes:
-        name: of the value, in records; label: as a reader sees it; hint: what it is, in a sentence.
-        text: how the value is written.
+        name: of the value, in records; label: as shown; hint: its definition.
+        value: computes it; text: formats it.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Row:
 
 
 def fullest(shown: Answer) -> float:
-    """Bytes that the fullest rank holds."""
+    """Bytes on the fullest rank."""
     assert shown.estimate is not None
     return shown.estimate.fullest_bytes
 
@@ -79,20 +79,20 @@ def _times(value: float) -> str:
 
 ROWS = (
     Row("step_ms", "Step", "predicted milliseconds of one training step", _step, ms_text),
-    Row("memory_bytes", "Fullest rank", "bytes that the fullest rank holds", fullest, bytes_text),
-    Row("sent_bytes", "Sent in a step", "bytes that go from one rank to another in a step", _sent, bytes_text),
+    Row("memory_bytes", "Fullest rank", "bytes on the fullest rank", fullest, bytes_text),
+    Row("sent_bytes", "Sent in a step", "bytes sent from one rank to another in a step", _sent, bytes_text),
     Row("imbalance", "Busiest rank", "work of the busiest rank in a step, against the mean of all", _imbalance, _times),
 )
 
 
 @dataclass(frozen=True, eq=False)
 class PlanComparison:
-    """What `compare_plans` found; `print` it.
+    """The result of `compare_plans`; `print` it.
 
     Attributes:
         tables: the configs.
-        answers: name of the plan -> its question, plan, estimate and, where it does not fit, the reason.
-        measured: name -> what launched ranks reported, of the plans that were run.
+        answers: name of the plan -> its question, plan, estimate and, if it does not fit, the reason.
+        measured: name -> measurement, for the plans that ran on ranks.
     """
 
     tables: Sequence[BaseEmbeddingConfig]
@@ -103,7 +103,7 @@ class PlanComparison:
         """The answer of one plan.
 
         Raises:
-            ValueError: there is none of this name.
+            ValueError: an unknown name.
         """
         if name not in self.answers:
             raise ValueError(f"unknown plan {name!r}{nearest(str(name), self.answers)}; {self._names}")
@@ -115,13 +115,13 @@ class PlanComparison:
 
     @cached_property
     def values(self) -> dict[str, dict[str, float]]:
-        """Name of the plan -> name of the row -> value; nothing where there is no plan."""
+        """Name of the plan -> name of the row -> value, for plans with an estimate."""
         found = {name: shown for name, shown in self.answers.items() if shown.estimate is not None}
         return {name: {row.name: row.value(shown) for row in ROWS} for name, shown in found.items()}
 
     @cached_property
     def best(self) -> dict[str, set[str]]:
-        """Name of the row -> the plans with its best value, of those that fit; none where all are equally good."""
+        """Name of the row -> the fitting plans with its best value; empty if all are equally good."""
         fit = {name: each for name, each in self.values.items() if self.answers[name].fits}
         found: dict[str, set[str]] = {}
         for row in ROWS:
@@ -131,10 +131,10 @@ class PlanComparison:
         return found
 
     def diff(self, name: str, baseline: str) -> PlanDiff:
-        """What changes from the plan `baseline` to the plan `name`: see `ShardingPlan.diff`.
+        """The changes from the plan `baseline` to the plan `name`: see `ShardingPlan.diff`.
 
         Raises:
-            ValueError: there is no such plan. PlanError: one of them cannot be, or they are for other ranks.
+            ValueError: an unknown name. PlanError: one of them has no plan, or they are for different ranks.
         """
         before, after = self[baseline], self[name]
         for which, shown in ((baseline, before), (name, after)):
@@ -150,25 +150,25 @@ class PlanComparison:
 
     @property
     def searched(self) -> bool:
-        """Whether `search` has been called for all plans, here or by whoever holds the same answers."""
+        """Whether the search of every plan has been recorded."""
         return all(shown.searched for shown in self.answers.values())
 
-    def search(self, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Plans again with everything kept that the planner looks at, for `views`; a fifth of a second for 26 tables.
+    def search(self, is_current: Callable[[], bool] = lambda: True) -> None:
+        """Repeats the planning of every plan and records the search, for `views`; 0.2 s for 26 tables.
 
         Args:
-            wanted: asked before each plan whether to go on.
+            is_current: called before each plan; returns whether to continue.
         """
         for shown in self.answers.values():
-            if not wanted():
+            if not is_current():
                 return
             searched(shown, self.tables)
 
     def views(self, name: str, width: int = 500) -> dict[str, View]:
-        """Name of the plan -> one of the registered views of it, all to one scale.
+        """Name of the plan -> a registered view of it, all with the same scale.
 
         Raises:
-            ValueError: no such view.
+            ValueError: an unknown view.
         """
         if name in SEARCHED:
             self.search()
@@ -192,7 +192,7 @@ class PlanComparison:
         }
 
     def exportable(self, python: str = "") -> Exportable:
-        """What `lab.export` writes of it."""
+        """Its contents for `lab.export`."""
         from recshard_lab.lab.exporting.exportable import Candidate
         from recshard_lab.lab.exporting.plan_report import comparison_page
 
@@ -203,7 +203,7 @@ class PlanComparison:
         return comparison_page(candidates, python=python, name="plan_comparison")
 
     def records(self) -> list[dict[str, Any]]:
-        """One dict a plan."""
+        """One dict per plan."""
         found = []
         for name, shown in self.answers.items():
             ran = self.measured.get(name)
@@ -221,7 +221,7 @@ class PlanComparison:
 
     @property
     def numbers(self) -> TextTable:
-        """The table: a line a row, a column a plan; the best of a line says so."""
+        """The table: one line per row, one column per plan; the best of each line is marked."""
         lines = [[row.label, *(self._cell(row, name) for name in self.answers)] for row in ROWS]
         fits = ["Memory", *("fits" if shown.fits else "does not fit" for shown in self.answers.values())]
         ran = [self.measured.get(name) for name in self.answers]
@@ -240,7 +240,7 @@ class PlanComparison:
 
     @property
     def text(self) -> str:
-        """The numbers, and why a plan does not fit, as plain text."""
+        """The numbers and the reasons of plans that do not fit, as plain text."""
         problems = [f"{name}: {shown.problem}" for name, shown in self.answers.items() if shown.problem]
         return "\n".join([self.numbers.text, *problems])
 
@@ -263,14 +263,14 @@ def compare_plans(
     Args:
         tables: the configs.
         topology: the ranks.
-        plans: name -> what it is: "planner"; a scheme, which all tables get; table -> scheme or
-            `ParameterConstraints`, the other tables left to the planner; an `EmbeddingShardingPlanner`, of which the
-            constraints, solver, route and cost model are taken; or a `ShardingPlan`, which is predicted as it is.
-        workload: the step; `Workload()` when left out.
+        plans: name -> plan. A plan is "planner"; a scheme for all tables; table -> scheme or `ParameterConstraints`,
+            with the other tables left to the planner; an `EmbeddingShardingPlanner`, whose constraints, solver, route
+            and cost model are used; or a `ShardingPlan`, which is predicted unchanged.
+        workload: the step; `Workload()` by default.
 
     Raises:
-        ValueError: no plans, a plan that is nothing of these, or a table or scheme that does not exist. A plan that
-            does not fit is no error: its answer says why.
+        ValueError: no plans, a value of another type, or an unknown table or scheme. A plan that does not fit raises
+            nothing: its answer has the reason.
 
     >>> from recshard_lab.embedding.configs import EmbeddingBagConfig
     >>> movies = EmbeddingBagConfig(name="movies", num_embeddings=10**6, embedding_dim=64, feature_names=["movie"])
@@ -294,20 +294,20 @@ def named(plans: Mapping[str, PlanSpec]) -> dict[str, PlanSpec]:
     """`plans`, checked to be a mapping of names.
 
     Raises:
-        ValueError: it is not, or is empty.
+        ValueError: it is another type, or empty.
     """
     if not isinstance(plans, Mapping) or not plans:
         raise ValueError(f"plans must map a name to each plan, as in {{'planned': 'planner'}}, got {plans!r:.80}")
     for name in plans:
         if not isinstance(name, str) or not name.strip():
-            raise ValueError(f"the name of a plan must be a text that is not empty, got {name!r:.80}")
+            raise ValueError(f"the name of a plan must be non-empty text, got {name!r:.80}")
     return dict(plans)
 
 
 def question_of(
     spec: PlanSpec, tables: Sequence[BaseEmbeddingConfig], topology: Topology, workload: Workload
 ) -> Question:
-    """What is asked for one of `compare_plans`'s plans.
+    """The question for one of the plans of `compare_plans`.
 
     Raises:
         ValueError: as `compare_plans`.
@@ -337,7 +337,7 @@ def checked_scheme(scheme: Any) -> str:
     """The name of a scheme, or "auto".
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: an unknown scheme.
     """
     known = ["auto", *scheme_names()]
     name = getattr(scheme, "value", scheme)
@@ -353,5 +353,5 @@ def _check_names(given: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def views_of_plans() -> list[str]:
-    """The registered views that a plan and its estimate suffice for."""
+    """The registered views that need only a plan and its estimate."""
     return views_of(*KNOWN)

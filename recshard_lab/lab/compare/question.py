@@ -1,11 +1,11 @@
-"""What is asked of one plan of a comparison, and the answer. No widget here: plain functions.
+"""The question of one plan of a comparison, and its answer. No widget here.
 
 ::
 
     Question(schemes, world_size, batch_size, memory_cap)  --answer-->  Answer(plan, estimate, problem)
 
-A plan that does not fit is planned again without a limit and estimated with it, so that the reader sees *how* it does
-not fit; the planner's refusal stands beside it. How a question reads in Python lies in `question_code.py`.
+A plan that does not fit is planned again without the memory limit and estimated with it. So the reader sees by how much
+it does not fit, beside the planner's refusal. `question_code.py` writes a question as Python.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ UNLIMITED = 1 << 60  # bytes
 
 @dataclass(frozen=True)
 class Question:
-    """One plan to be made, or to be looked at.
+    """One plan to compute, or an existing one to predict.
 
     Args:
-        schemes: table -> scheme; tables that are not named, and those with "auto", are the planner's to choose.
-        world_size: ranks.
-        batch_size: samples of one rank.
-        memory_cap: bytes of one rank.
-        constraints: table -> what else the planner is asked for.
-        allowed: the only schemes that the planner may use where nothing else is said; all when empty.
+        schemes: table -> scheme; the planner chooses for tables that are missing or "auto".
+        world_size: number of ranks.
+        batch_size: samples per rank.
+        memory_cap: bytes per rank.
+        constraints: table -> further constraints of the planner.
+        allowed: the schemes that the planner may use for tables without constraints; all if empty.
         options: further arguments of `EmbeddingShardingPlanner`: solver, cost_model, route.
-        plan: a plan that is there already: it is predicted as it is, and no planner is asked.
+        plan: an existing plan, which is predicted unchanged.
     """
 
     schemes: Mapping[str, str]
@@ -56,7 +56,7 @@ class Question:
 
     @property
     def chosen(self) -> dict[str, str]:
-        """Only the tables whose scheme the reader chose."""
+        """The tables whose scheme is not left to the planner."""
         return {name: scheme for name, scheme in self.schemes.items() if scheme != AUTO}
 
     @property
@@ -72,7 +72,7 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A plan and its prediction; ``problem`` says why it does not fit or cannot be, empty where it fits."""
+    """A plan and its prediction; ``problem`` is the reason why it does not fit or is not valid, else empty."""
 
     question: Question
     topology: Topology
@@ -84,23 +84,23 @@ class Answer:
 
     @property
     def searched(self) -> bool:
-        """Whether `searched` has looked for what the planner looked at."""
+        """Whether `searched` has recorded the planner's search."""
         return bool(self.kept)
 
     @property
     def search(self) -> SearchTrace | None:
-        """What the planner looked at, once `searched`; None for a plan that was given."""
+        """The planner's search, after `searched`; None for an existing plan."""
         return self.kept[0] if self.kept else None
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan and every rank has room for it."""
+        """Whether the plan exists and fits on every rank."""
         return self.plan is not None and not self.problem
 
 
 def topology_for(question: Question, base: Topology) -> Topology:
-    """``base`` with the question's ranks and memory; hosts keep their size where the ranks fill them, and GPUs that
-    are more than a host's are in further hosts."""
+    """``base`` with the question's ranks and memory. Hosts keep their size if the ranks fill them; more GPUs than one
+    host has are on further hosts."""
     world_size = question.world_size
     one_host = base.num_nodes == 1 and (base.compute_device == "cpu" or world_size <= base.world_size)
     local = world_size if one_host else base.local_world_size
@@ -115,7 +115,7 @@ def _with_cap(topology: Topology, cap: int) -> Topology:
 
 
 def answer(question: Question, tables: Sequence[BaseEmbeddingConfig], base: Topology, workload: Workload) -> Answer:
-    """Plans and predicts; a refusal becomes part of the answer, never an exception."""
+    """Plans and predicts. A refusal is a part of the answer, not an exception."""
     topology = topology_for(question, base)
     workload = replace(workload, batch_size=question.batch_size)
     if question.plan is not None:
@@ -137,7 +137,7 @@ def _planned(
     planner = _planner(question, tables, topology, workload)
     plan = planner.plan_tables(tables, explain=False)
     found = plan.estimate
-    if planner.cost_model != "recshard":  # chosen by other formulas, compared by the same ones
+    if planner.cost_model != "recshard":  # chosen with other formulas, compared with the same ones
         found = estimate(plan, tables, topology, workload)
     return plan, found
 
@@ -149,7 +149,7 @@ def _given(
     topology: Topology,
     workload: Workload,
 ) -> Answer:
-    """What a plan that is there already costs on these ranks."""
+    """Predicts an existing plan on these ranks."""
     try:
         flat = ShardingPlan({"": dict(plan.tables())})  # type: ignore[dict-item]
         full = flat.resolved(tables, topology.world_size, topology.local_world_size)
@@ -160,7 +160,7 @@ def _given(
 
 
 def _too_large(found: Estimate) -> str:
-    """Which ranks hold too much, and how much more than they may."""
+    """The ranks that need too much memory, and by how much."""
     words = []
     if over := found.overfull_ranks:
         rank = max(over, key=lambda at: float(found.held_bytes[at] - found.usable_bytes[at]))
@@ -173,8 +173,8 @@ def _too_large(found: Estimate) -> str:
 
 
 def explained(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> Answer:
-    """The answer with the planner's full refusal, in a widget's words. It plans what would help, which takes up to a
-    second, so `answer` leaves it out."""
+    """The answer with the planner's full refusal, worded for a widget. Finding the fix takes up to a second, so
+    `answer` omits it."""
     if not shown.problem or shown.question.plan is not None:
         return shown
     try:
@@ -187,7 +187,7 @@ def explained(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> Answer:
 
 
 def searched(shown: Answer, tables: Sequence[BaseEmbeddingConfig]) -> SearchTrace | None:
-    """What the planner looked at for an answer: planned again, the same way, with its search kept; once an answer."""
+    """The planner's search for an answer: planned again and recorded, once per answer."""
     if not shown.kept:
         found = None
         if shown.question.plan is None:
@@ -209,7 +209,7 @@ def _planner(
 
 
 def constraints_of(question: Question, tables: Sequence[str]) -> dict[str, ParameterConstraints]:
-    """What the planner is asked for: a chosen scheme wins over a constraint, and that over what is allowed."""
+    """The planner's constraints: a chosen scheme goes before a constraint, and that before `allowed`."""
     found = dict(question.constraints)
     if question.allowed:
         for name in tables:

@@ -1,4 +1,4 @@
-"""A question of the plan comparison as Python, ready to be copied."""
+"""A question of the plan comparison as Python to copy."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LONGEST_JSON = 20_000  # letters of a plan; a longer one is the reader's variabl
 
 
 def python_for(question: Question, base: Topology, workload: Workload, num_tables: int = 0) -> str:
-    """The same question in Python; ``tables`` is the reader's list of configs, ``access`` the workload's, where it has
-    one, and ``given`` a plan too long to show.
+    """A question in Python with the variables ``tables`` (the configs), ``access`` (the workload's profiles, if any)
+    and ``given`` (a plan too long to show).
 
     Args:
-        question: what is asked.
-        base: the topology the comparison was made with.
-        workload: the step it was made with.
-        num_tables: how many there are; one line says that all of them share a scheme.
+        question: the question.
+        base: the topology of the comparison.
+        workload: its step.
+        num_tables: number of tables; if all have one scheme, one line sets it.
 
     >>> print(python_for(Question({"movies": "row_wise"}, 4, 512, 10**9), Topology(2, ddr_cap=1), Workload()))
     import recshard_lab as rs
@@ -77,7 +77,7 @@ def imported(body: str) -> str:
 
 
 def step_arguments(question: Question, base: Topology, workload: Workload) -> list[str]:
-    """``topology=Topology(...)`` and ``workload=Workload(...)`` as lines, without what they have anyway."""
+    """``topology=Topology(...)`` and ``workload=Workload(...)`` as lines, without default values."""
     own = workload_argument(replace(workload, batch_size=question.batch_size))
     return [*topology_argument(question, base), *own]
 
@@ -94,7 +94,7 @@ def topology_argument(question: Question, base: Topology) -> list[str]:
 
 
 def workload_argument(workload: Workload, access: str = "access") -> list[str]:
-    """``workload=Workload(...)`` as lines; `access` stands for its profiles, where it has some."""
+    """``workload=Workload(...)`` as lines; `access` is the expression for its profiles, if any."""
     load: dict[str, Any] = {"batch_size": workload.batch_size}
     load |= _differences(workload, Workload(**load))
     if "access" in load:
@@ -103,7 +103,7 @@ def workload_argument(workload: Workload, access: str = "access") -> list[str]:
 
 
 def spec_code(question: Question, num_tables: int = 0) -> list[str]:
-    """What one plan is asked for as a value of `compare_plans`'s ``plans``, as lines without indentation."""
+    """A question as a value of ``plans`` of `compare_plans`, as lines without indentation."""
     if question.plan is not None:
         text = question.plan.to_json()
         return [f"ShardingPlan.from_json({text!r})" if len(text) <= LONGEST_JSON else "given"]
@@ -122,7 +122,7 @@ def spec_code(question: Question, num_tables: int = 0) -> list[str]:
 
 
 def _given(question: Question, step: Sequence[str]) -> str:
-    """A plan that is there already, predicted."""
+    """An existing plan, predicted."""
     assert question.plan is not None
     text = question.plan.to_json()
     source = f"ShardingPlan.from_json({text!r})" if len(text) <= LONGEST_JSON else "given  # the plan of this column"
@@ -135,7 +135,7 @@ def _given(question: Question, step: Sequence[str]) -> str:
         ")",
         "found.step_ms, found.fits",
     ]
-    return imported("\n".join(body), ["Topology", "Workload", "estimate"])
+    return imported("\n".join(body))
 
 
 def _constraint_lines(question: Question, num_tables: int) -> list[str]:
@@ -159,13 +159,13 @@ def _entries(named: Mapping[str, str]) -> list[str]:
 
 
 def _constraint(question: Question, table: str) -> str:
-    """The constraint of one table, of any that nothing is said of where there is none of that name."""
+    """The constraint of one table; for an unknown name, that of tables without constraints."""
     made = constraints_of(question, [table])[table]
     return f"ParameterConstraints({_arguments(_differences(made, ParameterConstraints()))})"
 
 
 class _Name(str):
-    """A variable of the reader's, in place of a value too long to show."""
+    """A variable in place of a value too long to show."""
 
     __repr__ = str.__str__
 
@@ -175,13 +175,13 @@ def _device(name: str) -> dict[str, str]:
 
 
 def _differences(made: Any, default: Any) -> dict[str, Any]:
-    """The fields of ``made`` that ``default`` has otherwise."""
+    """The fields of ``made`` that differ from ``default``."""
     pairs = ((f.name, getattr(made, f.name), getattr(default, f.name)) for f in fields(made))
     return {name: value for name, value, other in pairs if value != other}
 
 
 def _call(name: str, given: Mapping[str, Any]) -> list[str]:
-    """An argument that is a call, on one line where it fits 88 columns."""
+    """An argument that is a call, on one line if it fits 88 columns."""
     line = f"    {name}({_arguments(given)}),"
     if len(line) <= _COLUMNS:
         return [line]

@@ -1,7 +1,7 @@
-"""The same tables with other skew, more rows, larger batches, more ranks: what plans, steps and memory become.
+"""The same tables with other skew, more rows, larger batches or more ranks: effects on plans, steps and memory.
 
-A `Setting` is where the sliders stand; `Scaled` is the same as tables, topology and workload, for `compare_plans`.
-Nothing is launched: every number is predicted, on a machine by its published figures simulated.
+A `Setting` has the positions of the sliders; `Scaled` has tables, topology and workload for `compare_plans`. No ranks
+are launched: every number is predicted, and for a machine by name it is simulated from published figures.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ POOLINGS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the sliders stand.
+    """The positions of the sliders.
 
     Args:
-        world_size: ranks.
-        batch_size: samples of one rank.
+        world_size: number of ranks.
+        batch_size: samples per rank.
         skew: "unchanged", "Meta 2021", or alpha of ``p(k) ~ k ** -alpha``; 0 is uniform.
-        rows_factor: times as many rows in every table.
-        pooling_factor: mean ids a bag of every feature; the workload's own when None.
+        rows_factor: factor on the rows of every table.
+        pooling_factor: mean ids per bag of every feature; None keeps that of the workload.
         machine: "unchanged", or a preset of `Topology.preset`.
-        sorted_ids: whether ids are sorted by use, row 0 the most used: then equal numbers of rows are no equal work.
+        sorted_ids: whether ids are sorted by use, with row 0 used most. Equal row shards are then unequal work.
     """
 
     world_size: int
@@ -52,7 +52,7 @@ class Setting:
 
 
 def skews() -> list[tuple[str, str | float]]:
-    """The steps of the skew's slider.
+    """The steps of the slider of the skew.
 
     >>> skews()[1], skews()[-1]
     (('uniform', 0.0), ('Meta 2021', 'Meta 2021'))
@@ -75,13 +75,13 @@ def poolings() -> list[tuple[str, float | None]]:
 
 
 def machines() -> list[str]:
-    """Whose figures there are: the topology's own, and those of machines by name."""
+    """The known machines: the topology's own figures, and machines by name."""
     return [UNCHANGED, *(name for name in preset_names() if name != "this")]
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A setting applied: what `compare_plans` takes."""
+    """Tables, topology and workload of a setting, for `compare_plans`."""
 
     tables: tuple[BaseEmbeddingConfig, ...]
     topology: Topology
@@ -91,7 +91,7 @@ class Scaled:
     def by(
         cls, setting: Setting, tables: Sequence[BaseEmbeddingConfig], topology: Topology, workload: Workload
     ) -> Scaled:
-        """`tables`, `topology` and `workload` as the setting has them.
+        """`tables`, `topology` and `workload`, changed by the setting.
 
         >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=16)
         >>> made = Scaled.by(Setting(64, 512, 1.05, 4.0, machine="h100"), [movies], Topology(2), Workload())
@@ -116,7 +116,7 @@ class Scaled:
         return cls(grown, topology_for(asked, topology), load)
 
     def shares(self, table: str) -> AccessProfile:
-        """How often the rows of a table are used, from the most used on, for `views.access_skew`."""
+        """How often the rows of a table are used, most used first, for `views.access_skew`."""
         config = next(each for each in self.tables if each.name == table)
         curve = self.workload.row_shares(config)
         if curve is None:
@@ -129,7 +129,7 @@ class Scaled:
 
 
 def ranks_of(setting: Setting) -> dict[str, int]:
-    """``world_size`` for a machine by name; ranks that do not fill its hosts are in the largest hosts that they fill.
+    """Arguments of `Topology.preset`. Ranks that do not fill the hosts get the largest hosts that they fill.
 
     >>> ranks_of(Setting(16, 1, machine="h100")), ranks_of(Setting(12, 1, machine="h100"))
     ({'world_size': 16}, {'world_size': 12, 'local_world_size': 6})
@@ -146,12 +146,12 @@ def ranks_of(setting: Setting) -> dict[str, int]:
 
 
 def columns() -> dict[str, str]:
-    """The plans that a setting is judged by: the planner's, and all tables under each scheme."""
+    """The plans of a setting: the planner's, and all tables under each scheme."""
     return {PLANNER: PLANNER, **{scheme: scheme for scheme in scheme_names()}}
 
 
 def python_for_setting(setting: Setting, topology: Topology, workload: Workload) -> str:
-    """A setting in Python; ``tables`` are the reader's configs, ``access`` the workload's, where it has one."""
+    """A setting in Python with the variables ``tables``, and ``access`` for profiles of the workload."""
     made = Scaled.by(setting, [], topology, workload)
     lines = []
     grown = "tables"
@@ -180,8 +180,8 @@ class Choice:
     Attributes:
         table: its name.
         before, after: its scheme.
-        why: what the scheme it had would cost now, in words.
-        more_ms: the same in ms; None where it is not possible, or not computed yet.
+        why: the effect of the old scheme now, in words.
+        more_ms: the same in ms; None if it is not possible or not computed yet.
     """
 
     table: str
@@ -192,7 +192,7 @@ class Choice:
 
 
 def choices_changed(before: Answer, after: Answer) -> list[Choice]:
-    """The tables that the planner puts under another scheme, without the reasons."""
+    """The tables for which the planner chooses another scheme, without the reasons."""
     if before.plan is None or after.plan is None:
         return []
     old, new = before.plan.tables(), after.plan.tables()
@@ -203,15 +203,17 @@ def choices_changed(before: Answer, after: Answer) -> list[Choice]:
     ]
 
 
-def with_reasons(choices: Sequence[Choice], after: Answer, wanted: Callable[[], bool] = lambda: True) -> list[Choice]:
-    """The same with what the scheme that each table had would cost now, all other tables where they are.
+def with_reasons(
+    choices: Sequence[Choice], after: Answer, is_current: Callable[[], bool] = lambda: True
+) -> list[Choice]:
+    """The same with the effect of the old scheme of each table now, with all other tables unchanged.
 
     Args:
-        wanted: asked before each; what is left then goes without.
+        is_current: called before each table; once it returns False, the rest gets no reason.
     """
     found = []
     for choice in choices:
-        if not wanted() or after.plan is None or after.plan.planned is None:
+        if not is_current() or after.plan is None or after.plan.planned is None:
             found.append(choice)
             continue
         label = look_of(choice.before, SCHEMES).label
@@ -225,15 +227,15 @@ def with_reasons(choices: Sequence[Choice], after: Answer, wanted: Callable[[], 
             found.append(replace(choice, why=str(error)))
             continue
         if not ways:
-            found.append(replace(choice, why=f"{label} would cut it just as it lies now"))
+            found.append(replace(choice, why=f"{label} would make the same shards"))
             continue
         best = min(ways, key=lambda way: (not way.fits, way.more_ms))
-        why = f"{label} would cost {ms_text(best.more_ms)} more a step"
+        why = f"{label} would cost {ms_text(best.more_ms)} more per step"
         if not best.fits:
-            why = f"{label} does not fit any more"
+            why = f"{label} no longer fits"
         elif abs(best.more_ms) <= LEAST_MS:
             why = f"{label} would take as long"
         elif best.more_ms < 0:
-            why = f"{label} would save {ms_text(-best.more_ms)}: the search stops near the best"
+            why = f"{label} would save {ms_text(-best.more_ms)}: the search is not exhaustive"
         found.append(replace(choice, why=why, more_ms=best.more_ms))
     return found

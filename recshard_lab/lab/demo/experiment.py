@@ -1,11 +1,11 @@
-"""One DLRM on ratings, trained under a plan: what ``recshard demo`` compares, on every rank or on none.
+"""One training of ``recshard demo``: a DLRM on ratings, under a plan or unsharded.
 
 Every run starts from the same weights and sees the same global batches, so only the plan differs.
 
-    plan_of_scheme       tables -> a plan that cuts all of them one way
+    plan_of_scheme       tables -> a plan that shards all of them by one scheme
     workload_of          ratings -> the step that the planner predicts
-    train_on_rank        what every rank runs; ``plan_json=None`` is the unsharded truth on one process
-    run_under            the same on launched ranks, results gathered
+    train_on_rank        runs on every rank; ``plan_json=None`` trains unsharded in one process
+    run_under            runs it on launched ranks and gathers the results
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ COLLECTION = "embedding_bag_collection"  # the collection's path inside the DLRM
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one training.
+    """The result of one training.
 
     Args:
         auc: on the test ratings.
         losses: mean loss of every step's global batch.
-        measured: per rank step time, memory and traffic; None for the unsharded truth.
-        step_ms: median step; of the slowest rank.
+        measured: step time, memory and traffic by rank; None for the unsharded run.
+        step_ms: median step of the slowest rank.
         collectives: exchanges of embeddings in one step, both directions.
     """
 
@@ -50,12 +50,12 @@ class Outcome:
 
     @property
     def moved_bytes(self) -> float:
-        """Ids, rows and gradients that went from one rank to another in one step."""
+        """Bytes of ids, rows and gradients sent from one rank to another in one step."""
         return 0.0 if self.measured is None else moved_bytes(self.measured.traffic_bytes)
 
 
 def moved_bytes(traffic: np.ndarray) -> float:
-    """What left its rank, of a traffic matrix ``[W, W]``.
+    """Bytes off the diagonal of a traffic matrix ``[W, W]``.
 
     >>> moved_bytes(np.array([[5.0, 1.0], [2.0, 7.0]]))
     3.0
@@ -82,7 +82,7 @@ def plan_of_scheme(
 
 
 def workload_of(train: RatingsDataset, recipe: Recipe, world_size: int) -> Workload:
-    """The step to predict, as the ratings have it: ids a bag, and how many of a global batch's ids are distinct."""
+    """The step to predict, from the ratings: ids per bag, and the share of distinct ids in a global batch."""
     ids: dict[str, list[int]] = {}
     distinct: dict[str, list[int]] = {}
     samples = 0
@@ -115,21 +115,21 @@ def train_on_rank(
     plan_json: str | None = None,
     progress: str | Callable[[int], object] | None = None,
 ) -> dict[str, Any]:
-    """Builds, trains, evaluates. Collective when there is a plan; alone, without any sharding, when there is none.
+    """Builds, trains and evaluates. Collective with a plan; without one, unsharded in this process.
 
     Args:
-        progress: a file of one int64 where rank 0 writes the number of steps done, or a function to call with it.
+        progress: a file of one int64 to which rank 0 writes the number of steps done, or a function to call with it.
     """
     model: Any = recipe.model(train)
     if plan_json is not None:
         model = DistributedModelParallel(model, plan=ShardingPlan.from_json(plan_json))
-    tell = _teller(progress)
+    report = _reporter(progress)
     ticks = [perf_counter()]
     held: dict[str, int] = {}
 
     def on_step(step: Step) -> None:
         ticks.append(perf_counter())
-        tell(step.number)
+        report(step.number)
         if step.number == 2 and plan_json is not None:  # after a whole step, on a full batch
             held.update(model.memory_bytes())
 
@@ -160,7 +160,7 @@ def run_under(
     recipe: Recipe,
     progress: str | None = None,
 ) -> Outcome:
-    """Trains on launched ranks (`recshard_lab.launch`) under a plan for as many."""
+    """Trains on launched ranks (`recshard_lab.launch`) under a plan for their number."""
     found = ranks.run(train_on_rank, train, test, recipe, plan.to_json(), progress)
     measured = Measured.of(found, len(found[0]["losses"]), found[0]["backends"], ranks.times_note)
     return Outcome(found[0]["auc"], found[0]["losses"], measured.step_ms, measured, found[0]["collectives"])
@@ -169,7 +169,7 @@ def run_under(
 def run_unsharded(
     train: RatingsDataset, test: RatingsDataset, recipe: Recipe, progress: Callable[[int], object] | None = None
 ) -> Outcome:
-    """The truth: the same model in this process, no plan, no rank, no sharded code; on one thread, as a rank."""
+    """The reference: the same model in this process without ranks or sharding, on one thread, as a rank."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -179,8 +179,8 @@ def run_unsharded(
     return Outcome(found["auc"], found["losses"], found["step_ms"])
 
 
-def _teller(progress: str | Callable[[int], object] | None) -> Callable[[int], object]:
-    """Where the number of steps goes."""
+def _reporter(progress: str | Callable[[int], object] | None) -> Callable[[int], object]:
+    """The function that stores the number of steps."""
     if callable(progress):
         return progress
     first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

@@ -1,4 +1,4 @@
-"""What a prediction stands on, figure by figure, and what software wrote a page."""
+"""The figures that a prediction uses, and the software versions of a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recshard_lab.sharding.hardware.device_profile import DeviceProfile
 from recshard_lab.sharding.hardware.presets import amount
 from recshard_lab.text_table import TextTable
 
-_FIRST = (  # of a topology's figures, those that a plan depends on most
+_FIRST = (  # the figures of a topology that affect a plan most
     "world_size",
     "local_world_size",
     "compute_device",
@@ -33,10 +33,10 @@ _FIRST = (  # of a topology's figures, those that a plan depends on most
 
 
 def assumptions(topology: Topology, workload: Workload, preset: str = "") -> Section:
-    """The section of a page that says what its numbers were predicted from: every figure.
+    """The section of a page with every figure that its predictions use.
 
     Args:
-        preset: the name that the topology was made by, for its sources, or the file of a device profile.
+        preset: name of the topology's preset, for its sources, or the file of a device profile.
     """
     rest = [each.name for each in fields(topology) if each.name not in _FIRST]
     parts: list[Part] = [
@@ -48,11 +48,11 @@ def assumptions(topology: Topology, workload: Workload, preset: str = "") -> Sec
         parts.append(_calibrated(DeviceProfile.load(preset)))
     elif preset and not preset.lower().startswith("this"):
         parts.append(f"$ recshard topologies {preset}\n{preset_table(preset)}")
-    return Section("What it was predicted from", parts)
+    return Section("Figures of the prediction", parts)
 
 
 def versions(plotly: str = "none") -> str:
-    """What wrote a page, and when, in a line."""
+    """Software versions and date of a page, in a line."""
     import torch
 
     from recshard_lab import __version__
@@ -72,7 +72,7 @@ def _rows(of: Any, names: list[str]) -> list[tuple[str, str]]:
 
 
 def _figure(of: Any, name: str) -> str:
-    """One field as text; a mapping of many is shortened and says by how many."""
+    """One field as text. A long mapping is shortened and ends with the number of further entries."""
     value = getattr(of, name)
     if isinstance(value, Mapping):
         shown = [f"{key} {_plain(each)}" for key, each in list(value.items())[:12]]
@@ -87,7 +87,7 @@ def _figure(of: Any, name: str) -> str:
 
 def _plain(value: Any) -> str:
     if value is None:
-        return "not given"
+        return "not set"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple | list | set | frozenset):

@@ -1,4 +1,4 @@
-"""What there is to export of a thing, before anybody says as which kind of file."""
+"""The contents of an export, independent of the kind of file."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from recshard_lab.sharding.plan.sharding_plan import Tables
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan with what is known of it: one of those that a page compares.
+    """A plan with its predictions and measurements, on a page.
 
     Args:
-        name: what a reader calls it: "Your plan".
-        plan: None where there is none; `problem` says why.
-        tables: their configs, or module path -> configs.
-        topology: the ranks it is for.
+        name: as shown, such as "Your plan".
+        plan: None if no plan exists; `problem` is the reason.
+        tables: the configs, or module path -> configs.
+        topology: its ranks.
         workload: the step.
-        estimate: what it is predicted to cost.
-        measured: what it was measured to cost, as `measure_plan` gives it.
-        problem: why it does not fit, or why there is none.
-        more: what else views of it are drawn from, by the names of their arguments: ``{"search": trace}``.
+        estimate: its prediction.
+        measured: its measurement, of `measure_plan`.
+        problem: why it does not fit or does not exist.
+        more: further arguments of views, by name: ``{"search": trace}``.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Candidate:
         measured: Measured | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> Candidate:
-        """A plan; what is not said of it is what its planner knows, and it is predicted where nobody did.
+        """A plan. Missing arguments come from its planner; a missing estimate is computed.
 
         Raises:
-            PlanError: no planner made it, and tables or topology are not given.
+            PlanError: tables or topology are missing, and no planner made the plan.
         """
         known = plan.planned
         if known is None and (tables is None or topology is None):
@@ -67,8 +67,8 @@ class Candidate:
                 f"{n}=..." for n, value in (("tables", tables), ("topology", topology)) if value is None
             )
             raise PlanError(
-                f"no planner made this plan, so nobody knows what it is for. Fix: export(..., {lacking}); "
-                f"as .json it needs neither"
+                f"this plan has no tables or topology attached: no planner made it. Fix: export(..., {lacking}); "
+                f".json needs neither"
             )
         if known is not None:
             tables = known.tables if tables is None else tables
@@ -82,7 +82,7 @@ class Candidate:
             same = known is not None and topology == known.planner.topology and workload == known.planner.workload
             own = known.estimate(plan) if known is not None and same else None
             estimated = own or estimate(plan, tables, topology, workload)
-        problem = "" if estimated.fits else "It does not fit: see Memory."
+        problem = "" if estimated.fits else "This plan does not fit: see Memory."
         return cls(name, plan, tables, topology, workload, estimated, measured, problem, more or {})
 
     @property
@@ -96,15 +96,15 @@ class Candidate:
         """A script for torchrun that trains under the plan.
 
         Raises:
-            PlanError: there is no plan, or a table that a script cannot say.
+            PlanError: no plan exists, or a table has an ``init_fn`` and `model` is missing.
         """
         if self.plan is None:
-            raise PlanError(f"{self.name}: there is no plan to run. {self.problem}")
+            raise PlanError(f"{self.name} has no plan to run. {self.problem}")
         odd = next((table.name for table in self.configs if table.init_fn is not None), None)
-        if odd is not None and model is None:  # a planner keeps no functions, so that its script would not tell
+        if odd is not None and model is None:
             raise PlanError(
-                f"table {odd!r} has an init_fn, which a script cannot say. Fix: "
-                f"model='package.module:factory', which makes it"
+                f"table {odd!r} has an init_fn, a function that a script cannot contain. Fix: pass "
+                f"model='package.module:factory', which builds the model"
             )
         if self.plan.planned is not None:
             return self.plan.to_script(model)
@@ -114,17 +114,17 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Exportable:
-    """A page's contents, its pictures, and the plans that it is about.
+    """A page's contents, its pictures and its plans.
 
     Args:
         title: of the page.
-        sections: of the page, without the last ones that every page has (the Python, the files, the versions).
+        sections: of the page, without the Python, the files and the versions, which every page has.
         subtitle: a sentence under the title.
-        note: the page's last line: measured or predicted, on what.
-        python: what makes the same, to be copied.
-        pictures: heading -> views, one column each of the picture files.
+        note: the page's last line: whether it was measured or predicted, and on which machine.
+        python: Python that makes the same.
+        pictures: heading -> views; one column of a picture file per heading.
         candidates: the plans.
-        name: of the files, without suffix; made of the title where left out.
+        name: of the files, without suffix; by default derived from the title.
     """
 
     title: str
@@ -138,7 +138,7 @@ class Exportable:
 
     @property
     def stem(self) -> str:
-        """A file's name for it.
+        """The name of its files, without suffix.
 
         >>> Exportable("Placement: 3 tables, 2 ranks", []).stem
         'placement_3_tables_2_ranks'
@@ -152,7 +152,7 @@ class Exportable:
 
     @property
     def stems(self) -> dict[str, Candidate]:
-        """File name without suffix -> the plan that it holds."""
+        """File name without suffix -> its plan."""
         found = self.planned
         if len(found) == 1:
             return {"plan": found[0]}
@@ -169,26 +169,26 @@ class Exportable:
         """The plan of a name, or the only one.
 
         Raises:
-            ValueError: no plan, none of that name, or several and no name.
+            ValueError: no plan, an unknown name, or several plans and no name.
         """
         found = self.planned
         names = ", ".join(repr(each.name) for each in found)
         if not found:
-            raise ValueError(f"{self.title}: there is no plan in it to write. Fix: .html, .svg or .png")
+            raise ValueError(f"{self.title} has no plan to write. Fix: .html, .svg or .png")
         if name:
             found = [each for each in found if each.name == name]
             if not found:
-                raise ValueError(f"there is no plan {name!r} in it; there are: {names}")
+                raise ValueError(f"{self.title} has no plan {name!r}; plans: {names}")
         if len(found) > 1:
             raise ValueError(
-                f"there are {len(found)} plans in it ({names}), and such a file holds one. Fix: "
-                f"plan={found[0].name!r}, or a folder or .zip, which hold them all"
+                f"{self.title} has {len(found)} plans ({names}), and the file holds one. Fix: "
+                f"plan={found[0].name!r}, or a folder or .zip for all"
             )
         return found[0]
 
 
 def stem_of(words: str) -> str:
-    """Words as a file's name.
+    """Words as a file name.
 
     >>> stem_of("Your plan (4 ranks)"), stem_of("…")
     ('your_plan_4_ranks', 'export')

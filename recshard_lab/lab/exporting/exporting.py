@@ -1,8 +1,8 @@
-"""One call that writes anything the lab shows as a file: a page, a picture, a plan, a script, or all of them.
+"""`export` writes anything that the lab shows to a file: a page, a picture, a plan, a script, or all of them.
 
 ::
 
-    export(thing, "x.html")   one page that opens offline: pictures, numbers, the Python, every assumption
+    export(thing, "x.html")   one page that works offline: pictures, numbers, the Python, every assumption
     export(thing, "x.svg")    the pictures; x.png the same in pixels
     export(thing, "x.json")   the plan, for ShardingPlan.from_json
     export(thing, "x.py")     a script for torchrun that trains under the plan; x.sh runs it too
@@ -41,27 +41,27 @@ def export(
     python: str = "",
     **known: Any,
 ) -> Path:
-    """Writes a view, a comparison, a plan or a widget as the file that its name asks for.
+    """Writes a view, a comparison, a plan or a widget to a file. Its suffix chooses the kind.
 
     Args:
-        thing: a view; a list of views, or heading -> view or views; a plan, or name -> plan; a sweep; what
-            ``recshard demo`` found; a widget of the lab.
+        thing: a view; a list of views, or heading -> view or views; a plan, or name -> plan; a sweep; the result of
+            ``recshard demo``; a widget of the lab.
         path: ``.html``, ``.svg``, ``.png``, ``.json`` (a plan), ``.py`` or ``.sh`` (a script for torchrun),
-            ``.zip``; no suffix is a folder. A file that is there is written over.
-        plan: the name of the plan that goes into a file that holds one, where the thing has several.
-        plotly: of a page: "embed" (opens offline, 2 MB), "cdn" (loaded from the network, as the page says), "none".
+            ``.zip``; no suffix is a folder. Existing files are overwritten.
+        plan: name of one of several plans, for a file that holds one plan.
+        plotly: of a page: "embed" (works offline, 2 MB), "cdn" (loaded from the network), "none".
         theme: of a PNG, "light" or "dark".
-        scale: of a PNG, its pixels for one of the picture's.
-        model: of a script, the factory of the model that was planned for, as ``package.module:factory``.
+        scale: of a PNG, its pixels per pixel of the picture.
+        model: of a script, the factory of the planned model, as ``package.module:factory``.
         title, python: of a page: its heading, and the Python that makes the thing.
-        known: of plans that no planner made: ``tables``, ``topology``, ``workload``, ``measured``.
+        known: for plans that no planner made: ``tables``, ``topology``, ``workload``, ``measured``.
 
     Returns:
         The path written.
 
     Raises:
-        ValueError: a thing or a kind of file that is not known, a thing that such a file cannot hold, a page of more
-            than 3 MB; all say what can be done.
+        ValueError: an unknown type of thing or kind of file, a kind that cannot hold the thing, or a page of more than
+            3 MB. The message contains a fix.
         OSError: the file cannot be written.
 
     >>> from tempfile import mkdtemp
@@ -71,7 +71,7 @@ def export(
     """
     path = Path(path)
     kind = kind_of(path)
-    if kind == "json" and isinstance(thing, ShardingPlan):  # which says everything itself
+    if kind == "json" and isinstance(thing, ShardingPlan):
         _check_folder(path)
         path.write_text(f"{thing.to_json(indent=2)}\n", encoding="utf-8")
         return path
@@ -89,10 +89,10 @@ def export(
 
 
 def exportable(thing: Any, **known: Any) -> Exportable:
-    """What there is to export of a thing, see `export`.
+    """The contents of an export, see `export`.
 
     Raises:
-        ValueError: nothing that could be exported.
+        ValueError: a type that cannot be exported.
     """
     if isinstance(thing, Exportable):
         return thing
@@ -109,7 +109,7 @@ def exportable(thing: Any, **known: Any) -> Exportable:
         from recshard_lab.lab.exporting.sweep_report import sweep_page
 
         if list(known) != ["workload"]:
-            raise ValueError("a sweep's page says what step it was made for. Fix: export(..., workload=...)")
+            raise ValueError("the page of a sweep needs the step that it simulates. Fix: export(..., workload=...)")
         return sweep_page(thing, known["workload"])
     if isinstance(thing, Mapping) and thing and all(isinstance(each, ShardingPlan) for each in thing.values()):
         return comparison_page([Candidate.of(str(name), each, **_known(known)) for name, each in thing.items()])
@@ -147,21 +147,20 @@ def write_page(path: str | Path, found: Exportable, plotly: str = "embed") -> Pa
 
 def _check_folder(path: Path) -> None:
     if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {str(path.parent)!r} to write {path.name} into. Fix: make it")
+        raise ValueError(f"{path.name} cannot be written: the folder {str(path.parent)!r} does not exist. Fix: make it")
 
 
 def _known(known: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be said of plans.
+    """Checked arguments of `Candidate.of`.
 
     Raises:
-        ValueError: something else.
+        ValueError: an unknown name.
     """
     allowed = ("tables", "topology", "workload", "estimate", "measured")
     for name in known:
         if name not in allowed:
-            raise ValueError(f"export does not know {name!r} of a plan; it takes: {', '.join(allowed)}")
-    given = dict(known)
-    return given if "estimate" not in given else {**given, "estimated": given.pop("estimate")}
+            raise ValueError(f"export has no argument {name!r} for plans; arguments: {', '.join(allowed)}")
+    return {"estimated" if name == "estimate" else name: value for name, value in known.items()}
 
 
 def _short(thing: Any) -> str:

@@ -1,4 +1,4 @@
-"""The kinds of file that an export can be, and what writes each. A new kind is an entry of `KINDS`."""
+"""The kinds of exported files and their writers. A new kind is an entry of `KINDS`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from recshard_lab.sharding.export.script import shell_of
 
 @dataclass(frozen=True)
 class Options:
-    """What may be said of an export beside what and where.
+    """Options of an export.
 
     Args:
-        plan: which of several plans goes into a file that holds one.
+        plan: name of one of several plans, for a file that holds one plan.
         plotly: of a page, see `write_report`.
         theme: of a PNG, "light" or "dark".
-        scale: of a PNG, its pixels for one of the picture's.
+        scale: of a PNG, its pixels per pixel of the picture.
         model: of a script, see `ShardingPlan.to_script`.
     """
 
@@ -36,14 +36,14 @@ class Options:
 
 
 def page_of(found: Exportable, plotly: str = "embed") -> str:
-    """The page of an export: what it shows, the Python that makes it, its plans as files inside it, the versions.
+    """The page of an export: its sections, the Python that makes it, its plans as downloads, the versions.
 
     Raises:
         ValueError: more than 3 MB.
     """
     sections = [each for each in found.sections if each.parts]
     if found.python:
-        sections.append(Section("The Python that makes it", [Code(found.python)]))
+        sections.append(Section("The same in Python", [Code(found.python)]))
     files: list[Part] = []
     for name, each in found.stems.items():
         assert each.plan is not None
@@ -60,10 +60,10 @@ def page_of(found: Exportable, plotly: str = "embed") -> str:
 
 
 def kind_of(path: Path) -> str:
-    """The kind of file that a path asks for: one of `KINDS`, or "folder".
+    """The kind of file of a path: one of `KINDS`, or "folder".
 
     Raises:
-        ValueError: another suffix.
+        ValueError: an unsupported suffix.
 
     >>> kind_of(Path("plans.html")), kind_of(Path("everything"))
     ('html', 'folder')
@@ -73,7 +73,7 @@ def kind_of(path: Path) -> str:
         return "folder"
     if suffix not in KINDS:
         known = ", ".join(f".{name} ({kind.about})" for name, kind in KINDS.items())
-        raise ValueError(f"{path.name}: .{suffix} is no kind of file that is written. There are: {known}, and a folder")
+        raise ValueError(f"cannot export to {path.name}: .{suffix} is not supported. Supported: {known}, and a folder")
     return suffix
 
 
@@ -85,7 +85,7 @@ def kinds_for(found: Exportable) -> list[str]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: what it is, what a thing must have for it, and what writes it."""
+    """A kind of file: what it is, what it needs ("picture", "plan" or ""), and its writer."""
 
     about: str
     needs: str
@@ -129,21 +129,21 @@ def _zip(found: Exportable, options: Options) -> bytes:
 
 
 def everything(found: Exportable, options: Options) -> dict[str, bytes]:
-    """File name -> bytes of every kind; ``about.txt`` says what each is, and why one is not there."""
-    made: dict[str, bytes] = {}
-    told: list[str] = []
-    able = kinds_for(found)
-    wanted = [(f"{found.stem}.{kind}", kind, options) for kind in able if KINDS[kind].needs != "plan" and kind != "zip"]
+    """File name -> bytes of every kind; ``about.txt`` describes each, and why one is missing."""
+    files: dict[str, bytes] = {}
+    lines: list[str] = []
+    kinds = [kind for kind in kinds_for(found) if KINDS[kind].needs != "plan" and kind != "zip"]
+    requests = [(f"{found.stem}.{kind}", kind, options) for kind in kinds]
     for stem, each in found.stems.items():
-        wanted += [(f"{stem}.{kind}", kind, replace(options, plan=each.name)) for kind in ("json", "py", "sh")]
-    for name, kind, own in wanted:
+        requests += [(f"{stem}.{kind}", kind, replace(options, plan=each.name)) for kind in ("json", "py", "sh")]
+    for name, kind, own in requests:
         try:
-            made[name] = KINDS[kind].write(found, own)
-            told.append(f"{name}: {KINDS[kind].about}")
+            files[name] = KINDS[kind].write(found, own)
+            lines.append(f"{name}: {KINDS[kind].about}")
         except (ValueError, ImportError) as error:
-            told.append(f"{name} is not here: {error}")
-    made["about.txt"] = "\n".join([found.title, "", *told, "", versions(options.plotly), ""]).encode()
-    return made
+            lines.append(f"{name} is missing: {error}")
+    files["about.txt"] = "\n".join([found.title, "", *lines, "", versions(options.plotly), ""]).encode()
+    return files
 
 
 KINDS: dict[str, Kind] = {
@@ -152,6 +152,6 @@ KINDS: dict[str, Kind] = {
     "png": Kind("a picture in pixels", "picture", _png),
     "json": Kind("a plan", "plan", _json),
     "py": Kind("a script for torchrun", "plan", _py),
-    "sh": Kind("the same, run by the shell", "plan", _sh),
+    "sh": Kind("a shell script that runs it", "plan", _sh),
     "zip": Kind("all of them", "", _zip),
 }

@@ -1,8 +1,8 @@
-"""What every report's page is made of: its style sheet, and plotly.js packed so that one file opens offline.
+"""The parts of every report page: the style sheet, and plotly.js packed so that one file works offline.
 
-plotly.js is 4.8 MB of text. Gzipped and written in base64 it takes 1.96 MB of the page, and the browser unpacks it
-(``DecompressionStream``: Chrome 80, Firefox 113, Safari 16.4 and later). A browser that cannot, or that runs no script,
-shows the still pictures, which are in the page too and are what is printed.
+plotly.js is 4.8 MB of text. Gzipped and in base64 it takes 1.96 MB of the page, and the browser unpacks it
+(``DecompressionStream``: Chrome 80, Firefox 113, Safari 16.4 and later). Without it, without scripts and in print, the
+page shows still pictures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from html import escape
 
 from recshard_lab.lab.draw.theme import MIDDLE_INK
 
-PLOTLY = ("embed", "cdn", "none")  # where a page's interactive pictures come from
+PLOTLY = ("embed", "cdn", "none")  # source of a page's interactive pictures
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--soft:#59626c;--paper:#fff;--line:#d5dae0;--sheet:#f6f8fa}
@@ -67,7 +67,7 @@ table{font-size:9px}th,td{white-space:normal;padding-right:8px}pre{white-space:p
 _SCRIPT = """
 (async () => {
   const page = document.documentElement, bar = document.querySelector(".pictures");
-  const button = bar.querySelector("button"), told = bar.querySelector("[role=status]");
+  const button = bar.querySelector("button"), status = bar.querySelector("[role=status]");
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(each => { each.open = true; }));
   bar.hidden = false;
   const unpacked = async id => {
@@ -114,7 +114,7 @@ _SCRIPT = """
     plots.forEach(at => near.observe(at));
   } catch (error) {
     button.hidden = true;
-    told.textContent = `Still pictures are shown: this browser could not draw the interactive ones (${error.message}).`;
+    status.textContent = `Still pictures: this browser could not draw the interactive ones (${error.message}).`;
   }
 })();
 """
@@ -133,7 +133,7 @@ def check_plotly(plotly: str) -> str:
     """
     if plotly not in PLOTLY:
         raise ValueError(
-            f"plotly must be one of {', '.join(PLOTLY)}, got {plotly!r}. Fix: 'embed' (opens offline, 2 MB "
+            f"plotly must be one of {', '.join(PLOTLY)}, got {plotly!r}. Fix: 'embed' (works offline, 2 MB "
             f"more), 'cdn' (loaded from the network), 'none' (still pictures only)"
         )
     return plotly
@@ -158,17 +158,17 @@ def _plotly_js() -> tuple[str, str, str]:
 
 
 def plotly_version() -> str:
-    """Of the plotly.js that pages carry or ask for."""
+    """Version of plotly.js in pages."""
     return _plotly_js()[0]
 
 
 def cdn_address() -> str:
-    """Where a page of ``plotly="cdn"`` loads it from."""
+    """The address from which a page of ``plotly="cdn"`` loads plotly.js."""
     return f"https://cdn.plot.ly/plotly-{plotly_version()}.min.js"
 
 
 def head_of(plotly: str) -> str:
-    """What the page's ``<head>`` needs: a page that carries all it needs forbids itself every request."""
+    """The end of the page's ``<head>``: an offline page forbids all network requests."""
     if plotly != "cdn":
         return _OFFLINE
     integrity = f'integrity="sha256-{_plotly_js()[2]}" crossorigin="anonymous"'
@@ -176,12 +176,12 @@ def head_of(plotly: str) -> str:
 
 
 def controls_of(plotly: str) -> str:
-    """The line under the page's title that tells where the pictures come from, and switches them."""
+    """The line under the page's title: a button for still pictures, and the source of the interactive ones."""
     if plotly == "none":
         return ""
     words = "Zoom and hover for details."
     if plotly == "cdn":
-        words += f" They load plotly.js from {cdn_address()}; without it, still ones are shown."
+        words += f" They load plotly.js from {cdn_address()}. Without it, the page shows still pictures."
     return (
         '<div class="pictures" hidden><button type="button" aria-pressed="false">Still pictures</button>'
         f'<span role="status">{escape(words)}</span></div>'
@@ -189,10 +189,10 @@ def controls_of(plotly: str) -> str:
 
 
 def scripts_of(plotly: str, figures: str) -> str:
-    """The page's end: plotly.js and the figures packed, and what draws them.
+    """The page's end: plotly.js and the figures, packed, and the script that draws them.
 
     Args:
-        figures: JSON, the id of a picture's place -> ``{data, layout}``.
+        figures: JSON: id of a picture's element -> ``{data, layout}``.
     """
     if plotly == "none":
         return ""

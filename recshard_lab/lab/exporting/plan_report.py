@@ -1,4 +1,4 @@
-"""Pages about plans: one with its reasons, or several side by side, and what they were predicted from."""
+"""Pages about plans: one with its reasons, or several side by side, with the figures of the prediction."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ COLUMN_WIDTH = 500  # pixels of a picture, where those of several plans are side
 
 
 def plan_page(found: Candidate, preset: str = "", python: str = "") -> Exportable:
-    """One plan: its pictures, why each table lies where it does, and what it was predicted from.
+    """One plan: its pictures, the reasons for each table, and the figures of the prediction.
 
     Args:
-        found: the plan; one that a planner made is explained, table by table.
-        preset: the name that the topology was made by, for its sources, or the file of a device profile.
+        found: the plan; the plan of a planner is explained, table by table.
+        preset: name of the topology's preset, for its sources, or the file of a device profile.
     """
     if found.plan is None:
-        problem = Section("There is no plan", [found.problem])
+        problem = Section("No plan", [found.problem])
         return Exportable(found.name, [problem], python=python, candidates=[found])
     pictures = _views(found)
-    sections = [Section("What was asked", [found.problem])] if found.problem else []
+    sections = [Section("Problem", [found.problem])] if found.problem else []
     sections += [Section(views.view_label(view.name), [view]) for view in pictures]
     sections += [*_explained(found.plan), assumptions(found.topology, found.workload, preset)]
     ranks = f"{found.topology.world_size:,} rank{'s' * (found.topology.world_size != 1)}"
@@ -64,7 +64,7 @@ def comparison_page(
     python: str = "",
     name: str = "",
 ) -> Exportable:
-    """Several plans side by side: their figures, the tables they treat otherwise, and each picture of every plan.
+    """Several plans side by side: their figures, the tables that differ, and each picture of every plan.
 
     Args:
         candidates: at least one.
@@ -106,7 +106,7 @@ def comparison_page(
 
 
 def _views(found: Candidate) -> list[View]:
-    """Every registered view that can be drawn of it."""
+    """Every registered view of it."""
     assert found.plan is not None
     plan, tables = flat_plan(found.plan, found.tables)
     known: dict[str, Any] = {"plan": plan, "tables": tables, "topology": found.topology, **found.more}
@@ -116,13 +116,13 @@ def _views(found: Candidate) -> list[View]:
 
 
 def _offered(candidates: Sequence[Candidate]) -> list[str]:
-    """The views that can be drawn of all of them."""
+    """The views of all of them."""
     known = {"plan", "tables", "topology"} | ({"estimate"} if any(each.estimate for each in candidates) else set())
     return views.views_of(*known) if any(each.plan is not None for each in candidates) else []
 
 
 def _side_by_side(candidates: Sequence[Candidate]) -> PlanComparison:
-    """The same plans as `compare_plans` gives them."""
+    """The same plans as a result of `compare_plans`."""
     flat = {each.name: None if each.plan is None else flat_plan(each.plan, each.tables)[0] for each in candidates}
     answers = {
         each.name: Answer(
@@ -141,19 +141,19 @@ def _side_by_side(candidates: Sequence[Candidate]) -> PlanComparison:
 
 
 def _figures(found: PlanComparison) -> TextTable:
-    """The figures of each plan, a column each, and how many tables each scheme has."""
+    """The figures of each plan, one column per plan, and the number of tables per scheme."""
     numbers = found.numbers
     counts = [
         Counter(s.sharding_type for s in a.plan.tables().values()) if a.plan else {} for a in found.answers.values()
     ]
-    told = [", ".join(f"{n} {look_of(scheme, SCHEMES).label}" for scheme, n in each.items()) for each in counts]
+    schemes = [", ".join(f"{n} {look_of(scheme, SCHEMES).label}" for scheme, n in each.items()) for each in counts]
     caps = [bytes_text(a.topology.memory_cap_bytes) for a in found.answers.values()]
-    rows = [*numbers.rows, ["Memory of a rank", *caps], ["Schemes", *told]]
+    rows = [*numbers.rows, ["Memory of a rank", *caps], ["Schemes", *schemes]]
     return TextTable(numbers.heads, rows, wraps=True)
 
 
 def _differences(candidates: Sequence[Candidate]) -> list[Section]:
-    """Tables that not every plan treats alike: scheme and ranks under each."""
+    """Tables whose scheme or ranks differ between the plans."""
     planned = [each for each in candidates if each.plan is not None]
     if len(planned) < 2:
         return []
@@ -165,7 +165,7 @@ def _differences(candidates: Sequence[Candidate]) -> list[Section]:
     names = list(dict.fromkeys(name for own in shardings for name in own))
     differing = [name for name in names if len({own.get(name) for own in shardings}) > 1]
     if not differing:
-        return [Section("What differs", ["Every table is placed alike in all plans."])]
+        return [Section("What differs", ["Every table has the same placement in all plans."])]
     words = f"{len(differing):,} of {counted(len(names), 'table')} differ between the plans"
     if len(differing) > MOST_DIFFERENCES:
         words += f"; the first {MOST_DIFFERENCES} are listed"
@@ -176,7 +176,7 @@ def _differences(candidates: Sequence[Candidate]) -> list[Section]:
 
 
 def _assumed(candidates: Sequence[Candidate], preset: str) -> list[Section]:
-    """What the plans were predicted from: once where it is the same for all."""
+    """The figures of the predictions, once if they are the same for all plans."""
     kinds: list[tuple[Candidate, list[str]]] = []
     for each in candidates:
         alike = next(
@@ -198,7 +198,7 @@ def _assumed(candidates: Sequence[Candidate], preset: str) -> list[Section]:
 
 
 def _explained(plan: ShardingPlan) -> list[Section]:
-    """Why each table lies where it does, those that cost most first."""
+    """The reasons for each table, most expensive first."""
     if plan.planned is None:
         return []
     named = plan.planned.named(plan)
@@ -210,16 +210,16 @@ def _explained(plan: ShardingPlan) -> list[Section]:
     ]
     which = f"the {len(found)} largest of {len(named):,} tables" if len(found) < len(named) else "every table"
     words = (
-        f"For {which}, the most expensive first: what it causes of each phase, and what every other scheme and route "
-        f"would cost while all other tables stay where they are."
+        f"For {which}, most expensive first: its share of each phase, and the cost of every other scheme and output "
+        f"path with all other tables unchanged."
     )
-    return [Section("Why each table lies where it does", [words, *parts])]
+    return [Section("Reasons for each table", [words, *parts])]
 
 
 def flat_plan(
     plan: ShardingPlan, tables: Sequence[BaseEmbeddingConfig] | Mapping[str, Sequence[BaseEmbeddingConfig]]
 ) -> tuple[ShardingPlan, list[BaseEmbeddingConfig]]:
-    """Plan and tables without modules, as the pictures want them; tables of one name are told apart by their paths."""
+    """Plan and tables without modules, for views. Tables of equal name get the paths of their modules."""
     if not isinstance(tables, Mapping):
         return plan, list(tables)
     names = [table.name for own in tables.values() for table in own]
@@ -249,5 +249,5 @@ def _note(candidates: Sequence[Candidate]) -> str:
     measured = [each.name for each in candidates if each.measured is not None]
     if not measured:
         return "Predicted, not measured."
-    words = f"Measured on this machine: {', '.join(measured)}; all else is predicted."
+    words = f"Measured on this machine: {', '.join(measured)}. Everything else is predicted."
     return with_notes(words, (getattr(each.measured, "times_note", "") for each in candidates))

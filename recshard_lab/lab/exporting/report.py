@@ -1,4 +1,4 @@
-"""One self-contained HTML file: opens offline, prints, follows the reader's light or dark theme.
+"""One self-contained HTML file that works offline, prints, and follows the reader's light or dark theme.
 
 Every page of the project is written here: the report of a plan, of a comparison, of a sweep, of the demo, and what
 widgets export. Each chart is included twice, interactive (`page.py`) and static. The static one is shown where no
@@ -30,12 +30,12 @@ Part: TypeAlias = "View | TextTable | Folded | Picture | Code | Attachment | str
 
 @dataclass(frozen=True)
 class Folded:
-    """Something to open with a click; printed, it is open.
+    """A part that opens with a click; in print, it is open.
 
     Args:
-        summary: what is always seen, plain text.
-        answer: shown below it; what notebooks show (``_repr_html_``).
-        share: from 0 to 1, drawn as a bar beside the summary, which says it in words.
+        summary: always visible, plain text.
+        answer: shown below it, an object with ``_repr_html_``.
+        share: from 0 to 1, drawn as a bar beside the summary.
     """
 
     summary: str
@@ -45,7 +45,7 @@ class Folded:
 
 @dataclass(frozen=True)
 class Picture:
-    """A view under a caption, such as the name of its plan; on a wide page two pictures are side by side."""
+    """A view under a caption, such as the name of its plan. On a wide page, two are side by side."""
 
     view: View
     caption: str
@@ -53,7 +53,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Code:
-    """Text to be copied as it is."""
+    """Preformatted text."""
 
     text: str
 
@@ -64,8 +64,8 @@ class Attachment:
 
     Args:
         name: of the file.
-        text: what is in it.
-        about: what it is, in a few words.
+        text: its contents.
+        about: a description in a few words.
     """
 
     name: str
@@ -75,12 +75,12 @@ class Attachment:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it.
+    """A heading with its contents.
 
     Args:
         heading: of the section.
-        parts: views, tables (`TextTable`), answers to be opened (`Folded`), captioned views (`Picture`), `Code`, files
-            (`Attachment`), or paragraphs of plain text; text that begins with ">>>" or "$" is shown as code.
+        parts: views, tables (`TextTable`), folded answers (`Folded`), captioned views (`Picture`), `Code`, files
+            (`Attachment`), or paragraphs of plain text. Text that begins with ">>>" or "$" is shown as code.
     """
 
     heading: str
@@ -102,16 +102,16 @@ def write_report(
         path: of the HTML file; its folder must exist.
         title: the page's heading.
         sections: heading -> parts, or a list of `Section`.
-        subtitle: a sentence under the title: what was run, on what.
-        note: the last line: where the data come from, which numbers were measured and where.
-        plotly: "embed" puts plotly.js into the file (2 MB), "cdn" loads it from the network and says so on the page,
-            "none" leaves the still pictures alone.
+        subtitle: a sentence under the title, such as the run and its machine.
+        note: the last line: source of the data, and which numbers were measured.
+        plotly: "embed" puts plotly.js into the file (2 MB), "cdn" loads it from the network, "none" shows still
+            pictures only.
 
     Returns:
         The path written.
 
     Raises:
-        ValueError: no section, another word for ``plotly``, or a page of more than 3 MB.
+        ValueError: no section, an unknown ``plotly``, or a page of more than 3 MB.
 
     >>> from tempfile import mkdtemp
     >>> write_report(mkdtemp() + "/plans.html", "Plans", {"Result": "All four fit."}).name
@@ -136,7 +136,7 @@ def report_text(
         sections = [Section(heading, _listed(parts)) for heading, parts in sections.items()]
     sections = list(sections)
     if not sections:
-        raise ValueError("a report needs at least one section: give a mapping of headings to views, tables or text")
+        raise ValueError("a report needs at least one section. Fix: pass a mapping of headings to views or text")
     drawn = _Drawn(live=check_plotly(plotly) != "none")
     body = "".join(_section(i, section, drawn) for i, section in enumerate(sections))
     plotly = plotly if drawn.figures else "none"  # a page without pictures needs no library
@@ -164,7 +164,7 @@ def report_text(
 
 @dataclass
 class _Drawn:
-    """The interactive pictures of a page, by the id of their place."""
+    """The interactive pictures of a page, by the id of their element."""
 
     live: bool
     figures: dict[str, Any] = field(default_factory=dict)
@@ -204,7 +204,7 @@ def _part(part: Part, uid: str, drawn: _Drawn) -> str:
 
 
 def _attached(part: Attachment) -> str:
-    """A link that saves it, gzipped where it is long; the browser needs no script for that."""
+    """A link that saves it, gzipped if it is long. It needs no script."""
     raw, name, kind = part.text.encode(), part.name, "text/plain"
     if len(raw) > LONG:
         raw, name, kind = gzip.compress(raw, 9, mtime=0), f"{name}.gz", "application/gzip"
@@ -213,7 +213,7 @@ def _attached(part: Attachment) -> str:
 
 
 def _figure(view: View, caption: str, uid: str, drawn: _Drawn) -> str:
-    """The still picture, the place of the interactive one, and the numbers."""
+    """The still picture, the element of the interactive one, and the numbers."""
     numbers = ""
     if view.numbers.rows:
         numbers = f'<details><summary>The numbers</summary><div class="wide">{view.table}</div></details>'

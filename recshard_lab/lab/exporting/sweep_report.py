@@ -31,17 +31,17 @@ from recshard_lab.text_table import Printable, TextTable, wrapped
 
 Progressed: TypeAlias = Callable[[int, int, SweepPoint], None]
 Page: TypeAlias = Callable[[], Exportable]
-SIMULATED_NOTE = "Simulated, not measured: nothing was launched; every number follows from the figures above."
+SIMULATED_NOTE = "Simulated, not measured: no ranks were launched. Every number follows from the figures above."
 
 
 def sweep_page(found: Sweep, workload: Workload, title: str = "What if", more: Sequence[Section] = ()) -> Exportable:
-    """A sweep as a page: the Pareto pictures, all points, and what they were simulated from.
+    """A sweep as a page: the Pareto pictures, all points, and the figures of the simulation.
 
     Args:
         found: the sweep.
-        workload: the step it was made for.
+        workload: its step.
         title: of the page.
-        more: further sections, which come first.
+        more: further sections, which are first.
     """
     pictures = [views.pareto(found), views.pareto(found, y="step_ms")]
     records = found.records()
@@ -56,7 +56,7 @@ def sweep_page(found: Sweep, workload: Workload, title: str = "What if", more: S
         *more,
         Section("Simulated points", pictures),
         Section("All points", [TextTable(heads, rows)]),
-        Section("What they were simulated from", figures),
+        Section("Figures of the simulation", figures),
     ]
     subtitle, stem = found.sentences()[0], "sweep"
     return Exportable(f"{title} (simulated)", sections, subtitle, SIMULATED_NOTE, pictures={"": pictures}, name=stem)
@@ -77,10 +77,10 @@ def run_whatif(
 
     Args:
         path, example: a file of tables, or the name of an example.
-        axes: option -> its text; empty texts are left out.
+        axes: option -> its text; empty texts are ignored.
 
     Raises:
-        ValueError: neither or both of them; an option that is no list of what it takes, or that the example fixes.
+        ValueError: neither or both of them; an option that cannot be parsed, or that the example fixes.
         OSError: a file cannot be read or written.
     """
     given = {name: text for name, text in axes.items() if text}
@@ -160,9 +160,9 @@ def _mlperf(topology: str, sizes: list[int] | None, report: Progressed) -> tuple
             global_batch_size=mlperf.GLOBAL_BATCH_SIZE,
             pipeline=["none", "sparse_dist"],
         )
-        told = "The same tables and batch on other machines, with the figures of their presets."
+        words_ = "The same tables and batch on other machines, with the figures of their presets."
         parts = [Section(title, list(own)) for title, own in found.sections()]
-        return sweep_page(compared, load, "MLPerf DLRM-DCNv2", [*parts, Section("Other machines", [told])])
+        return sweep_page(compared, load, "MLPerf DLRM-DCNv2", [*parts, Section("Other machines", [words_])])
 
     return found, page
 
@@ -186,39 +186,39 @@ EXAMPLES: dict[str, Callable[..., tuple[Printable, Page]]] = {
 
 
 def workload_text(workload: Workload) -> str:
-    """What a step is, in a sentence, without what sweeps usually vary.
+    """A step in a sentence, without the settings that sweeps usually vary.
 
     >>> workload_text(Workload(pooling_factors=10.0, dense_parameters=1000))
-    '10 ids a bag, ids uniform, 1,000 dense parameters'
+    '10 ids per bag, ids uniform, 1,000 dense parameters'
     """
     factors = workload.pooling_factors
     if isinstance(factors, (int, float)):
-        said = [f"{factors:g} id{'s' * (factors != 1)} a bag"]
+        parts = [f"{factors:g} id{'s' * (factors != 1)} per bag"]
     else:
-        said = [f"{sum(factors.values()):,.6g} ids a sample in {len(factors)} features"]
+        parts = [f"{sum(factors.values()):,.6g} ids per sample in {len(factors)} features"]
     if workload.access is not None:
-        said.append("ids used as measured")
+        parts.append("ids used as measured")
     elif workload.unique_fraction is not None:
-        given = workload.unique_fraction
-        said.append(f"distinct ids {given:g}" if isinstance(given, (int, float)) else "distinct ids as given")
+        share = workload.unique_fraction
+        parts.append(f"distinct ids {share:g}" if isinstance(share, (int, float)) else "distinct ids by feature")
     else:
         alpha = workload.zipf_alpha
         skew = (
             "of each table's skew" if not isinstance(alpha, (int, float)) else f"Zipf {alpha:g}" if alpha else "uniform"
         )
-        said.append(f"ids {skew}")
+        parts.append(f"ids {skew}")
     if workload.dense_parameters:
-        said.append(f"{workload.dense_parameters:,} dense parameters")
+        parts.append(f"{workload.dense_parameters:,} dense parameters")
     if workload.dense_launches:
-        said.append(f"{workload.dense_launches:,} launches of dense kernels")
-    return ", ".join(said)
+        parts.append(f"{workload.dense_launches:,} launches of dense kernels")
+    return ", ".join(parts)
 
 
 def integers(text: str, name: str, scale: float = 1) -> list[int]:
-    """Numbers divided by commas; 64k is 65,536.
+    """Numbers separated by commas; 64k is 65,536.
 
     Raises:
-        ValueError: something else.
+        ValueError: other text.
 
     >>> integers("8,16, 2k", "--ranks")
     [8, 16, 2048]
@@ -229,16 +229,16 @@ def integers(text: str, name: str, scale: float = 1) -> list[int]:
             size = 1024 if part.lower().endswith("k") else 1
             value = float(part[:-1] if size > 1 else part) * size * scale
         except ValueError:
-            raise ValueError(f"{name} takes numbers divided by commas, got {text!r}. Fix: {name} 8,16") from None
+            raise ValueError(f"{name} takes numbers separated by commas, got {text!r}. Fix: {name} 8,16") from None
         if not 1 <= value < 2**62 or (value != int(value) and scale == 1):
-            wanted = "whole numbers of at least 1" if scale == 1 else "numbers above 0"
-            raise ValueError(f"{name} takes {wanted}, got {part!r}. Fix: {name} 8,16")
+            allowed = "whole numbers of at least 1" if scale == 1 else "numbers above 0"
+            raise ValueError(f"{name} takes {allowed}, got {part!r}. Fix: {name} 8,16")
         found.append(int(value))
     return found
 
 
 def words(text: str) -> list[str]:
-    """Words divided by commas."""
+    """Words separated by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

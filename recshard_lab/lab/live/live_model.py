@@ -1,4 +1,4 @@
-"""LiveModel: a model that lives on the launched ranks, as the notebook sees it: where it lies, reshard it, train it."""
+"""LiveModel: the notebook's handle of a model on the launched ranks: its plan, resharding and training."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from recshard_lab.lab.live.ranks_gone import BoundRanks
 from recshard_lab.launcher import LaunchError
 from recshard_lab.sharding import ShardingPlan
 
-EQUAL = 1e-5  # of the largest output: what another order of the same fp32 sums may make
+EQUAL = 1e-5  # of the largest output: rounding by another order of the same fp32 sums
 _RANK_SIDE = "__import__('recshard_lab.lab.live.on_ranks', fromlist=['live'])"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What a live resharding cost, and what it left as it was.
+    """The cost of a live resharding, and whether the model is the same afterwards.
 
     Attributes:
         ms: of the slowest rank.
-        bytes_moved: from one rank to another, over all ranks.
+        bytes_moved: between ranks, over all ranks.
         weights_equal: whether every table has the same weights as before, bit for bit.
-        outputs_apart: largest difference of the outputs for one batch, as a share of the largest.
+        outputs_apart: largest difference of the outputs for one batch, relative to the largest output.
     """
 
     ms: float
@@ -35,7 +35,7 @@ class Proof:
 
     @property
     def same(self) -> bool:
-        """Whether it is the same model: equal weights, and outputs equal to the rounding of fp32 sums."""
+        """Whether weights are equal, and outputs equal up to the rounding of fp32 sums."""
         return self.weights_equal and self.outputs_apart <= EQUAL
 
 
@@ -44,22 +44,22 @@ class LiveModel:
 
     Args:
         ranks: the launched session.
-        model: how the model is called on the ranks: a `DistributedModelParallel`.
-        step: how one training step is called there, a function without arguments that returns its loss.
-        optimizers: how a list of torch optimizers is called there, where tables lie on the dense kernel.
+        model: name of the model on the ranks, a `DistributedModelParallel`.
+        step: name of a function on the ranks that runs one training step and returns its loss.
+        optimizers: name of a list of torch optimizers on the ranks, if tables use the dense kernel.
 
     Attributes:
-        plan: where the tables lie now.
+        plan: the current plan.
         tables: their configs.
-        losses: of every step trained through here, of rank 0.
-        switched: after how many of those steps the plan changed.
+        losses: of every step trained by this object, on rank 0.
+        switched: numbers of those steps before each change of the plan.
         proof: of the last resharding; None before.
-        measured: the median of the last 10 steps under the present plan, its first 3 left out once there are more;
-            None where there were none.
+        measured: the median of the last 10 steps under the current plan, without its first 3 if there are more; None
+            without steps.
 
     Raises:
-        LaunchError: the ranks have ended. RankError: there is no such model on the ranks.
-        ValueError: it holds no embedding collection.
+        LaunchError: the ranks have ended. RankError: the ranks have no model of this name.
+        ValueError: it has no embedding collection.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LiveModel:
         by_path: dict[str, list[BaseEmbeddingConfig]] = found[0]["tables"]
         self.tables = [table for tables in by_path.values() for table in tables]
         if not self.tables:
-            raise ValueError(f"{model} on the ranks holds no embedding collection: there is nothing to reshard")
+            raise ValueError(f"{model} on the ranks has no embedding collection, so nothing can be resharded")
         self.path_of = {table.name: path for path, tables in by_path.items() for table in tables}
         self.losses: list[float] = []
         self.switched: list[int] = []
@@ -81,17 +81,17 @@ class LiveModel:
 
     @property
     def gone(self) -> str:
-        """Why the model is gone and what to do, in one line; empty while the ranks that hold it run."""
+        """Why the model is gone and what to do, in one line; empty while its ranks run."""
         return self.bound.gone(self.model)
 
     def reshard(self, plan: ShardingPlan) -> Proof:
-        """Moves the tables to `plan` while the model lives, and proves that nothing else changed.
+        """Moves the tables to `plan` in place, and checks that nothing else changed.
 
-        Tables that it does not name stay where they lie.
+        Tables that are not in `plan` keep their placement.
 
         Raises:
             LaunchError: the ranks have ended. PlanError: the plan is not valid. RankError: a rank refused it; the
-                tables stay where they were.
+                model is as before.
         """
         whole = {path: {**tables, **plan.plan.get(path, {})} for path, tables in self.plan.plan.items()}
         plan = ShardingPlan({**plan.plan, **whole})  # type: ignore[dict-item]
@@ -110,13 +110,13 @@ class LiveModel:
         return self.proof
 
     def train(self, steps: int) -> list[float]:
-        """Trains `steps` steps and measures them; their losses, of rank 0.
+        """Trains `steps` steps, measures them and returns their losses on rank 0.
 
         Raises:
-            LaunchError: the ranks have ended. ValueError: no step is known, or `steps` is not positive.
+            LaunchError: the ranks have ended. ValueError: no `step` was named, or `steps` is not positive.
         """
         if self.step is None:
-            raise ValueError('no training step is known: name one, as in step="train_step"')
+            raise ValueError('no training step was named. Fix: step="train_step"')
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps!r}")
         with other_programs(self.ranks) as others:
@@ -131,7 +131,7 @@ class LiveModel:
         return list(found[0]["losses"])
 
     def _on_ranks(self, function: str, *arguments: str) -> list[dict[str, Any]]:
-        """Calls a function of `lab.live` on every rank; arguments are expressions there."""
+        """Calls a function of `on_ranks` on every rank; arguments are expressions there."""
         if gone := self.gone:
             raise LaunchError(gone)
         found: list[dict[str, Any]] = self.ranks.eval(f"{_RANK_SIDE}.{function}({', '.join([self.model, *arguments])})")

@@ -1,11 +1,11 @@
-"""What the scheme switcher asks of every rank: how the model lies, move it and prove nothing changed, train on.
+"""Functions that `LiveModel` and `DrawingBoard` call on every rank: report the plan, reshard and check, train.
 
-These functions run on the ranks, in step with one another; each gives back numbers and text only.
+The ranks call them together. They return numbers and text only.
 
-The proof has two halves. Weights: a *fingerprint* of each table, a sum over its elements of their bits times a number
-drawn from their place, modulo 2^64. A sum does not ask who adds: each rank adds over its rectangles, so the fingerprint
-is the same under every tiling if and only if (but for one chance in 2^64) every weight is the same, bit for bit.
-Outputs: the same batch before and after; partial sums are taken in another order, so they agree to rounding.
+The check of a resharding has two halves. Weights: a *fingerprint* of each table, the sum over its elements of their
+bits times a number drawn from their position, modulo 2^64. Each rank sums over its shards. So the fingerprint does not
+depend on the tiling, and differs if any bit of a weight differs, with probability 1 - 2^-64. Outputs: of one batch,
+before and after. Partial sums are added in another order, so they are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHUNK = 1 << 20  # elements at once
 
 
 def look(model: Any) -> dict[str, Any]:
-    """The model's plan, tables by module path, memory and kernels, as this rank has them."""
+    """The model's plan, tables by module path, memory and kernels on this rank."""
     return {
         "plan": model.plan.to_json(),
         "tables": {path: list(collection.tables) for path, collection in model.collections.items()},
@@ -70,17 +70,17 @@ def move_to(model: Any, plan_json: str, optimizers: Any = None) -> dict[str, Any
 
 
 def train_on(model: Any, step: Callable[[], Any], count: int) -> dict[str, Any]:
-    """Calls `step` `count` times on all ranks together and reports what it took. Collective.
+    """Calls `step` `count` times on all ranks together and measures it. Collective.
 
     Args:
-        step: one training step; what it returns is its loss, where it is a number or a tensor of one.
+        step: one training step; its result is the loss if it is a number or a tensor of one.
 
     Returns:
         ``losses`` and ``spent`` (ms of each step), ``sent``, ``took``, ``memory``, ``host_memory``.
     """
     losses, spent = [], []
     if dist.is_initialized():
-        dist.barrier()  # so that no step contains waiting for a rank that comes late
+        dist.barrier()  # so that no step contains the wait for a late rank
     with trace() as sent:
         for _ in range(count):
             begun = perf_counter()
@@ -106,7 +106,7 @@ def fingerprints(model: Any) -> dict[str, int]:
     for collection in model.collections.values():
         for name, shards in collection.table_shards().items():
             columns = shards.config.embedding_dim
-            first: dict[Any, int] = {}  # of copies of one rectangle only the lowest rank's counts
+            first: dict[Any, int] = {}  # of replicas of a shard only that of the lowest rank counts
             for shard in shards.sharding.shards:
                 first[shard.rows, shard.cols] = min(shard.rank, first.get((shard.rows, shard.cols), shard.rank))
             total = torch.zeros((), dtype=torch.int64, device=model.device)
@@ -126,14 +126,14 @@ def fingerprints(model: Any) -> dict[str, int]:
 
 
 def _drawn(place: Tensor) -> Tensor:
-    """An odd number of 64 bits for every place, as the mixing steps of splitmix64 draw it (Steele et al., 2014)."""
+    """An odd 64-bit number for every position, by the mixing steps of splitmix64 (Steele et al., 2014)."""
     mixed = place * -7046029254386353131
     mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
     return (mixed ^ (mixed >> 27)) * -7723592293110705685 | 1
 
 
 def _chunks(weight: Tensor, first_row: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Row numbers and rows, so many at a time that little extra memory is needed."""
+    """Row numbers and rows, in chunks that need little extra memory."""
     rows = max(1, _CHUNK // max(1, weight.shape[1]))
     for start in range(0, weight.shape[0], rows):
         part = weight[start : start + rows]
@@ -142,7 +142,7 @@ def _chunks(weight: Tensor, first_row: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def _outputs(model: Any) -> list[Tensor]:
-    """What every collection gives for a random batch, the same batch each time. Collective."""
+    """The output of every collection for a random batch, the same batch each time. Collective."""
     found = []
     for collection in model.collections.values():
         load = Workload(PROBE_SAMPLES, 3.0, weighted=bool(collection.is_weighted()))
@@ -154,17 +154,17 @@ def _outputs(model: Any) -> list[Tensor]:
 
 
 def _number(loss: Any) -> float:
-    """A loss as a number; NaN where `step` returns none."""
+    """A loss as a number; NaN if `step` returns something else."""
     if isinstance(loss, Tensor):
         return float(loss.detach()) if loss.numel() == 1 else float("nan")
     return float(loss) if isinstance(loss, (int, float)) else float("nan")
 
 
 def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, steps: int) -> dict[str, Any]:
-    """Trains tables under a plan and, on every rank for itself, unsharded; how far apart they are. Collective.
+    """Trains tables under a plan and, on every rank separately, unsharded, and compares both. Collective.
 
-    Both begin with the same weights and see the same batches; plain SGD, so that the truth is plain torch.
-    Afterwards the sharded tables alone are timed, as `measure_plan` times them.
+    Both start with the same weights and see the same batches, with plain SGD, so that the reference is plain torch.
+    Afterwards the sharded tables alone are timed, as `measure_plan` does.
 
     Returns:
         ``outputs_apart`` and ``weights_apart`` (largest difference, as a share of the largest value), ``step_ms``,

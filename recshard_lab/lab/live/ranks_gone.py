@@ -1,4 +1,4 @@
-"""Whether the ranks that a widget shows still run, and what is lost when they end."""
+"""Whether a widget's ranks still run, and which variables are lost when they end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOK_S = 0.5  # seconds between two looks of a widget at its ranks
 
 @dataclass(frozen=True)
 class BoundRanks:
-    """Ranks as a widget was bound to them: the session and its processes at that time.
+    """A session and its processes at one time.
 
     Args:
         ranks: the launched session.
@@ -25,12 +25,12 @@ class BoundRanks:
 
     @classmethod
     def of(cls, ranks: Any) -> BoundRanks:
-        """The ranks as they run now."""
+        """The ranks that run now."""
         return cls(ranks, tuple(ranks.pids))
 
     @property
     def ended(self) -> str:
-        """What ended these ranks, as a clause; empty while they run."""
+        """How these ranks ended, as a clause; empty while they run."""
         pids = tuple(self.ranks.pids)
         if not pids:
             return "The ranks were stopped"
@@ -47,7 +47,7 @@ class BoundRanks:
 
 
 def lost_text(variables: Sequence[str]) -> str:
-    """What went with the ranks, to be added to a sentence that says that they ended; empty if nothing was lost.
+    """The lost variables, as a sentence after another one; empty without variables.
 
     >>> lost_text(["model", "tables"])
     ' Their variables are gone: model, tables. Run the cells that made them.'

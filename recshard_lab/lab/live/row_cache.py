@@ -1,8 +1,8 @@
-"""RowCache: what a cache of so many rows in front of a table would hit, told the ids that are really looked up.
+"""RowCache: simulates a cache of rows in front of a table from the ids of real lookups. No row is cached.
 
-Nothing is cached: it keeps book. Least recently used rows go first, a batch at a time, as caches of embedding rows
-work: a batch's distinct rows are brought in before its lookups, rows that this batch uses stay, and where it uses more
-rows than fit, the rest is read around the cache.
+It evicts the least recently used rows, one batch at a time, as caches of embedding rows do. A batch's distinct rows are
+loaded before its lookups, and rows that the batch uses stay. If the batch uses more rows than fit, the rest bypasses
+the cache.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 
 class RowCache:
-    """Counts of a cache that holds `capacity` of `rows` rows.
+    """Counters of a cache for `capacity` of `rows` rows.
 
     Attributes:
-        hits: lookups of rows that were held when their batch came.
+        hits: lookups of rows that were in the cache before their batch.
         misses: the other lookups.
-        evictions: rows that made room.
+        evictions: rows that were removed.
 
     Raises:
         ValueError: a capacity that is not positive.
@@ -36,7 +36,7 @@ class RowCache:
         self.hits = self.misses = self.evictions = 0
         self.held_rows: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._held = np.zeros(rows, dtype=bool)
-        self._last = np.zeros(rows, dtype=np.int64)  # the batch that used it last
+        self._last = np.zeros(rows, dtype=np.int64)  # number of the last batch that used it
         self._batch = 0
 
     def use(self, ids: NDArray[np.int64]) -> None:
@@ -51,7 +51,7 @@ class RowCache:
         short = len(new) - (self.capacity - len(self.held_rows))
         if short > 0:
             idle = self.held_rows[self._last[self.held_rows] < self._batch]
-            order = self._last[idle] * self.rows + idle  # of equally old rows the first goes
+            order = self._last[idle] * self.rows + idle  # of equally old rows the first is removed
             victims = idle[np.argpartition(order, short - 1)[:short]] if short < len(idle) else idle
             self._held[victims] = False
             self.evictions += len(victims)

@@ -1,4 +1,4 @@
-"""Counters of a model on the ranks: what `watch` put on every rank's board, brought together in the kernel.
+"""Counters of a model on the ranks: the samples that `watch` posts on every rank, combined in the kernel.
 
 >>> tables = {"movie": {"lookups": {"hbm": 3, "ddr": 1}, "rows": 10, "states": {}}}
 >>> Sample.of([{"step": 2, "ms": 0.1, "tables": tables}] * 2).table("movie").fast_share
@@ -19,12 +19,12 @@ _RANK_SIDE = "__import__('recshard_lab.lab.live.watch', fromlist=['watch'])"
 
 @dataclass(frozen=True, eq=False)
 class TableCounters:
-    """One table's counters, over the ranks that are meant (all, or one of them).
+    """One table's counters on all ranks, or on one.
 
     Args:
         name: the table.
-        parts: for each of these ranks what it reports of the table.
-        alone: one rank is meant: its norms are of what it holds, replicas included.
+        parts: the report of each of these ranks.
+        alone: whether this is one rank; its norms then include replicas.
     """
 
     name: str
@@ -60,13 +60,13 @@ class TableCounters:
         return max((int(part.get("rows", 0)) for part in self.parts), default=0)
 
     def lookups(self, *kinds: str) -> int:
-        """Ids looked up since watching began: in the rank's own memory ("hbm"), the host's ("ddr"), in the rank's
-        replica of rows that all ranks hold ("replica"); all of them when nothing is named."""
+        """Ids looked up since watching began: in the rank's memory ("hbm"), the host's ("ddr"), or the rank's replica
+        of replicated rows ("replica"). Without a kind, the sum."""
         return sum(count for kind, count in self._sums["lookups"].items() if not kinds or kind in kinds)
 
     @property
     def fast_share(self) -> float | None:
-        """Share of the lookups that needed not the host's memory; None where no row lies there."""
+        """Share of the lookups outside the host's memory; None if no row is stored there."""
         slow = self.lookups("ddr")
         if not slow and "ddr" not in self._sums["tiers"]:
             return None
@@ -74,22 +74,22 @@ class TableCounters:
 
     @property
     def touched_share(self) -> float | None:
-        """Share of the rows that lie here (copies counted) which were looked up since watching began."""
+        """Share of the stored rows (replicas counted) that were looked up since watching began."""
         return _share(self._sums["touched_rows"], self._sums["rows_here"])
 
     def cache(self, name: str) -> int | None:
-        """ "hits", "misses", "evictions", "capacity" or "held" of the reckoned cache; None where none is reckoned."""
+        """ "hits", "misses", "evictions", "capacity" or "held" of the simulated cache; None without one."""
         found: int | None = self._sums["cache"].get(name)
         return found
 
     @property
     def counted(self) -> dict[str, float]:
-        """What the kernels count themselves, added up."""
+        """The kernels' own counters, summed over ranks."""
         return dict(self._sums["counted"])
 
     @property
     def hit_share(self) -> float | None:
-        """Share of lookups that hit: the backend's own cache where it counts one, else the reckoned one."""
+        """Hit rate of the kernel's cache if it has one, else of the simulated cache."""
         own = self._sums["counted"]
         if "hits" not in own or "misses" not in own:
             own = self._sums["cache"]
@@ -97,12 +97,12 @@ class TableCounters:
 
     @property
     def evictions(self) -> float | None:
-        """Rows that left a cache to make room: the backend's own, else the reckoned one's."""
+        """Rows evicted from the kernel's cache if it has one, else from the simulated cache."""
         return self.counted.get("evictions", self.cache("evictions"))
 
     def a_step(self, *names: str) -> float | None:
-        """What the kernels count under the first of these names that they know, for each step between the last two
-        samples of each rank, added up over ranks. None before the second sample, and where none of them is counted."""
+        """The kernels' counter of the first of these names that exists, per step between the last two samples of each
+        rank, summed over ranks. None before the second sample, or without such a counter."""
         rates: dict[str, float] = self._sums["a_step"]
         return next((rates[name] for name in names if name in rates), None)
 
@@ -118,39 +118,39 @@ class TableCounters:
 
     @property
     def weight_norm(self) -> float:
-        """Square root of the sum of all weights' squares: of the table each cell once, of a rank what it holds."""
+        """Norm of all weights: of the table without replicas, of one rank with them."""
         return float(self._sums["squares"] ** 0.5)
 
     @property
     def state_names(self) -> list[str]:
-        """Of the optimizer's states that have one number a weight or a row."""
+        """The optimizer's states with one number per weight or per row."""
         return list(self._sums["states"])
 
     def state(self, what: str, name: str | None = None) -> float:
-        """ "bytes" held (copies counted), "squares" summed, or "rows" that are not zero, of one state or of all."""
+        """ "bytes" (replicas counted), sum of "squares", or number of nonzero "rows", of one state or of all."""
         chosen = [name] if name is not None else self.state_names
         return float(sum(self._sums["states"][one][what] for one in chosen))
 
     @property
     def state_norm(self) -> float | None:
-        """As `weight_norm`, of all states together; None where the optimizer keeps none."""
+        """As `weight_norm`, of all states together; None if the optimizer has none."""
         return self.state(self._squares) ** 0.5 if self.state_names else None
 
     @property
     def stepped_rows(self) -> int | None:
-        """Rows about which the optimizer has kept anything; None where it keeps nothing."""
+        """Rows with optimizer state that is not zero; None if the optimizer has no state."""
         counts = [self.state("rows", name) for name in self.state_names]
         return int(max(counts)) if counts else None
 
     @property
     def steps(self) -> int | None:
-        """Steps that the optimizer has counted (Adam and its kin)."""
+        """Steps counted by the optimizer (such as Adam); None if it counts none."""
         found: int | None = self._sums["steps"]
         return found
 
     @property
     def out_of_range(self) -> int:
-        """Ids in the ranks' batches that were no rows."""
+        """Out-of-range ids in the ranks' batches."""
         return int(self._sums["out_of_range"])
 
 
@@ -161,11 +161,11 @@ def _add(sums: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """What all ranks reported, each between two of its steps.
+    """The reports of all ranks, each taken between two steps.
 
     Args:
-        step: of the rank that is behind.
-        ranks: what each rank put up.
+        step: the lowest step of all ranks.
+        ranks: the report of each rank.
     """
 
     step: int
@@ -178,7 +178,7 @@ class Sample:
         return cls(min(int(one["step"]) for one in posted), tuple(posted))
 
     def same_as(self, other: Sample) -> bool:
-        """Whether no rank has taken another since."""
+        """Whether both have the same report of every rank."""
         return [one["number"] for one in self.ranks] == [one["number"] for one in other.ranks]
 
     @property
@@ -195,7 +195,7 @@ class Sample:
         return self._tables[name, rank]
 
     def totals(self) -> dict[str, int]:
-        """Table -> its lookups on all ranks, those with most first."""
+        """Table -> its lookups on all ranks, most first."""
         found: dict[str, int] = {}
         for one in self.ranks:
             for name, part in one["tables"].items():
@@ -221,24 +221,25 @@ class Sample:
 
     @property
     def ms(self) -> float:
-        """What taking it cost the slowest rank."""
+        """Time that the slowest rank needed for it."""
         return max(float(one["ms"]) for one in self.ranks)
 
 
 def watch_counters(ranks: Any, model: str = "model", *, every_s: float = 0.5, cache_rows: int = 0) -> Sample:
-    """Begins to watch a model on the ranks, in place of one watched before. The ranks must be at rest.
+    """Starts watching a model on the ranks, instead of one watched before. The ranks must be idle.
 
     Args:
         ranks: the launched session.
-        model: how a `DistributedModelParallel` is called there.
-        every_s: seconds between two samples while a piece of work runs; there is one after every piece as well.
-        cache_rows: reckon what a cache of so many rows, of each table on each rank, would hit; 0: none.
+        model: name of a `DistributedModelParallel` on the ranks.
+        every_s: minimum seconds between two samples while a cell runs; another sample follows every cell.
+        cache_rows: simulates a cache of this many rows per table and rank; 0 simulates none.
 
     Returns:
-        The first sample; `read` gives the newest at any time.
+        The first sample; `read_counters` returns the newest at any time.
 
     Raises:
-        RankError: there is no such model. ValueError: numbers that are none.
+        RankError: the ranks have no model of this name.
+        ValueError: `every_s` or `cache_rows` is negative or not a number.
     """
     if not isinstance(every_s, (int, float)) or isinstance(every_s, bool) or not 0 <= every_s < float("inf"):
         raise ValueError(f"every_s must be seconds, not negative, got {every_s!r}")
@@ -251,13 +252,13 @@ def watch_counters(ranks: Any, model: str = "model", *, every_s: float = 0.5, ca
 
 
 def read_counters(ranks: Any) -> Sample | None:
-    """The newest sample of every rank, at any time, also while they compute; None where nothing is watched."""
+    """The newest sample of every rank, at any time, also while they compute; None if no model is watched."""
     posted = _session(ranks).posted(BOARD)
     return Sample.of(posted) if posted and all(one is not None for one in posted) else None
 
 
 def unwatch_counters(ranks: Any) -> None:
-    """Ends watching; the ranks must be at rest."""
+    """Stops watching. The ranks must be idle."""
     _session(ranks).eval(f"{_RANK_SIDE}.stop()")
 
 

@@ -21,9 +21,9 @@ def current() -> Server | None:
 
 
 def start(path: str | Path, **options: Any) -> Server:
-    """Starts a server, then stops the one before. If the new one fails, the old one goes on.
+    """Starts a server, then stops the old one. If the new server fails, the old one continues.
 
-    A server on the same port is stopped first.
+    An old server on the same port is stopped first.
 
     Args:
         path: a bundle, or a folder of bundles.
@@ -59,7 +59,7 @@ def stop() -> str | None:
 
 
 def status(server: Server) -> str:
-    """What it serves, in one line."""
+    """The served version and the number of answered requests, in one line."""
     with server.client(5.0) as client:
         version = client.model()["version"]
         metrics = client.metrics()

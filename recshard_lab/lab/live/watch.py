@@ -1,8 +1,8 @@
-"""What `LiveCounters` has on every rank: it listens to lookups and, between two steps, reads weights and states.
+"""The rank side of `LiveCounters`: counts lookups and, between two steps, reads weights and optimizer states.
 
-Nothing is asked of a rank while it computes. A sample is taken by the rank's own main thread, before a forward and
-after every piece of work, and put on its board (`launcher.board`), from where the kernel reads it whenever it likes.
-Within a piece of work no sample follows one that took t ms for 20 t, so that taking them costs at most a twentieth.
+The rank's main thread takes a sample before a forward and after every cell, and posts it to `launcher.board`. The
+kernel reads it from there at any time, so a computing rank is never interrupted. Within a cell, no sample follows one
+that took t ms for 20 t. So samples take at most 5% of the time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from recshard_lab.launcher.board import at_rest, post
 from recshard_lab.sharding.plan.types import DDR
 
 BOARD = "counters"
-SHARE = 20  # of its own time that a sample keeps quiet
+SHARE = 20  # pause after a sample, in multiples of its time
 _watching: dict[str, Watch] = {}
 
 
 def start(model: Any, every_s: float, cache_rows: int) -> dict[str, Any] | None:
-    """Watches a `DistributedModelParallel` in place of the one watched before; its first sample."""
+    """Watches a `DistributedModelParallel` instead of the one before, and returns the first sample."""
     stop()
     watch = _watching[BOARD] = Watch(model, every_s, cache_rows)
     at_rest(BOARD, watch.sample)
@@ -35,7 +35,7 @@ def start(model: Any, every_s: float, cache_rows: int) -> dict[str, Any] | None:
 
 
 def stop() -> None:
-    """Watches nothing any more."""
+    """Stops watching."""
     at_rest(BOARD, None)
     watch = _watching.pop(BOARD, None)
     if watch is not None:
@@ -44,19 +44,19 @@ def stop() -> None:
 
 
 class Watch:
-    """Listens to one model; does not keep it alive.
+    """Counts the lookups of one model; does not keep it alive.
 
     Args:
         model: a `DistributedModelParallel`.
-        every_s: seconds between two samples, at least.
-        cache_rows: rows of the cache whose hits are reckoned, for each table and rank; 0 for none.
+        every_s: minimum seconds between two samples.
+        cache_rows: rows of the simulated cache per table and rank; 0 for none.
     """
 
     def __init__(self, model: Any, every_s: float, cache_rows: int) -> None:
         self.model, self.every_s, self.cache_rows = ref(model), every_s, cache_rows
         self.steps = self.samples = 0
         self.next_at = 0.0
-        self.heard: dict[str, Heard] = {}
+        self.lookups: dict[str, Lookups] = {}
         self.before: dict[str, dict[str, float]] = {}
         self.rates: dict[str, dict[str, float]] = {}
         self.before_steps = 0
@@ -65,7 +65,7 @@ class Watch:
             collection.listen(self._lookup)
 
     def let_go(self) -> None:
-        """Leaves the model as it was."""
+        """Removes all hooks from the model."""
         self._hook.remove()
         model = self.model()
         for collection in model.collections.values() if model is not None else ():
@@ -88,18 +88,18 @@ class Watch:
         tier = "ddr" if group.kind.host else "cache" if is_cached else "hbm"
         for slot, parts in by_slot.items():
             one = group.kernel.slots[slot]
-            heard = self.heard.setdefault(one.table, Heard())
+            lookups = self.lookups.setdefault(one.table, Lookups())
             kind = "replica" if group.first_copy is not None else tier
             ids = np.concatenate(parts)
             if isinstance(group.kernel, DynamicKernel):  # its ids are not rows, and it counts hits itself
-                heard.count(kind, ids)
+                lookups.count(kind, ids)
             else:
                 cache_rows = 0 if is_cached else self.cache_rows  # a real cache counts itself
-                heard.listen(kind, (one.first_row, one.num_rows, group.shards[slot]), ids, cache_rows)
+                lookups.record(kind, (one.first_row, one.num_rows, group.shards[slot]), ids, cache_rows)
 
     @torch.no_grad()
     def sample(self) -> dict[str, Any] | None:
-        """Every table as this rank has it; None once the model is gone."""
+        """The report of this rank on every table; None once the model is gone."""
         model = self.model()
         if model is None:
             stop()
@@ -114,7 +114,7 @@ class Watch:
                     "kernel": collection.backends[name],
                     "counted": own.get(name, {}),
                     "out_of_range": outside.get(name, 0),
-                    **self.heard.get(name, Heard()).told(
+                    **self.lookups.get(name, Lookups()).report(
                         [] if _is_dynamic(shards) else [s for s, _ in shards.shards()]
                     ),
                 }
@@ -125,7 +125,7 @@ class Watch:
         return {"step": self.steps, "number": self.samples, "ms": 1000 * took, "tables": tables}
 
     def _add_rates(self, tables: dict[str, dict[str, Any]]) -> None:
-        """Adds ``a_step``: what each table's kernels counted since the sample before, for each step."""
+        """Adds ``a_step``: the counts of each table's kernels per step since the last sample."""
         steps = self.steps - self.before_steps
         for name, table in tables.items():
             counted = table["counted"]
@@ -139,41 +139,41 @@ class Watch:
         self.before_steps = self.steps
 
 
-class Heard:
+class Lookups:
     """The lookups of one table on this rank."""
 
     def __init__(self) -> None:
-        self.lookups: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         self.seen: dict[Any, Any] = {}
         self.caches: dict[Any, RowCache] = {}
-        self.past = dict.fromkeys(("hits", "misses", "evictions"), 0)  # of caches whose rows lie elsewhere now
+        self.past = dict.fromkeys(("hits", "misses", "evictions"), 0)  # of caches whose rows have moved to other ranks
 
     def count(self, kind: str, ids: Any) -> None:
         """Lookups of ids ``[N]``."""
-        self.lookups[kind] = self.lookups.get(kind, 0) + len(ids)
+        self.counts[kind] = self.counts.get(kind, 0) + len(ids)
 
-    def listen(self, kind: str, piece: tuple[int, int, Any], ids: Any, cache_rows: int) -> None:
-        """Lookups of rows counted from the first one of a piece."""
+    def record(self, kind: str, part: tuple[int, int, Any], ids: Any, cache_rows: int) -> None:
+        """Lookups of rows ``[N]``, relative to the first row of `part`: first row, number of rows, shard."""
         self.count(kind, ids)
-        rows = piece[1]
-        if piece not in self.seen:
-            self.seen[piece] = np.zeros(rows, dtype=bool)
-        self.seen[piece][ids] = True
+        rows = part[1]
+        if part not in self.seen:
+            self.seen[part] = np.zeros(rows, dtype=bool)
+        self.seen[part][ids] = True
         if cache_rows:
-            self.caches.setdefault(piece, RowCache(rows, cache_rows)).use(ids)
+            self.caches.setdefault(part, RowCache(rows, cache_rows)).use(ids)
 
-    def told(self, held: list[Any]) -> dict[str, Any]:
-        """What was counted; rows only of the rectangles that still lie here."""
+    def report(self, held: list[Any]) -> dict[str, Any]:
+        """The counts; rows only of the shards that are still on this rank."""
         spans = {(shard.rows[0], shard.num_rows) for shard in held}
         touched = {span: np.zeros(span[1], dtype=bool) for span in spans}
         for (first, rows, _), seen in self.seen.items():
             if (first, rows) in touched:
                 touched[first, rows] |= seen
-        found: dict[str, Any] = {"lookups": dict(self.lookups)}
+        found: dict[str, Any] = {"lookups": dict(self.counts)}
         found["touched_rows"] = int(sum(np.count_nonzero(seen) for seen in touched.values()))
         found["rows_here"] = sum(rows for _, rows in spans)
-        for piece in [piece for piece in self.caches if piece[:2] not in spans]:  # the table has moved away
-            gone = self.caches.pop(piece)
+        for part in [part for part in self.caches if part[:2] not in spans]:  # moved to other ranks
+            gone = self.caches.pop(part)
             self.past = {name: count + getattr(gone, name) for name, count in self.past.items()}
         caches = list(self.caches.values())
         if caches or any(self.past.values()):
@@ -186,7 +186,7 @@ class Heard:
 
 
 def _table(shards: Any) -> dict[str, Any]:
-    """Bytes held; squares summed over what this rank speaks for, so that the ranks' sums count every cell once."""
+    """Bytes, and sums of squares over primary shards, so that the sum over ranks counts every element once."""
     weight, *states = shards.parts()
     found: dict[str, Any] = {
         "rows": shards.config.num_embeddings,
@@ -197,7 +197,7 @@ def _table(shards: Any) -> dict[str, Any]:
     }
     for part in states:
         if _is_dynamic(shards) and not part.dtype.is_floating_point and part.name != "iter":
-            continue  # of its index, not of the optimizer
+            continue  # belongs to the index, not to the optimizer
         matrices, primary = shards.matrices(part), shards.primary_shards(part)[1]
         if part.extent == "table":
             found["steps"] = max((int(matrix.max()) for matrix in matrices.values()), default=0)
@@ -233,7 +233,7 @@ def _is_dynamic(shards: Any) -> bool:
 
 
 def _own_counters(collection: Any) -> dict[str, dict[str, float]]:
-    """Table -> what its kernels count themselves. Of dynamic tables also ``slots`` and ``slots_in_use``."""
+    """Table -> counters of its kernels. For dynamic tables also ``slots`` and ``slots_in_use``."""
     found: dict[str, dict[str, float]] = {}
     for group in collection.executor.lookup.groups:
         kernel = group.kernel

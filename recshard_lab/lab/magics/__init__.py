@@ -41,7 +41,7 @@ def rank_list(text: str) -> list[int]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
-            raise ArgumentTypeError(f"{part!r} names no rank: expected ranks like 0,2 or 0-3")
+            raise ArgumentTypeError(f"{part!r} is not a rank: expected ranks like 0,2 or 0-3")
         ranks += range(int(first), int(last or first) + 1)
     return ranks
 
@@ -79,7 +79,7 @@ def plain_errors(magic: Callable[..., Any]) -> Callable[..., Any]:
         except (LaunchError, RankError, RanksInterrupted) as error:
             name = "KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
             lines = f"{name}: {error}".splitlines()
-            error._render_traceback_ = lambda: lines  # type: ignore[union-attr]  # IPython asks for it
+            error._render_traceback_ = lambda: lines  # type: ignore[union-attr]  # called by IPython
             raise
 
     return wrapped
@@ -112,22 +112,22 @@ class RecshardMagics(Magics):
     @plain_errors
     def recshard_launch(self, line: str) -> None:
         """Start ranks that stay until %recshard_stop, and bind them to the variable ``ranks``."""
-        asked = parse_argstring(self.recshard_launch, line)
-        if asked.n is None:
+        options = parse_argstring(self.recshard_launch, line)
+        if options.n is None:
             raise UsageError("%recshard_launch needs the number of ranks. Fix: %recshard_launch -n 4")
         shape = launcher.Shape.checked(
-            asked.n,
-            asked.nodes,
-            asked.backend,
-            asked.threads,
-            asked.start_method,
-            inter_node_latency_ms=asked.inter_node_latency,
-            inter_node_gbps=asked.inter_node_gbps,
-            engine=asked.engine,
-            address=asked.address,
-            share_gpu=asked.share_gpu,
-            devices=asked.devices,
-            memory_gb=asked.memory_gb,
+            options.n,
+            options.nodes,
+            options.backend,
+            options.threads,
+            options.start_method,
+            inter_node_latency_ms=options.inter_node_latency,
+            inter_node_gbps=options.inter_node_gbps,
+            engine=options.engine,
+            address=options.address,
+            share_gpu=options.share_gpu,
+            devices=options.devices,
+            memory_gb=options.memory_gb,
         )
         ranks, fresh = launcher.start(shape)
         if fresh:
@@ -144,7 +144,7 @@ class RecshardMagics(Magics):
             )
 
     @magic_arguments()
-    @argument("--ranks", type=rank_list, default=None, help="which ranks, as 0,2 or 0-3; left out: all")
+    @argument("--ranks", type=rank_list, default=None, help="which ranks, as 0,2 or 0-3; default: all")
     @argument(
         "--timeout",
         type=seconds,
@@ -158,26 +158,26 @@ class RecshardMagics(Magics):
     @plain_errors
     def recshard(self, line: str, cell: str) -> None:
         """Run the cell on every rank, in the rank's own namespace."""
-        asked = parse_argstring(self.recshard, line)
+        options = parse_argstring(self.recshard, line)
         cell = _autoreload.take_out(cell)
         _refuse_notebook_syntax(self.shell, cell)
         ranks = _running()
-        chosen = ranks._chosen(asked.ranks)
+        chosen = ranks._chosen(options.ranks)
         reloading = _autoreload.on(self.shell)
         if reloading:
             _autoreload.before(ranks, chosen)
-        printer = NotebookPrinter(chosen, quiet=asked.quiet)
+        printer = NotebookPrinter(chosen, quiet=options.quiet)
         results = ranks.exec(
             cell,
             ranks=chosen,
             filename=f"<cell [{_running_cell(self.shell)}]>",
-            timeout_s=asked.timeout,
+            timeout_s=options.timeout,
             printer=printer,
         )
         if reloading:
             _autoreload.after(ranks, chosen)
         printer.results(results)
-        if asked.time:
+        if options.time:
             print(time_bars(results, ranks.times_note))
 
     @line_magic
@@ -221,35 +221,35 @@ class RecshardMagics(Magics):
 
     @magic_arguments()
     @argument("names", nargs="+", help="names of the notebook's variables")
-    @argument("--ranks", type=rank_list, default=None, help="to which ranks; left out: all")
+    @argument("--ranks", type=rank_list, default=None, help="to which ranks; default: all")
     @needs_local_scope
     @line_magic
     @plain_errors
     def recshard_push(self, line: str, local_ns: dict[str, Any] | None = None) -> None:
         """Copy variables of the notebook to the ranks."""
-        asked = parse_argstring(self.recshard_push, line)
+        options = parse_argstring(self.recshard_push, line)
         known = {**self.shell.user_ns, **(local_ns or {})}
-        missing = [name for name in asked.names if name not in known]
+        missing = [name for name in options.names if name not in known]
         if missing:
-            raise UsageError(f"the notebook has no variable {missing[0]!r} to push.")
-        _running().push({name: known[name] for name in asked.names}, ranks=asked.ranks)
+            raise UsageError(f"the notebook has no variable {missing[0]!r} to push. Fix: assign it first")
+        _running().push({name: known[name] for name in options.names}, ranks=options.ranks)
 
     @magic_arguments()
     @argument("name", help="a variable on the ranks")
-    @argument("--rank", type=int, default=None, help="from which rank; left out: a list, one value a rank")
+    @argument("--rank", type=int, default=None, help="from which rank; default: a list with the values of all ranks")
     @line_magic
     @plain_errors
     def recshard_pull(self, line: str) -> Any:
         """Give back a variable of the ranks: ``losses = %recshard_pull losses --rank 0``."""
-        asked = parse_argstring(self.recshard_pull, line)
-        if not asked.name.isidentifier():
-            raise UsageError(f"%recshard_pull {asked.name}: not a variable's name. Fix: ranks.eval({asked.name!r})")
-        if asked.rank is None:
-            return _running().pull(asked.name)
-        return _running().pull(asked.name, ranks=[asked.rank])[0]
+        options = parse_argstring(self.recshard_pull, line)
+        if not options.name.isidentifier():
+            raise UsageError(f"%recshard_pull {options.name}: not a variable's name. Fix: ranks.eval({options.name!r})")
+        if options.rank is None:
+            return _running().pull(options.name)
+        return _running().pull(options.name, ranks=[options.rank])[0]
 
     @magic_arguments()
-    @argument("path", nargs="?", help="a bundle, or a folder of bundles; without it: what is served")
+    @argument("path", nargs="?", help="a bundle, or a folder of bundles; without it: show the running server")
     @argument("--port", type=int, default=0, help="port to listen on; default: a free one")
     @argument("--workers", type=int, default=1, help="processes; default: 1")
     @argument("--max-batch", type=int, default=256, help="samples of one call of the model; default: 256")
@@ -262,20 +262,20 @@ class RecshardMagics(Magics):
         """Serve a bundle beside the notebook, as ``server``. The server ends with the kernel."""
         from recshard_lab.lab.live import serving
 
-        asked = parse_argstring(self.recshard_serve, line)
+        options = parse_argstring(self.recshard_serve, line)
         try:
-            if asked.stop:
+            if options.stop:
                 address = serving.stop()
                 print("no server is running; nothing to stop." if address is None else f"{address} stopped.")
                 return
-            if asked.path is None:
+            if options.path is None:
                 server = serving.current()
                 idle = "no server is running. %recshard_serve FOLDER starts one."
                 print(idle if server is None else serving.status(server))
                 return
-            options = {"workers": asked.workers, "max_batch": asked.max_batch, "delay_ms": asked.delay_ms}
-            path = asked.path.strip("\"'")
-            self.shell.user_ns["server"] = server = serving.start(path, port=asked.port, **options)
+            sizes = {"workers": options.workers, "max_batch": options.max_batch, "delay_ms": options.delay_ms}
+            path = options.path.strip("\"'")
+            self.shell.user_ns["server"] = server = serving.start(path, port=options.port, **sizes)
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             raise UsageError(f"%recshard_serve: {error}") from None
         print(serving.status(server))
@@ -290,12 +290,12 @@ def _running() -> Ranks:
 
 
 def _running_cell(shell: InteractiveShell) -> int:
-    """The number at its prompt: that of the last input. Newer IPython has counted on before the cell runs."""
+    """The number of the running cell: that of the last input. Newer IPython counts it before it runs."""
     return max(1, len(shell.history_manager.input_hist_raw) - 1)
 
 
 def _refuse_arguments(magic: str, line: str) -> None:
-    """Raises UsageError for anything behind a magic that takes no arguments."""
+    """Raises UsageError if a magic without arguments got some."""
     if line.strip():
         raise UsageError(f"%{magic} takes no arguments, got {line.strip()!r}. Fix: %{magic}")
 
@@ -329,9 +329,9 @@ def rank_names(context: CompletionContext) -> SimpleMatcherResult:
     if word is None:
         return nothing
     fragment = word[0]
-    kept = fragment[: len(fragment) - len(context.token)] if fragment.endswith(context.token) else ""
-    found = [SimpleCompletion(text=name[len(kept) :], type="rank 0") for name in ranks.complete(fragment)]
-    return {"completions": found, "matched_fragment": fragment[len(kept) :], "suppress": bool(found)}
+    prefix = fragment[: len(fragment) - len(context.token)] if fragment.endswith(context.token) else ""
+    found = [SimpleCompletion(text=name[len(prefix) :], type="rank 0") for name in ranks.complete(fragment)]
+    return {"completions": found, "matched_fragment": fragment[len(prefix) :], "suppress": bool(found)}
 
 
 def load(shell: InteractiveShell) -> None:
@@ -342,7 +342,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Stops the ranks and the server, and takes the magics away."""
+    """Stops the ranks and the server, and removes the magics."""
     from recshard_lab.lab.live import serving
 
     serving.stop()

@@ -1,7 +1,7 @@
-"""``%autoreload`` for ranks: modules that were edited on disk are loaded again before a cell runs there.
+"""``%autoreload`` for ranks: edited modules are reloaded before a cell runs.
 
-On where the notebook's own ``%autoreload`` is, or a cell of the ranks says ``%autoreload 2``. The work on a rank is
-IPython's, which also brings functions and classes that were imported by name up to date.
+It is on if the notebook's ``%autoreload`` is on, or after a ``%%recshard`` cell with ``%autoreload 2``. IPython reloads
+the modules on a rank; it also updates functions and classes that were imported by name.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ _OFF = ("0", "off")
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 _loaded: dict[str, int] = {}  # on a rank: file -> its time of change when it was loaded
-_old_objects: dict[Any, Any] = {}  # on a rank: what IPython remembers from one reload to the next
+_old_objects: dict[Any, Any] = {}  # on a rank: IPython's state between two reloads
 
 
 class Autoreload:
-    """What was asked for in this notebook."""
+    """The setting of this notebook."""
 
     def __init__(self) -> None:
-        self.asked: bool | None = None  # by a cell of the ranks; None: as the notebook does itself
+        self.setting: bool | None = None  # of a cell of the ranks; None: as in the notebook
 
     def take_out(self, cell: str) -> str:
-        """The cell without its ``%autoreload`` lines, which are obeyed; other lines keep their numbers."""
+        """Applies the ``%autoreload`` lines of a cell and returns the cell without them; line numbers stay."""
         for line in _LINE.finditer(cell):
             if "load_ext" not in line[0]:
-                self.asked = line["mode"] not in _OFF
+                self.setting = line["mode"] not in _OFF
         return _LINE.sub("", cell)
 
     def on(self, shell: Any) -> bool:
-        """Whether modules are to be loaded again."""
-        if self.asked is not None:
-            return self.asked
+        """Whether modules are reloaded."""
+        if self.setting is not None:
+            return self.setting
         magics = shell.magics_manager.registry.get("AutoreloadMagics")
         return magics is not None and bool(magics._reloader.enabled and magics._reloader.check_all)
 
     def before(self, ranks: Ranks, chosen: Sequence[int]) -> None:
-        """Brings the chosen ranks up to date."""
+        """Reloads edited modules on the chosen ranks."""
         ranks.call(reload_changed, ranks=chosen)
 
     def after(self, ranks: Ranks, chosen: Sequence[int]) -> None:
-        """Has the ranks remember what their cell imported."""
+        """Records on the ranks the modules that their cell imported."""
         ranks.call(note_loaded, ranks=chosen)
 
 
 def _users_modules() -> list[tuple[Any, str, int]]:
-    """(module, file, time of its last change) for what is neither Python's nor installed."""
+    """(module, file, time of its last change) of modules that are neither built in nor installed."""
     found = []
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -68,13 +68,13 @@ def _users_modules() -> list[tuple[Any, str, int]]:
 
 
 def note_loaded() -> None:
-    """On a rank: remembers the state in which modules were loaded."""
+    """On a rank: records when the files of loaded modules were changed."""
     for _, file, changed in _users_modules():
         _loaded.setdefault(file, changed)
 
 
 def reload_changed() -> None:
-    """On a rank: loads again what has changed; a module that cannot be loaded is told of and stays as it was."""
+    """On a rank: reloads edited modules. A module that fails to load is reported and stays unchanged."""
     for module, file, changed in _users_modules():
         if _loaded.setdefault(file, changed) == changed:
             continue

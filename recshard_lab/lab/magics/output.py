@@ -1,4 +1,4 @@
-"""How what ranks print, show and return appears in a notebook."""
+"""How output and results of ranks appear in a notebook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recshard_lab.launcher.lines import mark
 
 __all__ = ["NotebookPrinter", "time_bars"]
 
-REDRAW_S = 0.1  # progress bars are redrawn no more often
+REDRAW_S = 0.1  # seconds between two redraws of progress bars
 
 
 class NotebookPrinter(Printer):
@@ -57,13 +57,13 @@ class NotebookPrinter(Printer):
             display(bundle, raw=True)
 
     def place(self, line: Line) -> str:
-        """As the notebook's tracebacks do, by the cell's number."""
+        """The line with the cell's number, as in the notebook's tracebacks."""
         shell = get_ipython()
         number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(line.filename)
         return str(line if number is None else line._replace(filename=f"<cell [{number}]>"))
 
     def results(self, results: Sequence[CellResult]) -> None:
-        """The last expression of a cell, once for the ranks that agree."""
+        """The last expression of a cell, once for ranks with equal results."""
         for result in results:
             if result.data:
                 self.display(result.rank, result.data)

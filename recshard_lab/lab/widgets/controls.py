@@ -69,7 +69,7 @@ def slider(label: str, options: Sequence[tuple[str, Any]], value: Any, hint: str
     return StepSlider(label, options, value, hint, layout=ipw.Layout(min_width="0"))
 
 
-def pick(label: str, hint: str, options: Sequence[tuple[str, str]], width: str) -> ipw.Dropdown:
+def pick(label: str, hint: str, options: Sequence[tuple[str, Any]], width: str) -> ipw.Dropdown:
     """A menu."""
     return ipw.Dropdown(
         options=options,

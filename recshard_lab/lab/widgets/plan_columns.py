@@ -138,7 +138,7 @@ def python_of_all(
         plans += [f"        {column.name!r}: {first}", *(f"        {line}" for line in rest)]
         plans[-1] += ","
     lines += [*step_arguments(Question({}, *step), topology, workload), *plans, "    },", ")", "print(found)", last]
-    return imported("\n".join(lines).rstrip(), ["Topology", "Workload", "compare_plans"])
+    return imported("\n".join(lines).rstrip())
 
 
 class ColumnBar(Quiet, ipw.VBox):

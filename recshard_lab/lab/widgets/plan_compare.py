@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from time import perf_counter
 from typing import Any
 
@@ -460,7 +461,7 @@ class _Cells:
 
     def _send(self, view: str, names: Mapping[str, str]) -> None:
         for key, markup in self._markup[view].items():
-            head = f'<h4 class="rs-over">{page.escape(names[key])}</h4>' if len(names) > 2 else ""
+            head = f'<h4 class="rs-over">{escape(names[key])}</h4>' if len(names) > 2 else ""
             self.pictures[key].value = page.picture(head + markup)
 
 

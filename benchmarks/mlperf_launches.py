@@ -108,7 +108,7 @@ def count_here() -> list[int]:
     from benchmarks.ledger.mirror import mirrored_world
     from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
     from recshard_lab.embedding import EmbeddingBagCollection, EmbOptimType
-    from recshard_lab.lab.measure import random_batch
+    from recshard_lab.lab.compare.measure import random_batch
 
     ledger.register()
     torch.set_num_threads(1)

@@ -10,8 +10,10 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 from recshard_lab.data import RatingsDataset, SyntheticRatings
-from recshard_lab.lab import demo, export
-from recshard_lab.lab.comparison import (
+from recshard_lab.lab import export
+from recshard_lab.lab.demo import command as demo
+from recshard_lab.lab.demo.experiment import moved_bytes
+from recshard_lab.lab.demo.training import (
     PLANNER,
     SAME_AUC,
     SHORT_RECIPE,
@@ -23,8 +25,7 @@ from recshard_lab.lab.comparison import (
     compare_schemes,
     plans_to_train,
 )
-from recshard_lab.lab.experiment import moved_bytes
-from recshard_lab.lab.theme import SCHEMES, look_of
+from recshard_lab.lab.draw.theme import SCHEMES, look_of
 from recshard_lab.sharding import scheme_names
 from recshard_lab.train import MOVIELENS_100K, Recipe, evaluate
 

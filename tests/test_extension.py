@@ -14,8 +14,10 @@ import recshard_lab as rs
 from recshard_lab import launcher
 from recshard_lab.data import SyntheticRatings
 from recshard_lab.embedding import kernels
-from recshard_lab.lab import comparison, demo, views
-from recshard_lab.lab.experiment import plan_of_scheme, run_under, run_unsharded
+from recshard_lab.lab import views
+from recshard_lab.lab.demo import command as demo
+from recshard_lab.lab.demo import training
+from recshard_lab.lab.demo.experiment import plan_of_scheme, run_under, run_unsharded
 from recshard_lab.sharding import schemes
 from recshard_lab.train import Recipe
 
@@ -90,7 +92,7 @@ class Plain(LookupKernel):
 '''
 
 VIEW_CELL = """
-from recshard_lab.lab.view import message_view
+from recshard_lab.lab.draw.view import message_view
 from recshard_lab.lab.views import register_view
 
 
@@ -156,7 +158,7 @@ def test_a_new_scheme_is_offered_by_the_comparison_and_by_the_demo(scheme: str, 
     widget.set({"movie": scheme})
     assert widget.mine.plan is not None
     assert widget.mine.plan.tables()["movie"].sharding_type == scheme
-    found = comparison.compare_schemes(ratings, 2, [scheme], Recipe(epochs=1))
+    found = training.compare_schemes(ratings, 2, [scheme], Recipe(epochs=1))
     console = Console(width=100)
     with console.capture() as shown:
         console.print(demo.summary_table(found))

@@ -40,7 +40,7 @@ def test_importing_the_rooms_that_a_rank_needs_loads_no_notebook_library() -> No
 
 
 def test_the_job_that_the_demo_runs_on_ranks_loads_no_notebook_library() -> None:
-    loaded = {module.partition(".")[0] for module in loaded_beyond_torch("import recshard_lab.lab.experiment")}
+    loaded = {module.partition(".")[0] for module in loaded_beyond_torch("import recshard_lab.lab.demo.experiment")}
     assert not loaded & {"IPython", "ipywidgets", "plotly", "jupyterlab", "anywidget", "scipy"}
 
 

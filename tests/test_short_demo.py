@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recshard_lab.lab.comparison import SHORT_SCHEMES
+from recshard_lab.lab.demo.training import SHORT_SCHEMES
 
 FIRST_S, END_S, RIGHT_TO = 20.0, 60.0, 0.3
 MAIN = "from recshard_lab.cli import main; main()"

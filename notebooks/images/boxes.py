@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from textwrap import wrap
 
-from recshard_lab.lab.svg import Svg, standalone
-from recshard_lab.lab.theme import LABEL_INK
+from recshard_lab.lab.draw.svg import Svg, standalone
+from recshard_lab.lab.draw.theme import LABEL_INK
 
 
 def card(svg: Svg, x: float, y: float, width: float, height: float, head: str, lines: list[str], fill: str) -> None:

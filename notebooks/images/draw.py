@@ -11,7 +11,7 @@ import torch
 
 import recshard_lab as rs
 from recshard_lab.lab import views
-from recshard_lab.lab.svg import Svg, standalone
+from recshard_lab.lab.draw.svg import Svg, standalone
 
 ROWS = {"user": 943, "movie": 1682, "age": 7, "gender": 2, "occupation": 21, "genres": 19}  # MovieLens 100K
 SCHEMES = {

@@ -116,7 +116,7 @@ def demo(
     from recshard_lab.launcher import warm
 
     warm()  # the ranks' imports run beside this process's own
-    from recshard_lab.lab.demo import run_demo
+    from recshard_lab.lab.demo.command import run_demo
 
     holds = run_demo(data, ranks, out, Console(highlight=False), plotly, full)
     note_written(out)

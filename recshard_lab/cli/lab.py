@@ -56,10 +56,10 @@ def _overwrite(folder: Path, changed: Sequence[Path]) -> bool:
     words = f"{len(changed)} file{'s' * (len(changed) != 1)} in {folder}"
     names = ", ".join(map(str, changed[:5])) + (", ..." if len(changed) > 5 else "")
     try:
-        answer = input(f"{words} differ from the shipped version: {names}. Overwrite? Your changes are lost. [y/N] ")
+        answer = input(f"{words} changed since the shipped version: {names}. Overwrite? Your changes are lost. [y/N] ")
     except EOFError:
         answer = ""
     if answer.strip().lower() in ("y", "yes"):
         return True
-    note_on_stderr(f"kept {words} that differ from the shipped version. --yes overwrites them.")
+    note_on_stderr(f"kept {words} with your changes. --yes overwrites them.")
     return False

@@ -18,8 +18,8 @@ import psutil
 import torch
 
 from recshard_lab.embedding import EmbeddingBagConfig
-from recshard_lab.lab.measure import measure_plan
-from recshard_lab.lab.theme import bytes_text
+from recshard_lab.lab.compare.measure import measure_plan
+from recshard_lab.lab.draw.theme import bytes_text
 from recshard_lab.launcher import RankError, Ranks, launch
 from recshard_lab.launcher.doctor import checkup, torch_and_backends
 from recshard_lab.launcher.lines import Printer

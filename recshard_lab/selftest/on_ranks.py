@@ -17,7 +17,7 @@ from recshard_lab.comm import ShardingEnv, compute_device
 from recshard_lab.data import Batch, RandomRecDataset
 from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
-from recshard_lab.lab.live import run_beside_truth as run_beside_truth
+from recshard_lab.lab.live.on_ranks import run_beside_truth as run_beside_truth
 from recshard_lab.models import DLRM, DLRMTrain
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ParameterSharding, ShardingPlan

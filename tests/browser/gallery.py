@@ -111,7 +111,7 @@ def example_views() -> dict[str, Any]:
         sweep,
     )
     from recshard_lab.lab import compare_plans, views
-    from recshard_lab.lab.counters import Sample
+    from recshard_lab.lab.live.samples import Sample
     from recshard_lab.sharding import Topology
     from tests.lab.plans import movielens, plan_of
     from tests.lab.test_live_counters import one

@@ -22,7 +22,7 @@ WIDGET = ".recshard-counters"
 MODEL = """%%recshard --quiet
 import numpy as np, time
 import recshard_lab as rs
-from recshard_lab.lab.measure import random_batch
+from recshard_lab.lab.compare.measure import random_batch
 rows = {"movie": 3000, "user": 900, "genre": 19}
 tables = [rs.EmbeddingBagConfig(name=n, num_embeddings=r, embedding_dim=16, feature_names=["f_" + n])
           for n, r in rows.items()]

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import recshard_lab as rs
-from recshard_lab.lab.theme import ms_text
+from recshard_lab.lab.draw.theme import ms_text
 from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page
 from tests.browser.reader import ROOT, ask, numbers_of, picture, processes_of, run_every_cell, saved, scroll_to
 from tests.notebooks.runs import keep

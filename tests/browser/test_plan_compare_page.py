@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from recshard_lab.lab.question import Question, answer
-from recshard_lab.lab.question_code import python_for
+from recshard_lab.lab.compare.question import Question, answer
+from recshard_lab.lab.compare.question_code import python_for
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import Topology
 from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page, run_all, write_notebook

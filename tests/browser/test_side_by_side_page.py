@@ -167,7 +167,7 @@ def test_sliders_of_skew_and_scale_show_what_python_computes(page: Any) -> None:
         for _ in range(presses):
             page.keyboard.press("ArrowRight")
     widget.get_by_label("Machine", exact=True).select_option(label="h100")
-    from recshard_lab.lab.scaling import Scaled, Setting
+    from recshard_lab.lab.compare.scaling import Scaled, Setting
 
     made = Scaled.by(Setting(96, 2048, 1.05, 4.0, machine="h100"), TABLES, TOP, LOAD)
     assert widget.get_by_role("slider", name="Ranks").get_attribute("aria-valuetext") == "96"

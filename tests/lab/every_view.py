@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from recshard_lab.lab.counters import Sample
-from recshard_lab.lab.number_formats import FormatComparison, FormatResult
-from recshard_lab.lab.plan_comparison import PlanComparison
-from recshard_lab.lab.question import Answer, Question
+from recshard_lab.lab.compare.formats import FormatComparison, FormatResult
+from recshard_lab.lab.compare.plan_comparison import PlanComparison
+from recshard_lab.lab.compare.question import Answer, Question
+from recshard_lab.lab.live.samples import Sample
 from recshard_lab.planner import (
     AccessProfile,
     EmbeddingShardingPlanner,

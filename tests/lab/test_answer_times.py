@@ -31,7 +31,7 @@ COUNTS = 3
 MODEL = """
 import numpy as np, torch
 import recshard_lab as rs
-from recshard_lab.lab.measure import random_batch
+from recshard_lab.lab.compare.measure import random_batch
 tables = [
     rs.EmbeddingBagConfig(name=f"t{i:02d}", num_embeddings=100 + 40 * i, embedding_dim=16, feature_names=[f"f{i}"])
     for i in range(26)

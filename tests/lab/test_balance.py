@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from recshard_lab.lab import measure_plan, views
-from recshard_lab.lab.measure import Measured, waited
-from recshard_lab.lab.theme import ms_text
+from recshard_lab.lab.compare.measure import Measured, waited
+from recshard_lab.lab.draw.theme import ms_text
 from recshard_lab.launcher import launch
 from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.sharding import Topology

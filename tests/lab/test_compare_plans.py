@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from recshard_lab.lab import PlanCompare, compare_plans, views
-from recshard_lab.lab.plan_comparison import ROWS
+from recshard_lab.lab.compare.plan_comparison import ROWS
 from recshard_lab.lab.widgets.newest import Newest
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.sharding import ParameterConstraints, ShardingPlan, Topology

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from recshard_lab.lab import Candidate, compare_plans, views
-from recshard_lab.lab.plan_report import MOST_DIFFERENCES, MOST_EXPLAINED, MOST_OPEN, comparison_page, plan_page
-from recshard_lab.lab.report import Folded, Picture, Section
-from recshard_lab.lab.theme import number
+from recshard_lab.lab.draw.theme import number
+from recshard_lab.lab.exporting.plan_report import (
+    MOST_DIFFERENCES,
+    MOST_EXPLAINED,
+    MOST_OPEN,
+    comparison_page,
+    plan_page,
+)
+from recshard_lab.lab.exporting.report import Folded, Picture, Section
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, scheme_named
 from recshard_lab.text_table import TextTable

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recshard_lab.lab import views
-from recshard_lab.lab.view import View
+from recshard_lab.lab.draw.view import View
 from tests.lab.every_view import CASES, large
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -24,11 +24,11 @@ from PIL import Image
 
 import recshard_lab as rs
 from recshard_lab.lab import Candidate, export, views
-from recshard_lab.lab.assumptions import assumptions
-from recshard_lab.lab.export_kinds import KINDS, kinds_for
-from recshard_lab.lab.exporting import exportable
-from recshard_lab.lab.plan_report import comparison_page
-from recshard_lab.lab.view import message_view
+from recshard_lab.lab.draw.view import message_view
+from recshard_lab.lab.exporting.assumptions import assumptions
+from recshard_lab.lab.exporting.exporting import exportable
+from recshard_lab.lab.exporting.kinds import KINDS, kinds_for
+from recshard_lab.lab.exporting.plan_report import comparison_page
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
 from recshard_lab.text_table import TextTable
 from tests.lab.plans import SCHEMES, many, movielens, plan_of
@@ -121,7 +121,7 @@ def test_the_plans_inside_a_page_load_back_equal(page: Path) -> None:
 
 
 def test_a_page_compares_what_python_computes(page: Path) -> None:
-    from recshard_lab.lab.theme import ms_text
+    from recshard_lab.lab.draw.theme import ms_text
 
     given = six()
     row = re.search(r"<tr><td[^>]*>Step</td>(.*?)</tr>", page.read_text())
@@ -257,7 +257,7 @@ def test_a_png_too_large_or_of_no_size_is_refused_with_the_scale_that_would_do(t
 
 
 def test_a_png_without_resvg_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recshard_lab.lab import sheet
+    from recshard_lab.lab.draw import sheet
 
     monkeypatch.setattr(sheet, "find_spec", lambda name: None)
     sheet._has_fonts.cache_clear()

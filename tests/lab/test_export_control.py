@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recshard_lab.lab import DrawingBoard, PlanCompare, RanksPanel
-from recshard_lab.lab.export_kinds import KINDS
+from recshard_lab.lab.exporting.kinds import KINDS
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ShardingPlan, Topology
 from tests.lab.plans import movielens, table

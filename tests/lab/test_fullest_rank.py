@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from recshard_lab.cli import app
 from recshard_lab.lab import PlanCompare, export, views
-from recshard_lab.lab.plan_comparison import compare_plans
-from recshard_lab.lab.theme import bytes_text
+from recshard_lab.lab.compare.plan_comparison import compare_plans
+from recshard_lab.lab.draw.theme import bytes_text
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, sweep
 from recshard_lab.planner.answers.text import gigabytes
 from recshard_lab.sharding import ShardingPlan, Topology

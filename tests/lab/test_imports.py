@@ -15,7 +15,7 @@ HEAVY = ("IPython", "plotly", "ipywidgets", "jupyterlab", "anywidget")
     [
         "import recshard_lab",
         "import recshard_lab.lab",
-        "import recshard_lab.lab.measure",
+        "import recshard_lab.lab.compare.measure",
         "from recshard_lab.lab import views; views.curves({'a': [1.0, 0.5]}).svg",
         "from recshard_lab.lab import write_report",
     ],

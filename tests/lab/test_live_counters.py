@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recshard_lab.lab import LiveCounters, counters, views
-from recshard_lab.lab.counters import Sample
-from recshard_lab.lab.row_cache import RowCache
+from recshard_lab.lab import LiveCounters, read_counters, unwatch_counters, views, watch_counters
+from recshard_lab.lab.live.row_cache import RowCache
+from recshard_lab.lab.live.samples import Sample
 from recshard_lab.launcher import LaunchError, RankError, Ranks, launch
 
 MODEL = """
 import numpy as np
 import torch
 import recshard_lab as rs
-from recshard_lab.lab.measure import random_batch
+from recshard_lab.lab.compare.measure import random_batch
 from recshard_lab.sharding import ShardingPlan, scheme_named
 torch.manual_seed(0)
 rows = {"movie": 120, "user": 60, "genre": 18, "tag": 40}
@@ -92,7 +92,7 @@ def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 
 def newest(ranks: Ranks) -> Sample:
-    found = counters.read(ranks)
+    found = read_counters(ranks)
     assert found is not None
     return found
 
@@ -100,7 +100,7 @@ def newest(ranks: Ranks) -> Sample:
 @pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad", "adam"])
 def test_what_is_counted_is_what_was_looked_up_and_stepped(ranks: Ranks, optimizer: str) -> None:
     model_on(ranks, optimizer)
-    first = counters.watch(ranks, every_s=0.0)
+    first = watch_counters(ranks, every_s=0.0)
     assert first.step == 0
     assert not any(first.table(name).lookups() for name in first.names)
     ranks.exec("for _ in range(7): train_step()")
@@ -174,7 +174,7 @@ def test_the_reckoned_cache_drops_what_was_used_longest_ago(capacity: int, batch
 
 def test_the_cache_reckoned_on_ranks_is_that_of_the_ids_they_looked_up(ranks: Ranks) -> None:
     model_on(ranks)
-    counters.watch(ranks, cache_rows=16)
+    watch_counters(ranks, cache_rows=16)
     ranks.exec("for _ in range(6): train_step()")
     found = newest(ranks).table("movie")
     drawn = ranks.pull("ids['movie']")
@@ -235,14 +235,14 @@ def test_what_is_shown_can_be_taken_away(ranks: Ranks, widget: LiveCounters, tmp
     told = widget.export(tmp_path / "counters.html").read_text()
     assert "Counters of 4 tables after step 3" in told
     assert "Counters of user after step 3" in told
-    assert "counters.watch(ranks" in told.replace("&#x27;", "'")
+    assert "watch_counters(ranks" in told.replace("&#x27;", "'")
     ET.fromstring(widget.export(tmp_path / "counters.svg").read_text())
     assert '.export("counters.html")' in widget.exports.python
 
 
 def test_the_readmes_example_runs(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (code,) = [one for one in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "counters.watch" in one]
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "watch_counters" in one]
     model_on(ranks)
     exec(code.replace("\n...", "\nranks.exec('train_step()')"), {"ranks": ranks})
     assert "Counters of 4 tables after step 1, 2 ranks" in capsys.readouterr().out
@@ -250,7 +250,7 @@ def test_the_readmes_example_runs(ranks: Ranks, capsys: pytest.CaptureFixture[st
 
 def test_a_model_that_moves_is_counted_on_and_rows_are_those_that_lie_there(ranks: Ranks) -> None:
     model_on(ranks)
-    counters.watch(ranks, every_s=0.0, cache_rows=8)
+    watch_counters(ranks, every_s=0.0, cache_rows=8)
     ranks.exec("for _ in range(3): train_step()")
     before = newest(ranks).table("movie")
     ranks.exec(
@@ -278,7 +278,7 @@ def test_what_a_backend_counts_itself_is_shown(ranks: Ranks) -> None:
         "    group.kernel.counters = lambda n=len(group.kernel.slots): [\n"
         "        {'hits': 30.0, 'misses': 10.0, 'evictions': 2.0, 'grown_rows': 5.0}] * n"
     )
-    found = counters.watch(ranks, cache_rows=4)
+    found = watch_counters(ranks, cache_rows=4)
     movie = found.table("movie")
     assert (movie.hit_share, movie.evictions, movie.counted["grown_rows"]) == (0.75, 4, 10)
     view = views.counters([found])
@@ -298,7 +298,7 @@ def test_a_dynamic_table_reports_its_slots_and_what_its_index_counts(ranks: Rank
         "    batch = rs.KeyedJaggedTensor(['user'], ids, lengths=torch.ones_like(ids))\n"
         "    model(batch).values().sum().backward()\n"
     )
-    counters.watch(ranks, cache_rows=16)
+    watch_counters(ranks, cache_rows=16)
     ranks.exec("step(300 * rank, 300)")
     found = newest(ranks).table("user")
     assert (found.slots, found.load_factor, found.hit_share, found.evictions) == (1024, 600 / 1024, 0, 0)
@@ -326,7 +326,7 @@ def test_a_cached_table_reports_what_its_cache_counts(ranks: Ranks) -> None:
         "    batch = rs.KeyedJaggedTensor(['seen'], ids, lengths=torch.ones_like(ids))\n"
         "    model(batch).values().sum().backward()\n"
     )
-    counters.watch(ranks, every_s=1e6, cache_rows=16)
+    watch_counters(ranks, every_s=1e6, cache_rows=16)
     ranks.exec("step(0)\nstep(200 * rank)")
     found = newest(ranks).table("movies")
     assert (found.slots, found.fast_share, found.cache("hits")) == (512, None, None)
@@ -353,7 +353,7 @@ def test_ids_that_are_no_rows_are_counted_by_table(ranks: Ranks) -> None:
         "batch = random_batch(tables, rs.Workload(6, 2.0), rng)\n"
         "batch.values()[:3] = 10_000\n"
     )
-    counters.watch(ranks)
+    watch_counters(ranks)
     ranks.exec("model(batch)")
     assert newest(ranks).table("movie").out_of_range == 6  # three ids of each rank's batch
     assert newest(ranks).table("user").out_of_range == 0
@@ -365,21 +365,21 @@ def test_mistakes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         LiveCounters()
     with pytest.raises(ValueError, match="every_s"):
         LiveCounters(every_s=0)
-    for ask in (counters.read, counters.watch, counters.unwatch):
+    for ask in (read_counters, watch_counters, unwatch_counters):
         with pytest.raises(ValueError, match=r"ranks must be a launched session, got None.*ranks = launch\(2\)"):
             ask(None)
 
 
 def test_a_model_or_ranks_that_are_gone_are_told(ranks: Ranks, widget: LiveCounters) -> None:
     with pytest.raises(RankError, match="nothing_there"):
-        counters.watch(ranks, "nothing_there")
+        watch_counters(ranks, "nothing_there")
     ranks.exec("del model; import gc; gc.collect()")
     widget.refresh()
     assert "is gone from the ranks, or is not watched any more" in widget.told.value
-    assert counters.read(ranks) is None
+    assert read_counters(ranks) is None
     for wrong in ({"every_s": -1}, {"cache_rows": -1}, {"cache_rows": 1.5}, {"model": 3}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            counters.watch(ranks, **wrong)  # type: ignore[arg-type]
+            watch_counters(ranks, **wrong)  # type: ignore[arg-type]
 
 
 def test_what_a_rank_puts_up_is_seen_while_it_works(ranks: Ranks) -> None:

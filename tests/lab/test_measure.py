@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recshard_lab.lab import PlanCompare, measure_plan
-from recshard_lab.lab.measure import random_batch
+from recshard_lab.lab.compare.measure import random_batch
 from recshard_lab.launcher import launch
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import PlanError, Topology

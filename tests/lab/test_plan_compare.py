@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from recshard_lab.lab import PlanCompare, views
-from recshard_lab.lab.measure import Measured
-from recshard_lab.lab.plan_comparison import compare_plans
-from recshard_lab.lab.question import Question, topology_for
-from recshard_lab.lab.view import View
+from recshard_lab.lab.compare.measure import Measured
+from recshard_lab.lab.compare.plan_comparison import compare_plans
+from recshard_lab.lab.compare.question import Question, topology_for
+from recshard_lab.lab.draw.view import View
 from recshard_lab.lab.widgets import page
 from recshard_lab.launcher import launch
 from recshard_lab.launcher.errors import ranks_text

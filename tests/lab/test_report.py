@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recshard_lab.lab import views, write_report
-from recshard_lab.lab.report import Section
+from recshard_lab.lab.exporting.report import Section
 from recshard_lab.text_table import TextTable
 from tests.lab.plans import movielens, plan_of
 

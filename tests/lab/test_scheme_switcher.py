@@ -20,7 +20,7 @@ pytestmark = pytest.mark.alone  # it waits for steps that are timed
 MODEL = """
 import torch
 import recshard_lab as rs
-from recshard_lab.lab.measure import random_batch
+from recshard_lab.lab.compare.measure import random_batch
 import numpy as np
 torch.manual_seed(0)
 tables = [
@@ -200,7 +200,7 @@ def test_a_rank_that_comes_late_is_in_no_step(ranks: Ranks) -> None:
     assert max(ranks.run(_late_steps)) < 500
     ranks.exec(MODEL)
     spent = ranks.pull(
-        "(__import__('time').sleep(0.6 * (rank == 1)), __import__('recshard_lab.lab.live', fromlist=['live'])"
+        "(__import__('time').sleep(0.6 * (rank == 1)), __import__('recshard_lab.lab.live.on_ranks', fromlist=['live'])"
         ".train_on(model, train_step, 1))[1]['spent'][0]"
     )
     assert max(spent) < 500
@@ -210,7 +210,7 @@ def _late_steps() -> float:
     import torch
     import torch.distributed as dist
 
-    from recshard_lab.lab.measure import timed_steps
+    from recshard_lab.lab.compare.measure import timed_steps
 
     time.sleep(0.6 * (dist.get_rank() == 1))
     return max(timed_steps(lambda _: dist.all_reduce(torch.ones(1)), 3)[0])

@@ -14,13 +14,13 @@ from recshard_lab.cli.bench import refuse_shared_gpu
 from recshard_lab.comm import CollectiveEvent, Trace, times_note
 from recshard_lab.distributed.state.live_reshard import Resharded
 from recshard_lab.lab import views
-from recshard_lab.lab.comparison import Comparison, Run
-from recshard_lab.lab.demo import summary_table
-from recshard_lab.lab.experiment import Outcome
-from recshard_lab.lab.exportable import Candidate
-from recshard_lab.lab.measure import Measured, measure_plan
-from recshard_lab.lab.output import time_bars
-from recshard_lab.lab.plan_report import _note
+from recshard_lab.lab.compare.measure import Measured, measure_plan
+from recshard_lab.lab.demo.command import summary_table
+from recshard_lab.lab.demo.experiment import Outcome
+from recshard_lab.lab.demo.training import Comparison, Run
+from recshard_lab.lab.exporting.exportable import Candidate
+from recshard_lab.lab.exporting.plan_report import _note
+from recshard_lab.lab.magics.output import time_bars
 from recshard_lab.launcher import CellResult, LaunchError, Ranks, launch
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.train.stages import StageLog, events_from_collectives

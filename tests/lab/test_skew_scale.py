@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from recshard_lab.lab import SkewScale, compare_plans, views
-from recshard_lab.lab.plan_comparison import PlanComparison
-from recshard_lab.lab.scaling import META, Scaled, Setting, choices_changed, columns, machines
+from recshard_lab.lab.compare.plan_comparison import PlanComparison
+from recshard_lab.lab.compare.scaling import META, Scaled, Setting, choices_changed, columns, machines
 from recshard_lab.planner import AccessProfile, EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.sharding import ParameterConstraints, RowShares, ShardingPlan, Topology, scheme_names
 from tests.lab.plans import many, movielens, plan_of, table

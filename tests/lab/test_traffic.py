@@ -14,8 +14,8 @@ import pytest
 
 from recshard_lab.embedding import EmbeddingConfig
 from recshard_lab.lab import views
-from recshard_lab.lab.links import links_of
-from recshard_lab.lab.traffic_phases import PHASES, parts_of, phase_of, phases_in
+from recshard_lab.lab.views.links import links_of
+from recshard_lab.lab.views.traffic_phases import PHASES, parts_of, phase_of, phases_in
 from recshard_lab.launcher import Ranks, launch
 from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_named, scheme_names

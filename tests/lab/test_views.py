@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from recshard_lab.lab import views
-from recshard_lab.lab.view import WIDGET_MIME, View
+from recshard_lab.lab.draw.view import WIDGET_MIME, View
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
 from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topology
 from tests.lab.plans import many, movielens, plan_of, table
@@ -88,7 +88,7 @@ def test_the_interactive_figure_has_traces_and_the_same_title(name: str) -> None
 def test_pictures_of_one_page_share_no_hatching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else those of the second lose their colours when the first is scrolled out of the page."""
     shown: list[str] = []
-    monkeypatch.setattr("recshard_lab.lab.view._beside_a_kernel", lambda: True)
+    monkeypatch.setattr("recshard_lab.lab.draw.view._beside_a_kernel", lambda: True)
     monkeypatch.setattr("ipywidgets.HTML._repr_mimebundle_", lambda self: {WIDGET_MIME: shown.append(self.value)})
     view = views.placement(plan_of(movielens(), 4), movielens())
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_phases_mark_the_critical_rank_and_end_at_the_step() -> None:
     view = views.phases(found)
     assert f"▸ rank {found.critical_rank}" in view.svg
     assert f"{found.critical_rank} (critical)" in view.text
-    from recshard_lab.lab.theme import ms_text
+    from recshard_lab.lab.draw.theme import ms_text
 
     assert ms_text(found.step_ms) in view.title
 

@@ -41,7 +41,7 @@ def counted_steps(plan_json: str, tables: Sequence[EmbeddingBagConfig], steps: i
 
     from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagCollectionSharder
     from recshard_lab.comm import trace
-    from recshard_lab.lab.measure import sent_by_label
+    from recshard_lab.lab.compare.measure import sent_by_label
     from recshard_lab.sharding import ShardingPlan
 
     model = DistributedModelParallel(
@@ -81,7 +81,7 @@ def counted_random_step(plan_json: str, tables: Sequence[Any], index_dedup: bool
         EmbeddingCollectionSharder,
     )
     from recshard_lab.comm import trace
-    from recshard_lab.lab.measure import sent_by_label
+    from recshard_lab.lab.compare.measure import sent_by_label
     from recshard_lab.sharding import ShardingPlan
 
     pooled = isinstance(tables[0], EmbeddingBagConfig)

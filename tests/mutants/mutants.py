@@ -145,14 +145,14 @@ MUTANTS = [
     ),
     Mutant(
         "pages: only the first two plans differ",
-        "lab/plan_report.py",
+        "lab/exporting/plan_report.py",
         "planned = [each for each in candidates if each.plan is not None]",
         "planned = [each for each in candidates if each.plan is not None][:2]",
         "lab/test_comparison_pages.py",
     ),
     Mutant(
         "pages: the smallest tables are explained",
-        "lab/plan_report.py",
+        "lab/exporting/plan_report.py",
         "key=lambda name: -named[name][0].weight_bytes",
         "key=lambda name: named[name][0].weight_bytes",
         "lab/test_comparison_pages.py",
@@ -470,7 +470,7 @@ MUTANTS = [
     # ---- lab and command line ----
     Mutant(
         "lab: no best where one of the plans does not fit",
-        "lab/plan_comparison.py",
+        "lab/compare/plan_comparison.py",
         "found[row.name] = good if len(good) < len(self.answers) else set()",
         "found[row.name] = good if len(good) < len(fit) else set()",
         "lab/test_compare_plans.py -k given_plan_that_is_too_large",

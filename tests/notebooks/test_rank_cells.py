@@ -8,7 +8,7 @@ import pytest
 import recshard_lab as rs
 from recshard_lab.data import SyntheticRatings
 from recshard_lab.lab import SchemeSwitcher, measure_plan
-from recshard_lab.lab.experiment import plan_of_scheme, run_under
+from recshard_lab.lab.demo.experiment import plan_of_scheme, run_under
 from recshard_lab.selftest import checks, on_ranks
 from recshard_lab.train import Recipe
 from tests.notebooks import rank_cells

@@ -12,9 +12,9 @@ from recshard_lab import (
     Topology,
     Workload,
 )
-from recshard_lab.lab.measure import random_batch
-from recshard_lab.lab.question import Question
-from recshard_lab.lab.question_code import python_for
+from recshard_lab.lab.compare.measure import random_batch
+from recshard_lab.lab.compare.question import Question
+from recshard_lab.lab.compare.question_code import python_for
 from recshard_lab.planner.workload import table_loads
 
 ROWS = 5_000

@@ -223,7 +223,7 @@ def test_what_cannot_be_honoured_is_refused() -> None:
 
 def test_the_time_line_shows_the_plain_step_and_tells_the_other() -> None:
     from recshard_lab.lab import views
-    from recshard_lab.lab.theme import ms_text
+    from recshard_lab.lab.draw.theme import ms_text
 
     found = under(GPUS, "prefetch")
     view = views.phases(found)

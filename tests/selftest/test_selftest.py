@@ -88,7 +88,7 @@ def test_gpus_that_are_missing_are_an_error_that_names_the_reason() -> None:
 def test_a_scheme_with_a_wrong_result_fails_and_the_others_pass(launched: Launched) -> None:
     def wrong(launched: Launched, way: Way, scheme: str) -> Seen:
         """One rank looks up the unsharded rows of other ids while this scheme is checked."""
-        source = "import recshard_lab.lab.live as live\nright = live.random_batch\n"
+        source = "import recshard_lab.lab.live.on_ranks as live\nright = live.random_batch\n"
         source += "live.random_batch = lambda tables, load, rng: right(tables, load, rng) if rank else "
         source += "right(tables, load, type(rng)(type(rng.bit_generator)()))"
         ranks = launched.ranks(way)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recshard_lab.data import RatingsDataset, SyntheticRatings
-from recshard_lab.lab.comparison import LEAST_AUC
+from recshard_lab.lab.demo.training import LEAST_AUC
 from recshard_lab.train import MOVIELENS_100K, Recipe, auc, dense_parameters, evaluate
 
 SMALL = Recipe(over_arch_layer_sizes=(16, 1), batch_size=64)

@@ -51,7 +51,7 @@ def compare(
 ) -> None:
     """Predict several plans for the same ranks, print their figures side by side, write them as one page."""
     from recshard_lab.lab import export
-    from recshard_lab.lab.plan_comparison import compare_plans
+    from recshard_lab.lab.compare.plan_comparison import compare_plans
     from recshard_lab.sources import read_source
 
     outputs = out or []

@@ -28,7 +28,7 @@ from recshard_lab.cli.options import (
 from recshard_lab.cli.plan.planning import Planning
 
 if TYPE_CHECKING:
-    from recshard_lab.lab.exportable import Exportable
+    from recshard_lab.lab.exporting.exportable import Exportable
     from recshard_lab.sharding import ShardingPlan
 
 FORMATS = {
@@ -146,8 +146,8 @@ def _write(path: Path, planned: ShardingPlan, planning: Planning) -> None:
 
 
 def _page(planned: ShardingPlan, planning: Planning) -> Exportable:
-    from recshard_lab.lab.exportable import Candidate
-    from recshard_lab.lab.plan_report import plan_page
+    from recshard_lab.lab.exporting.exportable import Candidate
+    from recshard_lab.lab.exporting.plan_report import plan_page
 
     by, more = planning.planner, {} if planned.search is None else {"search": planned.search}
     found = Candidate.of("plan", planned, planning.source.tables, by.topology, by.workload, more=more)

@@ -1,4 +1,4 @@
-"""``recshard plan sweep``: parses the options. `lab.whatif` does the work."""
+"""``recshard plan sweep``: parses the options. `lab.exporting.sweep_report` does the work."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def sweep(
     plotly: Plotly = "embed",
 ) -> None:
     """Simulate plans for other machines: ranks, batches, memory, codecs. Nothing is launched."""
-    from recshard_lab.lab.whatif import run_whatif
+    from recshard_lab.lab.exporting.sweep_report import run_whatif
 
     files = _one_of_each(out or [])
     axes = {

@@ -12,7 +12,7 @@ Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``
 ``note``, ``width``, ``extent`` (of pictures to one scale).
 """
 
-from recshard_lab.lab.view import View as View
+from recshard_lab.lab.draw.view import View as View
 from recshard_lab.lab.views.anatomy import jagged_anatomy as jagged_anatomy
 from recshard_lab.lab.views.balance import balance as balance
 from recshard_lab.lab.views.counters import counters as counters

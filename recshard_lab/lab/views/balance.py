@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.balance_picture import LOST, WAIT, WORK, draw_balance
-from recshard_lab.lab.plots import GRID, figure, marker, up_to
-from recshard_lab.lab.svg import Svg
-from recshard_lab.lab.theme import PHASES, as_sentence, bytes_text, look_of, ms_text, number, with_notes
-from recshard_lab.lab.traffic_phases import words_of
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import GRID, figure, marker, up_to
+from recshard_lab.lab.draw.svg import Svg
+from recshard_lab.lab.draw.theme import PHASES, as_sentence, bytes_text, look_of, ms_text, number, with_notes
+from recshard_lab.lab.draw.view import View, message_view
+from recshard_lab.lab.views.balance_picture import LOST, WAIT, WORK, draw_balance
 from recshard_lab.lab.views.phases import unshowable
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.lab.views.traffic_phases import words_of
 from recshard_lab.text_table import TextTable
 
 

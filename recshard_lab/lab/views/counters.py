@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.plots import figure
-from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LINES, as_sentence, bytes_text, count_text, number
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg, fit
+from recshard_lab.lab.draw.theme import LINES, as_sentence, bytes_text, count_text, number
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.plots import figure
-from recshard_lab.lab.svg import Svg
-from recshard_lab.lab.theme import LINES, MIDDLE_INK, SCHEMES, as_sentence, look_of, number, ticks
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg
+from recshard_lab.lab.draw.theme import LINES, MIDDLE_INK, SCHEMES, as_sentence, look_of, number, ticks
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.plots import figure
-from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, SCHEMES, as_sentence, bytes_text, count_text, look_of
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg, fit
+from recshard_lab.lab.draw.theme import LABEL_INK, SCHEMES, as_sentence, bytes_text, count_text, look_of
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.sharding import ShardingPlan, Topology
 from recshard_lab.text_table import TextTable

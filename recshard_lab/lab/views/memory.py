@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.columns import MARGIN, Columns, nodes_of
-from recshard_lab.lab.memory_tiers import Stacks, Tier, host_memory, own_memory, problem_of, words_on_sharing
-from recshard_lab.lab.plots import figure, marker, up_to
-from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, MEMORY, MIDDLE_INK, WARNING, bytes_text, bytes_unit, look_of, number
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure, marker, up_to
+from recshard_lab.lab.draw.rank_columns import MARGIN, Columns, nodes_of
+from recshard_lab.lab.draw.svg import Svg, fit
+from recshard_lab.lab.draw.theme import LABEL_INK, MEMORY, MIDDLE_INK, WARNING, bytes_text, bytes_unit, look_of, number
+from recshard_lab.lab.draw.view import View, message_view
+from recshard_lab.lab.views.memory_tiers import Stacks, Tier, host_memory, own_memory, problem_of, words_on_sharing
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner.answers.text import ranks_word
 from recshard_lab.text_table import TextTable

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.number_formats import FormatComparison, FormatResult
-from recshard_lab.lab.plots import figure, marker
-from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, MISSING, Look, bytes_text, ms_text
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.compare.formats import FormatComparison, FormatResult
+from recshard_lab.lab.draw.plots import figure, marker
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg, fit
+from recshard_lab.lab.draw.theme import LABEL_INK, MISSING, Look, bytes_text, ms_text
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 
 TITLE = "Number formats of served tables"

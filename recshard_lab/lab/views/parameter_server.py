@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.curves import curves
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner.model.parameter_server import ServerComparison

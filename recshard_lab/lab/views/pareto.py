@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.plots import figure
-from recshard_lab.lab.svg import Svg
-from recshard_lab.lab.theme import LINES, WARNING, counted, ms_text, number, ticks
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg
+from recshard_lab.lab.draw.theme import LINES, WARNING, counted, ms_text, number, ticks
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner.sweep.points import Sweep, SweepPoint, axis_label, axis_text
 from recshard_lab.text_table import TextTable

@@ -11,11 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.plots import figure, marker, up_to
-from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, MISSING, PHASES, as_sentence, look_of, ms_text, number, ticks, with_notes
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure, marker, up_to
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg, fit
+from recshard_lab.lab.draw.theme import (
+    LABEL_INK,
+    MISSING,
+    PHASES,
+    as_sentence,
+    look_of,
+    ms_text,
+    number,
+    ticks,
+    with_notes,
+)
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
 

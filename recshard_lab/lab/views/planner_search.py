@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recshard_lab.lab.plots import figure
-from recshard_lab.lab.search_picture import CHOSEN, FRONTIER, PLAIN, Seen, draw_search, scheme_label
-from recshard_lab.lab.svg import Svg
-from recshard_lab.lab.theme import WARNING, bytes_text, ms_text, number
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure
+from recshard_lab.lab.draw.svg import Svg
+from recshard_lab.lab.draw.theme import WARNING, bytes_text, ms_text, number
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.lab.views.search_picture import CHOSEN, FRONTIER, PLAIN, Seen, draw_search, scheme_label
 from recshard_lab.text_table import TextTable
 
 if TYPE_CHECKING:

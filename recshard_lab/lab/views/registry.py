@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recshard_lab.lab.svg import Svg
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.svg import Svg
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.sharding import ShardingPlan
 
 ViewFunction = Callable[..., View]

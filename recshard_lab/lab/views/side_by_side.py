@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.plots import figure, marker
-from recshard_lab.lab.svg import Svg, fit, text_width
-from recshard_lab.lab.theme import (
+from recshard_lab.lab.draw.plots import figure, marker
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg, fit, text_width
+from recshard_lab.lab.draw.theme import (
     LABEL_INK,
     SCHEMES,
     SPARE,
@@ -21,7 +21,7 @@ from recshard_lab.lab.theme import (
     ms_text,
     number,
 )
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 
 TITLE = "Side by side"

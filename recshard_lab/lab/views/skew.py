@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.plots import figure, marker
-from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, LINES, Look, count_text, number
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure, marker
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg, fit
+from recshard_lab.lab.draw.theme import LABEL_INK, LINES, Look, count_text, number
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner import AccessProfile
 from recshard_lab.text_table import TextTable

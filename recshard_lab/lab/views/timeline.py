@@ -12,11 +12,11 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.plots import figure, marker
-from recshard_lab.lab.svg import Svg, fit
-from recshard_lab.lab.theme import LABEL_INK, STAGES, as_sentence, look_of, ms_text, number, ticks, with_notes
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure, marker
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg, fit
+from recshard_lab.lab.draw.theme import LABEL_INK, STAGES, as_sentence, look_of, ms_text, number, ticks, with_notes
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
 from recshard_lab.train.stages import COMPUTE, hidden_share, stage_ms

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.links import Links, links_of
-from recshard_lab.lab.plots import figure
-from recshard_lab.lab.svg import Svg, fit, text_width
-from recshard_lab.lab.theme import bytes_text, bytes_unit, number
-from recshard_lab.lab.traffic_phases import PHASES, Part, parts_of
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg, fit, text_width
+from recshard_lab.lab.draw.theme import bytes_text, bytes_unit, number
+from recshard_lab.lab.draw.view import View, message_view
+from recshard_lab.lab.views.links import Links, links_of
 from recshard_lab.lab.views.registry import register_view
+from recshard_lab.lab.views.traffic_phases import PHASES, Part, parts_of
 from recshard_lab.text_table import TextTable
 
 NUMBERED = 16  # cells a side up to which each carries its number

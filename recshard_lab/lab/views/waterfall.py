@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from recshard_lab.lab.columns import MARGIN
-from recshard_lab.lab.plots import figure, marker
-from recshard_lab.lab.svg import Svg, fit, text_width
-from recshard_lab.lab.theme import LABEL_INK, Look, as_sentence, ms_text, number, ticks
-from recshard_lab.lab.view import View, message_view
+from recshard_lab.lab.draw.plots import figure, marker
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg, fit, text_width
+from recshard_lab.lab.draw.theme import LABEL_INK, Look, as_sentence, ms_text, number, ticks
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
 

@@ -10,12 +10,12 @@ from typing import Any
 import ipywidgets as ipw
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab.plan_comparison import checked_scheme
-from recshard_lab.lab.question import AUTO
-from recshard_lab.lab.theme import SCHEMES, look_of
+from recshard_lab.lab.compare.plan_comparison import checked_scheme
+from recshard_lab.lab.compare.question import AUTO
+from recshard_lab.lab.draw.theme import SCHEMES, look_of
 from recshard_lab.lab.widgets import controls, page
-from recshard_lab.lab.widgets.columns import FEWEST, GIVEN, HAND, KINDS, MOST, Column, schemes_of
 from recshard_lab.lab.widgets.file_button import FileButton
+from recshard_lab.lab.widgets.plan_columns import FEWEST, GIVEN, HAND, KINDS, MOST, Column, schemes_of
 from recshard_lab.sharding import ShardingPlan, scheme_names
 
 MOST_MENUS = 48  # tables with a menu of their own; the smaller ones share one

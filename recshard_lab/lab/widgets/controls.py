@@ -7,8 +7,8 @@ from typing import Any
 
 import ipywidgets as ipw
 
-from recshard_lab.lab.question import AUTO
-from recshard_lab.lab.theme import SCHEMES, look_of
+from recshard_lab.lab.compare.question import AUTO
+from recshard_lab.lab.draw.theme import SCHEMES, look_of
 from recshard_lab.lab.widgets.step_slider import StepSlider
 from recshard_lab.sharding import scheme_names
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import ipywidgets as ipw
 
-from recshard_lab.lab.plan_comparison import PlanComparison
+from recshard_lab.lab.compare.plan_comparison import PlanComparison
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.sharding import PlanError
 

@@ -13,14 +13,14 @@ import ipywidgets as ipw
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.lab import views
-from recshard_lab.lab.exportable import Candidate, Exportable, stem_of
-from recshard_lab.lab.live import run_beside_truth
-from recshard_lab.lab.live_model import EQUAL
-from recshard_lab.lab.measure import Measured, other_programs
-from recshard_lab.lab.plan_report import plan_page
-from recshard_lab.lab.question import Answer, Question
-from recshard_lab.lab.ranks_gone import LOOK_S, BoundRanks
-from recshard_lab.lab.theme import bytes_text, counted, ms_text, number, with_notes
+from recshard_lab.lab.compare.measure import Measured, other_programs
+from recshard_lab.lab.compare.question import Answer, Question
+from recshard_lab.lab.draw.theme import bytes_text, counted, ms_text, number, with_notes
+from recshard_lab.lab.exporting.exportable import Candidate, Exportable, stem_of
+from recshard_lab.lab.exporting.plan_report import plan_page
+from recshard_lab.lab.live.live_model import EQUAL
+from recshard_lab.lab.live.on_ranks import run_beside_truth
+from recshard_lab.lab.live.ranks_gone import LOOK_S, BoundRanks
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget

@@ -17,10 +17,10 @@ from typing import Any
 import anywidget
 import traitlets
 
-from recshard_lab.lab.export_kinds import KINDS, Options
-from recshard_lab.lab.exportable import Exportable, stem_of
-from recshard_lab.lab.plan_comparison import PlanComparison
-from recshard_lab.lab.theme import bytes_text
+from recshard_lab.lab.compare.plan_comparison import PlanComparison
+from recshard_lab.lab.draw.theme import bytes_text
+from recshard_lab.lab.exporting.exportable import Exportable, stem_of
+from recshard_lab.lab.exporting.kinds import KINDS, Options
 from recshard_lab.lab.views.registry import reason
 
 _MIME = {"html": "text/html", "svg": "image/svg+xml", "png": "image/png", "json": "application/json"}
@@ -219,7 +219,7 @@ class Exports:
         Raises:
             ValueError: a kind of file that cannot hold it.
         """
-        from recshard_lab.lab.exporting import export
+        from recshard_lab.lab.exporting.exporting import export
 
         return export(self, path, **options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from recshard_lab.lab.theme import HATCHES, LABEL_INK, SCHEMES, WARNING
+from recshard_lab.lab.draw.theme import HATCHES, LABEL_INK, SCHEMES, WARNING
 
 _FILLS = [*[look.fill for look in SCHEMES.values()][:7], "#c9ced6"]
 _STROKES = [strokes for _, strokes in HATCHES.values()]

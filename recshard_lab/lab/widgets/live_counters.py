@@ -1,7 +1,7 @@
 """LiveCounters: optimizer states and caches of a model on the ranks, as they change, also while a cell trains it.
 
-It asks nothing of the ranks: they put their samples up between two steps (`lab.watch`), and the widget's own thread
-reads what is there. So it neither waits for a step nor keeps one waiting, nor makes the ranks busy for the next cell.
+The ranks post their samples between two steps (`lab.watch_counters`). A thread of the widget reads them. So the widget
+never waits for a step, delays one, or keeps the ranks busy for the next cell.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import ipywidgets as ipw
 
 from recshard_lab.lab import views
-from recshard_lab.lab.counters import Sample, read, watch
-from recshard_lab.lab.exportable import Exportable
-from recshard_lab.lab.ranks_gone import BoundRanks
-from recshard_lab.lab.report import Section
-from recshard_lab.lab.theme import ms_text
+from recshard_lab.lab.draw.theme import ms_text
+from recshard_lab.lab.exporting.exportable import Exportable
+from recshard_lab.lab.exporting.report import Section
+from recshard_lab.lab.live.ranks_gone import BoundRanks
+from recshard_lab.lab.live.samples import Sample, read_counters, watch_counters
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
@@ -65,7 +65,7 @@ class LiveCounters(Exports, LabWidget):
         if found is None:
             raise LaunchError("no ranks are running. Start some in a cell: %recshard_launch -n 4")
         self.ranks, self.model, self.every_s = found, model, float(every_s)
-        self.history: list[Sample] = [watch(found, model, every_s=every_s, cache_rows=cache_rows)]
+        self.history: list[Sample] = [watch_counters(found, model, every_s=every_s, cache_rows=cache_rows)]
         self._bound, self._gone = BoundRanks.of(found), False
         self._lock = threading.RLock()  # the reader's choices and the ranks' news are shown one after the other
         self._working: threading.Thread | None = None
@@ -84,7 +84,7 @@ class LiveCounters(Exports, LabWidget):
     def refresh(self) -> Sample:
         """Looks once, now; the newest sample."""
         with self._lock:
-            sample = read(self.ranks)
+            sample = read_counters(self.ranks)
             if sample is not None and self._gone:  # the model was watched anew elsewhere
                 self.history, self._bound, self._gone = [sample], BoundRanks.of(self.ranks), False
                 self._show()
@@ -111,7 +111,7 @@ class LiveCounters(Exports, LabWidget):
         rows = self.cache.value if cache_rows is None else cache_rows
         if not self.ranks.pids and (running := current()) is not None:
             self.ranks = running  # launched after the ranks that were watched had been stopped
-        sample = watch(self.ranks, self.model, every_s=self.every_s, cache_rows=rows)
+        sample = watch_counters(self.ranks, self.model, every_s=self.every_s, cache_rows=rows)
         with self._lock:
             self.history, self._bound, self._gone = [sample], BoundRanks.of(self.ranks), False
             self.cache.value = rows
@@ -119,7 +119,7 @@ class LiveCounters(Exports, LabWidget):
         return sample
 
     def close(self) -> None:
-        """Stops looking and takes the widget off the page. The ranks go on counting: `lab.counters.unwatch` ends it."""
+        """Stops looking and takes the widget off the page. The ranks go on counting: `lab.unwatch_counters` ends it."""
         self._over.set()
         super().close()
 
@@ -140,11 +140,11 @@ class LiveCounters(Exports, LabWidget):
         chosen = f", table={name!r}" if name else ""
         rows = self.cache.value
         return (
-            "from recshard_lab.lab import counters, views\n\n"
-            f"history = [counters.watch(ranks, {self.model!r}, cache_rows={rows})]\n"
+            "from recshard_lab import lab\n\n"
+            f"history = [lab.watch_counters(ranks, {self.model!r}, cache_rows={rows})]\n"
             "...                                   # train: in cells, in widgets\n"
-            "history.append(counters.read(ranks))  # at any time, also while a cell runs\n"
-            f"views.counters(history{chosen})"
+            "history.append(lab.read_counters(ranks))  # at any time, also while a cell runs\n"
+            f"lab.views.counters(history{chosen})"
         )
 
     # ---- inside ----

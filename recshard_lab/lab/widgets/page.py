@@ -8,12 +8,12 @@ from html import escape
 from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab.live_model import Proof
-from recshard_lab.lab.measure import why_apart
-from recshard_lab.lab.plan_comparison import ROWS
-from recshard_lab.lab.question import Answer
-from recshard_lab.lab.scaling import Choice
-from recshard_lab.lab.theme import SCHEMES, bytes_text, count_text, look_of, ms_text, number, with_notes
+from recshard_lab.lab.compare.measure import why_apart
+from recshard_lab.lab.compare.plan_comparison import ROWS
+from recshard_lab.lab.compare.question import Answer
+from recshard_lab.lab.compare.scaling import Choice
+from recshard_lab.lab.draw.theme import SCHEMES, bytes_text, count_text, look_of, ms_text, number, with_notes
+from recshard_lab.lab.live.live_model import Proof
 from recshard_lab.launcher.errors import ranks_text
 from recshard_lab.planner import PlanDiff
 from recshard_lab.planner.answers.answers import LEAST_MS, TableChange

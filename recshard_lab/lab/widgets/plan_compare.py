@@ -2,8 +2,8 @@
 
 ::
 
-    columns (`columns.py`, edited by `column_bar.py`)  --question-->  answers (`lab/question.py`)
-    answers  -->  PlanComparison (`lab/plan_comparison.py`): numbers, best of each row, diff, pictures to one scale
+    columns (`plan_columns.py`, edited by `column_bar.py`)  --question-->  answers (`compare/question.py`)
+    answers  -->  PlanComparison (`compare/plan_comparison.py`): numbers, best of each row, diff, pictures to one scale
 
 Work that takes longer than a blink (many ranks, a run on the ranks) happens in a thread, so the kernel stays free;
 whatever goes wrong is written into the widget.
@@ -20,19 +20,19 @@ import ipywidgets as ipw
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
 from recshard_lab.lab import views
-from recshard_lab.lab.measure import Measured, measure_plan
-from recshard_lab.lab.plan_comparison import PlanComparison, Wish, views_of_plans
-from recshard_lab.lab.question import Answer, Question, answer, explained
-from recshard_lab.lab.question_code import python_for
+from recshard_lab.lab.compare.measure import Measured, measure_plan
+from recshard_lab.lab.compare.plan_comparison import PlanComparison, Wish, views_of_plans
+from recshard_lab.lab.compare.question import Answer, Question, answer, explained
+from recshard_lab.lab.compare.question_code import python_for
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.lab.widgets.column_bar import ColumnBar
-from recshard_lab.lab.widgets.columns import column_of, first_columns, python_of_all
 from recshard_lab.lab.widgets.diff_panel import DiffPanel
 from recshard_lab.lab.widgets.export_control import ExportControl, ExportsComparison
 from recshard_lab.lab.widgets.newest import Newest
 from recshard_lab.lab.widgets.plan_cells import PlanCells
+from recshard_lab.lab.widgets.plan_columns import column_of, first_columns, python_of_all
 from recshard_lab.lab.widgets.plan_pictures import PlanPictures
 from recshard_lab.lab.widgets.run_bar import RunBar, ranks_for
 from recshard_lab.lab.widgets.steps import batch_sizes, memory_caps, world_sizes

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import ipywidgets as ipw
 
-from recshard_lab.lab.plan_comparison import SEARCHED, PlanComparison
+from recshard_lab.lab.compare.plan_comparison import SEARCHED, PlanComparison
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import page
 from recshard_lab.lab.widgets.newest import Newest

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as ipw
 
-from recshard_lab.lab.exportable import Exportable
-from recshard_lab.lab.ranks_gone import lost_text
-from recshard_lab.lab.report import Code, Part, Section
-from recshard_lab.lab.theme import MEMORY, bytes_text
+from recshard_lab.lab.draw.theme import MEMORY, bytes_text
+from recshard_lab.lab.exporting.exportable import Exportable
+from recshard_lab.lab.exporting.report import Code, Part, Section
+from recshard_lab.lab.live.ranks_gone import lost_text
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget

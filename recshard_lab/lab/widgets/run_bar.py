@@ -8,8 +8,8 @@ from typing import Any
 
 import ipywidgets as ipw
 
-from recshard_lab.lab.measure import Measured
-from recshard_lab.lab.question import Answer
+from recshard_lab.lab.compare.measure import Measured
+from recshard_lab.lab.compare.question import Answer
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 

@@ -22,14 +22,14 @@ from typing import Any
 import ipywidgets as ipw
 
 from recshard_lab.lab import views
-from recshard_lab.lab.exportable import Candidate, Exportable
-from recshard_lab.lab.live_model import LiveModel, Proof
-from recshard_lab.lab.plan_report import comparison_page
-from recshard_lab.lab.question import Answer, Question
-from recshard_lab.lab.ranks_gone import LOOK_S
-from recshard_lab.lab.report import Section
-from recshard_lab.lab.theme import SCHEMES, look_of
-from recshard_lab.lab.view import View
+from recshard_lab.lab.compare.question import Answer, Question
+from recshard_lab.lab.draw.theme import SCHEMES, look_of
+from recshard_lab.lab.draw.view import View
+from recshard_lab.lab.exporting.exportable import Candidate, Exportable
+from recshard_lab.lab.exporting.plan_report import comparison_page
+from recshard_lab.lab.exporting.report import Section
+from recshard_lab.lab.live.live_model import LiveModel, Proof
+from recshard_lab.lab.live.ranks_gone import LOOK_S
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget

@@ -20,11 +20,12 @@ from typing import Any
 import ipywidgets as ipw
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
-from recshard_lab.lab import scaling, views
-from recshard_lab.lab.plan_comparison import PLANNER, PlanComparison, compare_plans
-from recshard_lab.lab.question import Answer
-from recshard_lab.lab.scaling import Choice, Scaled, Setting
-from recshard_lab.lab.theme import counted
+from recshard_lab.lab import views
+from recshard_lab.lab.compare import scaling
+from recshard_lab.lab.compare.plan_comparison import PLANNER, PlanComparison, compare_plans
+from recshard_lab.lab.compare.question import Answer
+from recshard_lab.lab.compare.scaling import Choice, Scaled, Setting
+from recshard_lab.lab.draw.theme import counted
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget

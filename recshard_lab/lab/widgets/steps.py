@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab.theme import bytes_text
+from recshard_lab.lab.draw.theme import bytes_text
 
 WORLD_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _MANTISSAS = (1, 2, 4, 8, 16, 24, 32, 40, 64, 80, 128, 192, 256, 512)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from recshard_lab.lab.live_model import LiveModel
+from recshard_lab.lab.live.live_model import LiveModel
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import ParameterConstraints, ParameterSharding, ShardingPlan, Topology, row_wise
 from recshard_lab.sharding.plan.types import HBM

@@ -1,0 +1,8 @@
+"""What pictures are drawn with: colours, numbers, SVG, and the `View` that every picture is.
+
+- `view.py`: what a view returns
+- `theme.py`: colours, hatchings, numbers
+- `svg.py`, `plots.py`, `axes.py`: SVG, plotly, axes
+- `rank_columns.py`: one column for each rank
+- `sheet.py`: several views as one picture
+"""

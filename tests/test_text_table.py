@@ -1,8 +1,11 @@
 """Tables and answers as text and HTML."""
 
+from collections.abc import Iterator
+
+import pytest
 from IPython.lib.pretty import pretty
 
-from recshard_lab.text_table import MOST_ROWS, WIDTH, Printable, TextTable
+from recshard_lab.text_table import MOST_ROWS, WIDTH, Printable, TextTable, line_width, set_terminal_width, wrapped
 
 
 def test_lines_stay_within_the_width_and_html_has_the_full_cells_escaped() -> None:
@@ -40,3 +43,32 @@ def test_a_long_table_is_cut_in_text_alone() -> None:
     assert "... and 2 more: records() has them all" in str(answer)
     assert f"\n{MOST_ROWS}  " not in str(answer)
     assert answer._repr_html_().count("<tr>") == MOST_ROWS + 3
+
+
+@pytest.fixture
+def narrow() -> Iterator[int]:
+    set_terminal_width(70)
+    yield 70
+    set_terminal_width(None)
+
+
+def test_a_narrow_terminal_gets_short_lines_without_a_break_inside_a_word(narrow: int) -> None:
+    words = "long-words_that_do_not_break " * 9
+    rows = [("preset", "1,876 of 2,039 GB/s", words, "24.25 of 25 GB/s")] * 2
+    table = TextTable(("name", "bandwidth", "about", "between hosts"), rows, caption=words)
+    for text in (table.text, wrapped(words)):
+        assert max(map(len, text.splitlines())) <= narrow == line_width()
+        assert set(text.split()) <= {*words.split(), *" ".join([*table.heads, *rows[0]]).split()}
+    assert max(map(len, TextTable(("x", "y"), [("a" * 60, "b" * 60)], widest=(60, 60)).text.splitlines())) <= narrow
+
+
+def test_a_wide_terminal_changes_no_sentence_and_pipes_change_nothing() -> None:
+    table = TextTable(("x", "y"), [("a " * 60, "b " * 60)])
+    text = table.text
+    set_terminal_width(300)
+    try:
+        assert line_width() == WIDTH
+        assert table.text == text
+    finally:
+        set_terminal_width(None)
+    assert max(map(len, text.splitlines())) > 200

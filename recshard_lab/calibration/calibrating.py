@@ -147,7 +147,7 @@ def calibrate(ranks: Any, seconds: float = 50.0, *, progress: bool = True, seed:
     begun, before = perf_counter(), default_topology(ranks)
     warning = load_warning(load_before(ranks))
     if warning and progress:
-        print(warning)
+        print(wrapped(warning))
     load, most = OtherLoad(ranks), MOST_NUMBERS[before.compute_device] / before.slowdown
     with _bar(progress, seconds) as report:
         report("operators", 0.0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from recshard_lab.cli.options import note_on_stderr, note_written
+from recshard_lab.cli.options import note_on_stderr, sizes_text, stderr
 
 
 def lab(
@@ -33,27 +35,31 @@ def lab(
 
     source = notebook_folder()
     name = find_notebook(source, notebook).name
-    if folder is None and copy_only:
-        folder = DEFAULT_FOLDER
-    if folder is None and not in_checkout():
+    if folder is None and (copy_only or not in_checkout()):
         folder = DEFAULT_FOLDER
     if folder is not None:
-        copy_notebooks(source, folder, (lambda changed: True) if yes else lambda changed: _overwrite(changed, folder))
-        note_written(folder)
+        ask: Callable[[Sequence[Path]], bool] = _always if yes else partial(_overwrite, folder)
+        written = copy_notebooks(source, folder, ask)
+        if written:
+            stderr().print(escape(f"Wrote {folder} ({sizes_text([folder / path for path in written])})"))
         source = folder
     if not copy_only:
         serve(source.resolve() / name, port, browser)
 
 
-def _overwrite(changed: Sequence[Path], folder: Path) -> bool:
+def _always(changed: Sequence[Path]) -> bool:
+    return True
+
+
+def _overwrite(folder: Path, changed: Sequence[Path]) -> bool:
     """Asks whether to overwrite changed copies. No answer is a no, and a note."""
     words = f"{len(changed)} file{'s' * (len(changed) != 1)} in {folder}"
     names = ", ".join(map(str, changed[:5])) + (", ..." if len(changed) > 5 else "")
     try:
-        answer = input(f"{words} differ from the shipped version: {names}. Overwrite? Your changes are lost. [y/N] ")
+        answer = input(f"{words} changed since the shipped version: {names}. Overwrite? Your changes are lost. [y/N] ")
     except EOFError:
         answer = ""
     if answer.strip().lower() in ("y", "yes"):
         return True
-    note_on_stderr(f"kept {words} that differ from the shipped version. --yes overwrites them.")
+    note_on_stderr(f"kept {words} with your changes. --yes overwrites them.")
     return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -182,5 +182,11 @@ def size_text(path: Path) -> str:
 
     if path.is_file():
         return gigabytes(path.stat().st_size)
-    sizes = [each.stat().st_size for each in path.rglob("*") if each.is_file()]
-    return f"{len(sizes):,} file{'s' * (len(sizes) != 1)}, {gigabytes(sum(sizes))}"
+    return sizes_text([each for each in path.rglob("*") if each.is_file()])
+
+
+def sizes_text(files: Sequence[Path]) -> str:
+    """The number of files, and their size together."""
+    from recshard_lab.planner.answers.text import gigabytes
+
+    return f"{len(files):,} file{'s' * (len(files) != 1)}, {gigabytes(sum(path.stat().st_size for path in files))}"

@@ -175,6 +175,7 @@ def test_lab_overwrites_a_changed_copy_only_after_a_yes(
     assert ("01_shard_your_first_model.ipynb. Overwrite?" in done.stdout) == (not options)
     assert ("note: kept 1 file in" in done.stderr) == kept
     unchanged = CliRunner().invoke(app, command, input="")
+    assert "Wrote" not in unchanged.stderr
     assert kept == ("Overwrite?" in unchanged.stdout or "--yes overwrites" in unchanged.stderr)
 
 

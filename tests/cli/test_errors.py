@@ -161,3 +161,21 @@ def test_sizes_are_decimal_unless_their_unit_is_not(text: str, gb: float) -> Non
 def test_what_is_no_size_is_refused_with_a_fix(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a size: .*Fix: write 80GB"):
         size_in("GB", text)
+
+
+@pytest.mark.parametrize("command", ["plan make", "plan explain", "plan compare {} planner row_wise a=table_wise"])
+@pytest.mark.parametrize("columns", [80, 120])
+def test_output_fits_the_terminal(
+    command: str, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = tmp_path / "tables.yaml"
+    tables.write_text(example_text("tables.yaml").replace("movies", "movies_of_a_catalogue_with_a_long_name"))
+    words = command.format(tables).split() if "{}" in command else [*command.split(), str(tables)]
+    monkeypatch.setattr(sys, "argv", ["recshard", *words, "--topology", "h100x16"])
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 5
+    assert max(map(len, lines)) <= columns

@@ -244,8 +244,8 @@ def test_a_plan_is_checked_by_itself_and_against_its_tables(tables: Path, tmp_pa
     out = tmp_path / "plan.json"
     made(tables, "--ranks", 3, "--out", out)
     words = f"{out}: a plan of 3 tables without holes or overlaps on 3 ranks. Pass its tables to check their sizes too."
-    assert plan("check", out) == f"{words}\n"
-    assert "tiles every table" in plan("check", out, tables)
+    assert plan("check", out).split() == words.split()
+    assert "tiles every table" in " ".join(plan("check", out, tables).split())
     document = json.loads(out.read_text())
     entry = document["modules"][""]["movies"]
     entry["shards"][0][2] -= 1  # a row less
@@ -265,7 +265,7 @@ def test_check_uses_the_tables_and_the_ranks_that_you_pass(tables: Path, tmp_pat
         with pytest.raises(PlanError, match=r"plan.json: table '\w+' .*rank 2"):
             plan("check", out, *given, "--ranks", 2)
     tables.write_text(TABLES.replace("9000", "9001"))
-    assert "without holes or overlaps" in plan("check", out)
+    assert "without holes or overlaps" in " ".join(plan("check", out).split())
     with pytest.raises(PlanError, match=r"plan.json: table 'movies' \(9,001 x 16\)"):
         plan("check", out, tables)
 

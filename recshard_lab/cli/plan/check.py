@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from recshard_lab.cli.plan.planning import read_plan
+from recshard_lab.text_table import wrapped
 
 
 def check(
@@ -43,4 +44,4 @@ def check(
             words += f" without holes or overlaps on {world_size} ranks. Pass its tables to check their sizes too."
     except PlanError as error:
         raise PlanError(f"{plan}: {error}") from None
-    print(words)
+    print(wrapped(words))

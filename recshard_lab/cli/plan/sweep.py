@@ -1,4 +1,4 @@
-"""``recshard plan sweep``: parses the options. `lab.whatif` does the work."""
+"""``recshard plan sweep``: parses the options. `lab.exporting.sweep_report` does the work."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ def find_versions(path: Path) -> list[Path]:
     found = [one for one in path.iterdir() if not one.name.startswith(".") and (one / MARK).is_file()]
     if not found:
         raise FileNotFoundError(
-            f"{str(path)!r} contains no bundle: neither it nor a folder in it has a {MARK}. Fix: write one with recshard "
-            f"export, or in Python with recshard_lab.serving.save_bundle."
+            f"{str(path)!r} contains no bundle: neither it nor a folder in it has a {MARK}. Fix: write one with "
+            f"recshard export, or in Python with recshard_lab.serving.save_bundle."
         )
     return sorted(found, key=lambda one: version_key(one.name), reverse=True)
 

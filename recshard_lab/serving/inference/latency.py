@@ -237,7 +237,8 @@ def measure_devices(devices: Sequence[torch.device | str], dtype: Types | None =
     calls = [partial(model, batch) for model, batch in found]
     loads = [_workload(model, (batch,), len(places)) for model, batch in found]
     measured = np.array([_faster_half(own) for own in _in_turn(calls, ROUNDS)])
-    nothing = {**dict.fromkeys(COSTS, 0.0), **dict.fromkeys((*SPEEDS, "ddr_mem_bw", "hbm_mem_bw"), _NONE)}
+    nothing: dict[str, Any] = dict.fromkeys(COSTS, 0.0)
+    nothing |= dict.fromkeys((*SPEEDS, "ddr_mem_bw", "hbm_mem_bw"), _NONE)
     nothing |= dict.fromkeys(("peer_ms", "intra_host_latency_ms", "step_ms", "kernel_ms", "sync_ms"), 0.0)
     nothing["gather_row_bytes"] = 0.0
     memory = "ddr_mem_bw" if kind == "cpu" else "hbm_mem_bw"

@@ -28,6 +28,8 @@ def test_the_page_shows_the_model_and_answers_a_request_in_both_themes_and_width
             page.get_by_label("Bearer token").fill("s3cret")
             expect(page.locator("#state")).to_have_text("ready", timeout=30_000)
             expect(page.locator("#inputs tr")).to_have_count(5)
+            expect(page.locator("#inputs tr").first).to_have_text("moviesparseids 0 to 999")
+            expect(page.locator("#counts")).to_have_text("2 sparse features, 2 dense columns, 1 output")
             page.get_by_role("button", name="Send").click()
             expect(page.locator("#answer")).to_contain_text("probability", timeout=30_000)
             page.locator("#body").fill('{"sparse": {}}')

@@ -566,12 +566,12 @@ class QuantEmbeddingCollection(QuantCollection):
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Looks up one batch; arguments, errors and result, ``[N, D]`` a feature, as of `EmbeddingCollection`."""
         ordered = self._in_order(features)
-        ids, counts = ordered.values(), ordered.length_per_key()
-        if ids.device.type == "cpu" or ordered.variable_stride_per_key() or not ordered.stride():
-            starts = torch.tensor([0, *accumulate(counts)], device=ids.device)
+        values, counts = ordered.values(), ordered.length_per_key()
+        if values.device.type == "cpu" or ordered.variable_stride_per_key() or not ordered.stride():
+            starts = torch.tensor([0, *accumulate(counts)], device=values.device)
         else:  # without a copy to the device
             starts = ordered.offsets()[:: ordered.stride()]
-        parts = self._rows_by_feature(ids, starts, counts)
+        parts = self._rows_by_feature(values, starts, counts)
         results = {}
         for number, name in enumerate(self._keys):
             bags = features[self._feature_names[number]]

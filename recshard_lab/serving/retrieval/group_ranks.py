@@ -21,7 +21,7 @@ class GroupRanks:
         pg: the process group. Default: all ranks.
 
     Raises:
-        ValueError: there is no process group.
+        ValueError: no process group exists.
 
     ::
 
@@ -38,9 +38,7 @@ class GroupRanks:
 
     def __init__(self, pg: Any = None) -> None:
         if not dist.is_initialized():
-            raise ValueError(
-                "there is no process group. Fix: start the script with torchrun and call init_process_group"
-            )
+            raise ValueError("no process group exists. Fix: start the script with torchrun and call init_process_group")
         members = dist.get_process_group_ranks(dist.group.WORLD if pg is None else pg)
         self.world_size, self._rank = len(members), members.index(dist.get_rank())
         self._pg: Any = dist.new_group(members, timeout=_IDLE, backend="gloo")

@@ -99,7 +99,7 @@ def find_versions(path: Path) -> list[Path]:
     if not found:
         raise FileNotFoundError(
             f"{str(path)!r} contains no bundle: neither it nor a folder in it has a {MARK}. Fix: write one with "
-            f"recshard_lab.serving.save_bundle."
+            f"recshard export, or in Python with recshard_lab.serving.save_bundle."
         )
     return sorted(found, key=lambda one: version_key(one.name), reverse=True)
 

@@ -34,5 +34,5 @@ def test_two_ranks_of_torchrun_find_what_one_index_finds(tmp_path: Path) -> None
 
 
 def test_without_a_process_group_it_says_how_to_get_one() -> None:
-    with pytest.raises(ValueError, match=r"no process group\. Fix: start the script with torchrun"):
+    with pytest.raises(ValueError, match=r"no process group exists\. Fix: start the script with torchrun"):
         GroupRanks()

@@ -159,7 +159,7 @@ class Search:
         self.bounds = mode_bounds(problem.model, problem.priced)
         self.bound_ms = self.bounds[0].ms if self.bounds else 0.0
         least = np.minimum.reduceat(problem.priced.total_bytes[0], problem.priced.starts).sum()
-        self.filled = float(least / (problem.capacity[0] * problem.num_ranks))
+        self.filled = float(least / max(1.0, problem.capacity[0] * problem.num_ranks))
         self.many = len(problem.options) * problem.num_ranks > MANY
         self.near = NEAR_MANY if self.many else NEAR
         self.best: State | None = None

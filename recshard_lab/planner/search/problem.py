@@ -83,7 +83,8 @@ class Problem:
         work = np.minimum.reduceat(self.priced.cost, self.priced.starts)
         need = np.minimum.reduceat(self.priced.total_bytes.sum(axis=0), self.priced.starts)
         self.by_bytes: list[int] = np.argsort(-need, kind="stable").tolist()
-        share = np.maximum(work / work.sum(), need / (self.capacity.sum() * self.num_ranks))
+        room = max(1.0, self.capacity.sum() * self.num_ranks)
+        share = np.maximum(work / max(1e-9, work.sum()), need / room)
         self.by_share: list[int] = np.argsort(-share, kind="stable").tolist()
 
     def _gains(self) -> None:

@@ -10,8 +10,10 @@
    (`anneal.py`).
 4. On several nodes, beyond that size, or if that found no plan, the tables are placed one after the other under the
    most promising starts, from the largest down (`problem.py`). Up to a floor in each phase, work costs nothing, so that
-   early tables are not split without need. The floor is at first a little above the mean of the bound. If tables do not
-   fit, others move for them (`moves.py`).
+   early tables are not split without need. The floor is at first a little above the mean of the bound. What the tables
+   to come need on every rank stays free. If tables do not fit, others move for them (`moves.py`). Where all tables need
+   more than `SHORT` of the memory, the first starts leave part of the rest free: their options are chosen at the price
+   that memory then has.
 5. The best of these plans are filled up: all tables are placed again, with a floor between the mean and the slowest
    rank of the plan before, while that shortens the step. A short local search follows.
 6. Local search exchanges tables of the best plan, and places a few of them again (`moves.py`).
@@ -66,6 +68,9 @@ PLACINGS = ((1.2, BALANCE), (1.0, BALANCE), (1.5, 1.0))
 """How the first plans are placed: times the floor of a bound, which each phase may take without cost; balance."""
 FEW = 0.1  # share of the tables; a scheme that cuts fewer is no start
 DIFFERENT = 4  # starts that are tried in one of these ways before the next way
+SHORT = 0.5  # share of the memory that tables need at least, from which some starts leave memory free
+FILLED = (0.3, 0.5, 0.15)  # shares of the rest of the memory that such starts may fill
+WORTH = 1.03  # times their bound: the steps whose options they have
 SLACKS = (0.7, 0.9)  # of the way from the mean rank to the slowest, in each phase: the floor of the next plan
 
 
@@ -142,12 +147,19 @@ def _better(model: CostModel, first: Solution, second: Solution) -> Solution:
 
 
 class Search:
-    """One greedy search; `bounds` are those of the sets of switches, least first."""
+    """One greedy search.
+
+    Attributes:
+        bounds: those of the sets of switches, least first.
+        filled: share of all device memory that the tables need at least.
+    """
 
     def __init__(self, problem: Problem, passes: int, record: "Recorder | None" = None) -> None:
         self.problem, self.passes, self.record = problem, passes, record
         self.bounds = mode_bounds(problem.model, problem.priced)
         self.bound_ms = self.bounds[0].ms if self.bounds else 0.0
+        least = np.minimum.reduceat(problem.priced.total_bytes[0], problem.priced.starts).sum()
+        self.filled = float(least / max(1.0, problem.capacity[0] * problem.num_ranks))
         self.many = len(problem.options) * problem.num_ranks > MANY
         self.near = NEAR_MANY if self.many else NEAR
         self.best: State | None = None
@@ -157,10 +169,8 @@ class Search:
         self.repairs = REPAIRS * len(problem.options)
 
     def run(self, any_plan: bool = False) -> Solution:
-        starts, priced = self.starts(), self.problem.priced
-        least = np.minimum.reduceat(priced.total_bytes, priced.starts, axis=1).sum(axis=1)
-        lacks: list[int] = []
-        if len(least) == 1 and least[0] > self.problem.capacity[0] * self.problem.num_ranks:
+        starts, lacks = self.starts(), list[int]()
+        if len(self.problem.capacity) == 1 and self.filled > 1:
             raise DoesNotFit(self.problem.by_bytes[0])
         if any_plan:
             placed = (self._placed(*attempt, lacks) for attempt in self._attempts(starts))
@@ -275,7 +285,10 @@ class Search:
         self.left -= len(problem.options)
         state = problem.start(start.allowed, start.floor * room)
         state.balance = balance
-        for table in problem.by_work:
+        shared = problem.shared_bytes(start.allowed)  # which later tables need beside what early ones take
+        state.nbytes += shared.sum(axis=1)
+        for table in problem.by_share:
+            state.nbytes -= shared[:, table]
             found = problem.best(state, table)
             if found is not None:
                 problem.put(state, table, found[1])
@@ -366,7 +379,16 @@ class Search:
         """Ways to place all tables, the most promising first: the start, the room, and the weight of balance."""
         first = [(start, *way) for way in PLACINGS for start in starts[:DIFFERENT]]
         cheapest = [(self._cheapest(bound), *PLACINGS[0]) for bound in self.bounds[:1]]
-        return [*cheapest, *first, *((start, 1.0, BALANCE) for start in starts)]
+        return [*self._spare(), *cheapest, *first, *((start, 1.0, BALANCE) for start in starts)]
+
+    def _spare(self) -> list[tuple[Bound, float, float]]:
+        """If memory is short: starts that leave some of it free, with the options that are worth it at its price."""
+        priced, found = self.problem.priced, []
+        for share in FILLED if self.filled > SHORT else ():
+            room = priced.room * (self.filled + share * (1 - self.filled))
+            bounds = mode_bounds(self.problem.model, replace(priced, room=room))
+            found += [(replace(one, allowed=one.worth(priced, one.ms * WORTH)), 1.0, BALANCE) for one in bounds[:1]]
+        return found
 
     def _cheapest(self, bound: Bound) -> Bound:
         """A start with the options alone that the bound adds up, which take least of all ranks together."""

@@ -30,7 +30,7 @@ Watch: TypeAlias = Callable[[State], None]
 
 LEAST = 1 - 1e-9  # a gain below is rounding
 MOST_EXCHANGES = 100  # in one pass
-MOST_PAIRS = 1024  # exchanges looked at in one array operation
+MOST_PAIRS = 512  # exchanges looked at in one array operation
 SEED = 30
 CYCLES = 6  # in which the search starts again from the best plan, with other draws
 TAKEN = 8  # tables that a round takes out, at most
@@ -255,14 +255,16 @@ class _Movable:
         used = self.state.used.reshape(len(self.state.used), -1, self.width)  # [R, U, L]
         mine, others = np.flatnonzero(self.unit == unit), np.flatnonzero(self.unit != unit)
         others = others[self.allowed[others, unit]]
-        i, j = (pairs.ravel() for pairs in np.meshgrid(mine, others, indexing="ij"))
+        near = min(len(others), -(-MOST_PAIRS // max(1, len(mine))))
+        if near < len(others):  # of each, those with the next less work
+            work = self.whole[:, : self.problem.phases].sum(axis=(1, 2))
+            others = others[work[others].argsort(kind="stable")]
+            last = np.searchsorted(work[others], work[mine]).clip(near)[:, None]
+            i, j = np.repeat(mine, near), others[(last - near + np.arange(near)).ravel()]
+        else:
+            i, j = (pairs.ravel() for pairs in np.meshgrid(mine, others, indexing="ij"))
         ok = self.allowed[i, self.unit[j]]
         i, j = i[ok], j[ok]
-        if len(i) > MOST_PAIRS:  # those whose work differs least, but gains something
-            work = self.whole[:, : self.problem.phases].sum(axis=(1, 2))
-            gain = work[i] - work[j]
-            near = np.sort(np.argpartition(np.where(gain > 0, gain, np.inf), MOST_PAIRS)[:MOST_PAIRS])
-            i, j = i[near], j[near]
         if not len(i):
             return i, j, np.zeros(0)
         there = self.unit[j]

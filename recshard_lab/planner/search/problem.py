@@ -54,6 +54,8 @@ class Problem:
         phases: P; num_rows: R.
         capacity: ``[M]`` bytes of each memory that a rank has for tables.
         worth: ``[all options]`` those that are looked at.
+        by_share: the tables, the largest first: by its share of all work, or of all memory if that is more.
+        by_bytes: the tables, the one with most bytes first.
 
     Args:
         model: costs.
@@ -78,10 +80,12 @@ class Problem:
         self._gains()
         self.sets = RankSets(options, self.num_ranks, self.local, len(self.capacity))
         self.worth = np.ones(len(self.shards), dtype=bool)
-        least = np.minimum.reduceat(self.priced.cost, self.priced.starts)
-        self.by_work: list[int] = np.argsort(-least, kind="stable").tolist()
+        work = np.minimum.reduceat(self.priced.cost, self.priced.starts)
         need = np.minimum.reduceat(self.priced.total_bytes.sum(axis=0), self.priced.starts)
         self.by_bytes: list[int] = np.argsort(-need, kind="stable").tolist()
+        room = max(1.0, self.capacity.sum() * self.num_ranks)
+        share = np.maximum(work / max(1e-9, work.sum()), need / room)
+        self.by_share: list[int] = np.argsort(-share, kind="stable").tolist()
 
     def _gains(self) -> None:
         """What options add, at most, to a rank of their shards, and to every rank of the nodes that they use.
@@ -106,6 +110,11 @@ class Problem:
         own *= np.ceil(counts / ranks)
         squares = 0.5 * self.shards * own[: self.phases] ** 2
         self.gained: Array = np.concatenate([own, squares])  # [R + P, all options]
+
+    def shared_bytes(self, allowed: NDArray[np.bool_]) -> Array:
+        """``[M, T]`` the least bytes that each table adds to every rank, under the allowed options."""
+        shared = np.where(allowed, self.priced.shared_bytes, np.inf)
+        return np.asarray(np.minimum.reduceat(shared, self.priced.starts, axis=1))
 
     def start(self, allowed: NDArray[np.bool_] | None = None, floor: Array | None = None) -> State:
         """A plan with nothing placed."""
@@ -402,11 +411,9 @@ class Problem:
         if not self.sets.counts[Kind.NODE]:
             return Nodes(whole, squares, np.zeros((0, 0), dtype=np.intp), np.zeros((0, 0, 0)))
         order = phases.sum(axis=0).argsort(axis=1, kind="stable")
-        in_order = np.take_along_axis(by_node, order[None], axis=2).swapaxes(1, 2)  # [R, L, N]
-        first = self._first(in_order)
-        return Nodes(
-            whole, squares, order + self.local * (np.arange(self.num_nodes) if at is None else at)[:, None], first
-        )
+        here = self.local * np.arange(len(order))[:, None]
+        first = self._first(by_node.reshape(len(used), -1).take((order + here).T, axis=1))  # of [R, L, N]
+        return Nodes(whole, squares, order + (here if at is None else self.local * at[:, None]), first)
 
     def keep_only(self, worth: NDArray[np.bool_]) -> None:
         """Leaves all but these options out; a table of which none is worth it keeps its own."""

@@ -113,7 +113,7 @@ def test_the_ranks_panel_is_a_page_and_nothing_else(tmp_path: Path) -> None:
     try:
         assert [kind for kind, *_ in panel.exports.kinds] == ["html"]
         assert "No ranks are running." in panel.export(tmp_path / "ranks.html").read_text()
-        with pytest.raises(ValueError, match="there is no picture in it"):
+        with pytest.raises(ValueError, match="it has no picture"):
             panel.export(tmp_path / "ranks.png")
     finally:
         panel.close()

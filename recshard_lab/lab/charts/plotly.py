@@ -17,7 +17,7 @@ SIDES = ("top center", "bottom center", "middle right", "middle left")
 GRID = "rgba(128,136,146,.25)"
 BETWEEN = 66  # pixels between rows
 NAME = 32  # letters of a name at an axis
-TITLE = 46  # letters of a line of a panel's title
+TITLE = 36  # letters of a line of a panel's title
 LETTERS = 60  # of a line of the caption, which fits 400 pixels
 _LINE = {"linecolor": MIDDLE_INK, "tickcolor": MIDDLE_INK, "ticks": "outside", "zeroline": False, "automargin": True}
 
@@ -311,7 +311,8 @@ def _decorate(
             where = {"x": _at(layout, x, mark.x), "y": _at(layout, y, mark.y), "xref": x, "yref": y}
             anchor = {"start": "left", "middle": "center", "end": "right"}[mark.anchor]
             where |= {"yanchor": "middle" if panel.y.kind == "category" else "bottom"}
-            layout["annotations"].append({"text": escape(mark.words), "xanchor": anchor, "showarrow": False, **where})
+            where |= {"name": "value", "xanchor": anchor, "showarrow": False}  # a narrow page leaves these out
+            layout["annotations"].append({"text": escape(mark.words), **where})
 
 
 def _reach(name: str, axis: str, ends: tuple[float, float] | None) -> dict[str, Any]:

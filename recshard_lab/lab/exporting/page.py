@@ -89,7 +89,8 @@ _SCRIPT = """
       const { data, layout } = figures[at.id];
       const font = { ...layout.font, family: getComputedStyle(document.body).fontFamily };
       const made = { ...layout, font, autosize: true };
-      if (at.clientWidth < 560) {  // a phone: the legend has more lines
+      if (at.clientWidth < 560) {  // a phone: the legend has more lines, and values have no room beside each other
+        made.annotations = (layout.annotations ?? []).filter(words => words.name !== "value");
         const more = layout.meta.narrow;
         made.height = layout.height + more;
         made.margin = { ...layout.margin, r: 8, b: layout.margin.b + more };

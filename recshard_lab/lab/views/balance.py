@@ -213,7 +213,7 @@ def _rows(found: Balance, extent: float, width: int) -> list[tuple[spec.Panel, .
     longest = max(found.longest, extent) or 1.0
     high = spec.room_for([(longest, " " * LABEL)], 0.7 * width, inside=False)
     ms = spec.Axis("linear", 0.0, high, "", "ms")
-    rows = [(_path(found, ms),)]
+    rows: list[tuple[spec.Panel, ...]] = [(_path(found, ms),)]
     rows += [(_exchanges(found, ms),)] if found.waited else []
     ranks = spec.categories([str(rank) for rank in range(len(found.ms))], "rank")
     rows.append((_ranks(found, ranks, extent, width),))
@@ -224,7 +224,8 @@ def _rows(found: Balance, extent: float, width: int) -> list[tuple[spec.Panel, .
 
 def _path(found: Balance, ms: spec.Axis) -> spec.Panel:
     """Each phase up to its mean rank, and what its slowest rank adds."""
-    even, lost, labels = [], [], []
+    labels: list[str] = []
+    even, lost = [], []
     for phase, name in enumerate(found.names):
         whole, rank = float(found.path[phase]), int(found.slowest[phase])
         if not whole > 0:

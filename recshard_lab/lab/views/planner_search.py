@@ -60,15 +60,15 @@ def planner_search(search: SearchTrace | None, *, note: str = "", width: int = 8
     title += f", {ms_text(search.chosen.step_ms)} chosen" if search.chosen is not None else ", none fits"
     summary = _summary(search, seen)
 
-    words = []
+    notes = []
     if not seen.cap_near:
-        words.append(f"A rank can use {bytes_text(seen.capacity)}, which is beyond the axis.")
+        notes.append(f"A rank can use {bytes_text(seen.capacity)}, which is beyond the axis.")
     x, y = _axes(seen)
     hidden = [scheme for scheme, one in seen.alone.items() if one.step_ms > y.high or one.memory_bytes > x.high]
     if hidden:
         named = (f"{scheme_label(name)} ({ms_text(seen.alone[name].step_ms)})" for name in hidden)
-        words.append(f"Every table under one scheme, beyond the axes: {', '.join(named)}.")
-    chart = spec.Chart(title, summary, (_row(seen),), " ".join([*words, as_sentence(note)]), warn=seen.chosen is None)
+        notes.append(f"Every table under one scheme, beyond the axes: {', '.join(named)}.")
+    chart = spec.Chart(title, summary, (_row(seen),), " ".join([*notes, as_sentence(note)]), warn=seen.chosen is None)
     return View.of_chart("planner_search", chart, _numbers(seen), width)
 
 

@@ -187,7 +187,7 @@ def test_a_plan_that_does_not_fit_says_so_on_its_page(tmp_path: Path) -> None:
         topology=Topology(2, ddr_cap=1000),
         plotly="none",
     )
-    assert "It does not fit" in path.read_text()
+    assert "This plan does not fit: see Memory." in path.read_text()
 
 
 def test_a_page_is_well_nested_and_escapes_names(page: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class MemoryHistory:
         ms: ``[T]`` times since the start of the step, ascending.
         size: category -> ``[T]`` bytes from this time on.
         blocks: the largest allocations of the step that live at the peak: category, bytes, where.
-        capacity: bytes that the rank may use; None if there is no limit.
+        capacity: bytes that the rank may use; None without a limit.
     """
 
     rank: int

@@ -178,7 +178,7 @@ class StepRecorder:
             )
 
     def _distinct(self, sizes: np.ndarray | None, source: int, number: int) -> bool:
-        """Whether a replica got the distinct rows of a source, which arrive as bags of one id each, ascending."""
+        """Whether a source sent a replica its distinct rows: they arrive as bags with one id, ascending."""
         ids = self.ids[number][source]
         return sizes is not None and bool((sizes == 1).all()) and bool((np.diff(ids) > 0).all())
 

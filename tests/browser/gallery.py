@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,9 @@ def example_views() -> dict[str, Any]:
         for i in range(4)
     ]
     drawn["counters"] = views.counters(seen)
-    drawn["overflow"] = views.overflow(known["estimate"])
+    drawn["overflow"] = views.overflow(
+        estimate(plan, tables, small := replace(topology, ddr_cap=1_300_000)), plan, tables, topology=small
+    )
     drawn["replica_grid"] = views.replica_grid(
         plan_of(tables, 2), tables, [[0, 2], [1, 3]], topology=Topology(4, local_world_size=2)
     )

@@ -209,7 +209,7 @@ def _draw(estimate: Estimate, title: str, summary: str, width: int, uid: str) ->
         fits, need, room = needed[rank] <= usable[rank], float(needed[rank]), float(usable[rank])
         bold = len(over) > 0 and rank == over[0]
         svg.text(MARGIN, y + 14, f"{'✓' if fits else '✗'} rank {rank}", bold=bold)
-        x = left
+        x = float(left)
         for name, size in zip(estimate.memory_categories, estimate.memory_bytes[rank], strict=True):
             wide_part = (right - left) * float(size) / most
             if wide_part > 0:

@@ -176,7 +176,7 @@ def _cell(svg: Svg, x: float, y: float, wide: float, high: float, grid: Grid, re
     """One rank with its shards, a line for each of the first tables."""
     rank, blocks = grid.ranks[replica][position], grid.blocks[position]
     hover = f"rank {rank}: replica {replica}, shard {position}, {bytes_text(grid.bytes_of(position))} of weights"
-    svg.rect(x, y, wide, high, "#f4f5f7", hover, f'rx="6" stroke="{LABEL_INK}"')
+    svg.rect(x, y, wide, high, "#b9cfe8", hover, f'rx="6" stroke="{LABEL_INK}"')
     node = "" if grid.local is None else f", node {rank // grid.local}"
     svg.text(
         x + 9, y + 18, fit([f"rank {rank}{node}", f"rank {rank}"], wide - 14, 12), ink=LABEL_INK, bold=True, size=12

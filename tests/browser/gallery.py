@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
-from tests.lab.every_view import formats, memory_history
+from tests.lab.every_view import codecs, formats, memory_history
 
 ROOT = Path(__file__).resolve().parents[2]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
@@ -146,6 +146,13 @@ def example_views() -> dict[str, Any]:
         for i in range(4)
     ]
     drawn["counters"] = views.counters(seen)
+    drawn["overflow"] = views.overflow(
+        estimate(plan, tables, small := replace(topology, ddr_cap=1_300_000)), plan, tables, topology=small
+    )
+    drawn["replica_grid"] = views.replica_grid(
+        plan_of(tables, 2), tables, [[0, 2], [1, 3]], topology=Topology(4, local_world_size=2)
+    )
+    drawn["wire_formats"] = views.wire_formats(codecs())
     drawn["memory_over_time"] = views.memory_over_time(memory_history(40))
     drawn["step_frames"] = views.step_frames(recorded_step())
     drawn["waterfall"] = views.waterfall({"before": 8.0, "graphs": 4.0, "copies": 5.0}, published={"before": 9.0})

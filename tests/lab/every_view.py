@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from recshard_lab.comm import CodecError
 from recshard_lab.lab.compare.formats import FormatComparison, FormatResult
 from recshard_lab.lab.compare.plan_comparison import PlanComparison
 from recshard_lab.lab.compare.question import Answer, Question
 from recshard_lab.lab.live.memory_history import MemoryEvent, MemoryHistory
 from recshard_lab.lab.live.recorded_step import RecordedStep
 from recshard_lab.lab.live.samples import Sample
+from recshard_lab.lab.views.wire_formats import codec_errors
 from recshard_lab.planner import (
     AccessProfile,
     EmbeddingShardingPlanner,
@@ -69,6 +71,9 @@ def nothing() -> dict[str, Any]:
         "formats": FormatComparison(()),
         "step": RecordedStep(ShardingPlan({}), "", (), ()),
         "memory_history": MemoryHistory(0, "counted", np.zeros(0), {}),
+        "sharding_groups": [[0]],
+        "needed": found,
+        "codec_errors": {},
     }
 
 
@@ -120,6 +125,8 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
         "formats": formats(value),
         "step": recorded_step(value=value),
         "memory_history": memory_history(3),
+        "codec_errors": codecs(value),
+        "needed": bad,
     }
 
 
@@ -190,6 +197,9 @@ def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int,
         "servers": compare_servers(tables, Workload(64, 3.0), workers=[2**n for n in range(min(steps, 12))]),
         "formats": formats(),
         "memory_history": memory_history(10 * steps),
+        "sharding_groups": [list(range(first, first + ranks)) for first in range(0, 12 * ranks, ranks)],
+        "codec_errors": codecs(),
+        "needed": found,
         "step": recorded_step(min(ranks, 128), min(bags, 200), tables=min(len(tables), 50)),
     }
 
@@ -200,6 +210,14 @@ def memory_history(count: int) -> MemoryHistory:
     events = [MemoryEvent(0.1 * n, n, 1000 + n, kinds[n % 3], f"mm in {LONG}") for n in range(count)]
     events += [MemoryEvent(0.1 * n + 0.05, n, -1000 - n, kinds[n % 3]) for n in range(0, count, 2)]
     return MemoryHistory.of(0, "counted", {"weights": 5000, "dense": 300}, events, 0.1 * count)
+
+
+def codecs(value: float | None = None) -> dict[str, CodecError]:
+    """All formats on a few rows; with a value, one error is it."""
+    found = codec_errors(torch.linspace(-1, 1, 64).view(4, 16)) | {LONG: codec_errors(torch.ones(1, 1))["int8"]}
+    if value is not None:
+        found["fp16"] = replace(found["fp16"], max_abs=value, bound=value)
+    return found
 
 
 def formats(value: float | None = None) -> FormatComparison:

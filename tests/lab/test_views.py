@@ -47,7 +47,8 @@ def rectangles(svg: str) -> list[tuple[str, float, float]]:
 
 
 def test_every_view_is_registered_in_the_order_it_is_offered() -> None:
-    others = ["access_skew", "jagged_anatomy", "follow_id", "timeline", "planner_search", "counters", "side_by_side"]
+    others = ["access_skew", "jagged_anatomy", "follow_id", "step_frames", "timeline", "planner_search", "counters"]
+    others += ["side_by_side", "memory_over_time", "overflow", "replica_grid", "wire_formats"]
     others += ["pareto", "waterfall", "parameter_server", "number_formats"]
     assert views.view_names() == [*ALL[:3], "balance", *ALL[3:], *others]
     assert views.views_of("estimate") == ["memory", "phases", "balance", "traffic"]

@@ -56,7 +56,7 @@ class MemoryHistory:
         ms: ``[T]`` times since the start of the step, ascending.
         size: category -> ``[T]`` bytes from this time on.
         blocks: the largest allocations of the step that live at the peak: category, bytes, where.
-        capacity: bytes that the rank may use; None if there is no limit.
+        capacity: bytes that the rank may use; None without a limit.
     """
 
     rank: int
@@ -265,7 +265,7 @@ def allocation_recorder() -> Any:
                 category, where = _category_here(torch._C._current_graph_task_id() >= 0)
                 where = f"{getattr(func, '_opname', func)} in {where}"
                 event = MemoryEvent(self.now(), self.count, storage.nbytes(), category, where)
-                ref = weakref.ref(storage, lambda _, key=key: self.freed.append((self.now(), key)))
+                ref = weakref.ref(storage, lambda _, key=key: self.freed.append((self.now(), key)))  # type: ignore[misc]
                 self.alive[key] = ref, event
                 self.events.append(event)
             return out

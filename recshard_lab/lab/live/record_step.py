@@ -178,7 +178,7 @@ class StepRecorder:
             )
 
     def _distinct(self, sizes: np.ndarray | None, source: int, number: int) -> bool:
-        """Whether a replica got the distinct rows of a source, which arrive as bags of one id each, ascending."""
+        """Whether a source sent a replica its distinct rows: they arrive as bags with one id, ascending."""
         ids = self.ids[number][source]
         return sizes is not None and bool((sizes == 1).all()) and bool((np.diff(ids) > 0).all())
 
@@ -214,7 +214,7 @@ def _ids_of_messages(packed: Any, layout: Layout) -> Iterator[tuple[ShardInfo, n
 
 def _info(feature: ShardFeature) -> ShardInfo:
     shard = feature.shard
-    return ShardInfo(feature.block, shard.rank, tuple(shard.rows), tuple(shard.cols), feature.replicated)
+    return ShardInfo(feature.block, shard.rank, shard.rows, shard.cols, feature.replicated)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
@@ -336,10 +336,12 @@ def _step(model: Any, batch: Any, loss: Callable[[Any], Tensor] | None, optimize
 
 
 def _path(model: Any, path: str | None) -> str:
-    paths = list(model.collections)
+    paths: list[str] = list(model.collections)
+    if not paths:
+        raise ValueError("the model has no sharded collection. Fix: a model with an EmbeddingBagCollection")
     if path is None and len(paths) == 1:
-        return str(paths[0])
-    if path not in paths:
+        return paths[0]
+    if path is None or path not in paths:
         raise ValueError(
             f"path must be a collection of the model, one of {paths}, got {path!r}. Fix: path={paths[0]!r}"
         )

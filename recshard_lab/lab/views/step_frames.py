@@ -1,4 +1,4 @@
-"""Step, stage by stage: a strip of frames, one for each stage of a recorded step, with the tensors of every rank."""
+"""Draws a recorded step as a strip of frames, one for each stage, with the tensors of every rank."""
 
 from __future__ import annotations
 

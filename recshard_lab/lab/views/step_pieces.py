@@ -332,7 +332,7 @@ def _lookup(shown: Shown) -> Frame:
                 value = own.before[np.searchsorted(own.touched, whole - own.shard.rows[0])]
                 _add_row(group, shown, own.shard, whole, (("", value),), tokens, samples)
         panels.append([group for group in groups.values() if group.lines])
-    return _frame(shown, "lookup", "Each rank reads the rows of the ids that arrived, out of its own shards.", panels)
+    return _frame(shown, "lookup", "Each rank reads the rows of these ids from its shards.", panels)
 
 
 def _optimizer(shown: Shown) -> Frame:

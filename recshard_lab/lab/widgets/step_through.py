@@ -83,7 +83,7 @@ class StepThrough(LabWidget):
 
     Raises:
         LaunchError: the ranks have ended. RankError: a rank raised, such as for a name that it does not have.
-        ValueError: a feature that there is not, or `samples` below 1.
+        ValueError: a feature is unknown, or `samples` is below 1.
     """
 
     def __init__(

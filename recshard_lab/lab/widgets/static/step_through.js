@@ -96,11 +96,12 @@ function render({ model, el }) {
       const svg = one.stage.querySelector("svg");
       const most = Math.max(...one.step[kind].map(text => Number(/viewBox="0 0 [\d.]+ ([\d.]+)"/.exec(text)[1])));
       one.stage.style.minHeight = `${Math.ceil(most * Math.min(1, (one.stage.clientWidth || 1e6) / svg.viewBox.baseVal.width))}px`;
+      const after = boxes(one.stage);
       if (before) {
         const top = svg.getBoundingClientRect(), scale = top.width / svg.viewBox.baseVal.width || 1;
         for (const piece of one.stage.querySelectorAll("[data-key]")) move(piece, before, scale);
       }
-      one.boxes = boxes(one.stage).size ? boxes(one.stage) : one.boxes;
+      one.boxes = after.size ? after : one.boxes;
       for (const piece of one.stage.querySelectorAll(".rs-piece"))
         piece.addEventListener("click", () => {
           const keys = JSON.parse(piece.dataset.follow), now = model.get("follow");

@@ -1,0 +1,264 @@
+"""Overflow: memory that each rank needs against what it may use, the first rank that does not fit, and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
+from recshard_lab.lab.draw.plots import figure
+from recshard_lab.lab.draw.rank_columns import MARGIN
+from recshard_lab.lab.draw.svg import Svg
+from recshard_lab.lab.draw.theme import (
+    LABEL_INK,
+    MEMORY,
+    WARNING,
+    bytes_text,
+    counted,
+    look_of,
+    with_notes,
+)
+from recshard_lab.lab.draw.view import View, message_view
+from recshard_lab.lab.views.registry import register_view
+from recshard_lab.planner import Estimate, Workload
+from recshard_lab.planner import estimate as estimated
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, ShardingPlan, Topology, scheme_named
+from recshard_lab.text_table import TextTable
+
+MOST_ROWS, MOST_TABLES = 16, 4
+MOST_WORK = 40_000  # tables x ranks up to which changes of the plan are tried
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One change after which every rank fits.
+
+    Attributes:
+        words: the change.
+        fullest: bytes of the fullest rank after it.
+        step_ms: of the estimate after it; NaN where the plan stays.
+    """
+
+    words: str
+    fullest: float
+    step_ms: float = float("nan")
+
+    def __str__(self) -> str:
+        after = f"; the fullest rank then needs {bytes_text(self.fullest)}"
+        return f"{self.words}{after if np.isfinite(self.step_ms) else ''}"
+
+
+@register_view("Overflow", place=22)
+def overflow(
+    needed: Estimate,
+    plan: ShardingPlan | None = None,
+    tables: Sequence[BaseEmbeddingConfig] | None = None,
+    *,
+    topology: Topology | None = None,
+    workload: Workload | None = None,
+    note: str = "",
+    width: int = 860,
+) -> View:
+    """Bytes that each rank needs against its usable memory; names the first rank that does not fit, and one fix.
+
+    A fix is tried before it is named: the plan with this one change is estimated again.
+
+    Args:
+        needed: an estimate: has ``memory_bytes`` ``[W, C]``, ``capacity_bytes`` and ``usable_bytes`` ``[W]``.
+        plan, tables, topology: what was estimated. Without them, the fix is more memory.
+        workload: of the estimate; ``Workload()`` when left out.
+        note: a sentence under the summary.
+        width: of the picture, in pixels.
+    """
+    title = "Overflow: which rank does not fit"
+    found, held, usable = needed, needed.memory_bytes.sum(axis=1), needed.usable_bytes
+    if not held.size:
+        return message_view("overflow", title, "The estimate has no rank.")
+    if not (np.isfinite(held).all() and np.isfinite(usable).all()):
+        return message_view("overflow", title, "The estimate has bytes that are not finite.")
+    over = np.flatnonzero(held > usable)
+    if len(over):
+        first = int(over[0])
+        missing = held[first] - usable[first]
+        summary = f"Rank {first} is the first that does not fit: it needs {bytes_text(held[first])}, "
+        summary += f"{bytes_text(usable[first])} are usable, {bytes_text(missing)} are missing."
+        summary += f" {counted(len(over) - 1, 'more rank')} do not fit." if len(over) > 1 else ""
+        fix = smallest_fix(found, plan, tables, topology, workload)
+        summary += f" Fix: {fix}."
+    else:
+        fullest = int(np.argmax(held / np.maximum(usable, 1)))
+        summary = f"Every rank fits. Rank {fullest} is the fullest: {bytes_text(held[fullest])} of "
+        summary += f"{bytes_text(usable[fullest])} usable."
+    summary = with_notes(summary, [note.removesuffix(".")])
+    numbers = TextTable(
+        ("rank", "needs", "usable", "missing", "fits"),
+        [
+            [
+                str(rank),
+                bytes_text(held[rank]),
+                bytes_text(usable[rank]),
+                bytes_text(max(0.0, held[rank] - usable[rank])),
+                "no" if rank in over else "yes",
+            ]
+            for rank in range(len(held))
+        ],
+    )
+    return View(
+        "overflow",
+        title,
+        summary,
+        numbers,
+        lambda uid: _draw(found, title, summary, width, uid),
+        lambda: _plot(found, title),
+    )
+
+
+def smallest_fix(
+    found: Estimate,
+    plan: ShardingPlan | None,
+    tables: Sequence[BaseEmbeddingConfig] | None,
+    topology: Topology | None,
+    workload: Workload | None,
+) -> Fix:
+    """The change of one table after which every rank fits and the step is the shortest; else more memory."""
+    if plan is None or tables is None or topology is None or len(tables) * topology.world_size > MOST_WORK:
+        return _more_memory(found)
+    tried: list[Fix] = []
+    for words, changed_plan, changed_tables in _changes(found, plan, list(tables), topology):
+        try:
+            after = estimated(changed_plan, changed_tables, topology, workload)
+        except PlanError:  # the scheme does not suit the table
+            continue
+        if (after.memory_bytes.sum(axis=1) <= after.usable_bytes).all():
+            tried.append(Fix(words, float(after.memory_bytes.sum(axis=1).max()), after.step_ms))
+    return min(tried, key=lambda fix: fix.step_ms) if tried else _more_memory(found)
+
+
+def _more_memory(found: Estimate) -> Fix:
+    needed = found.memory_bytes.sum(axis=1)
+    capacity = float((needed / np.maximum(found.usable_bytes, 1) * found.capacity_bytes).max())
+    return Fix(f"ranks with {bytes_text(capacity)} of memory each", float(needed.max()))
+
+
+def _changes(
+    found: Estimate, plan: ShardingPlan, tables: list[BaseEmbeddingConfig], topology: Topology
+) -> Iterator[tuple[str, ShardingPlan, list[BaseEmbeddingConfig]]]:
+    """One-table changes: another rank, another scheme, half the bytes. Of the largest tables on the first full rank."""
+    room = found.usable_bytes - found.memory_bytes.sum(axis=1)
+    rank, emptiest = int(np.flatnonzero(room < 0)[0]), int(np.argmax(room))
+    placed = plan.resolved(tables, topology.world_size, topology.local_world_size).tables()
+    here = {
+        table.name: sum(s.num_rows * s.num_cols for s in placed[table.name].shards if s.rank == rank)
+        for table in tables
+        if table.name in placed
+    }
+    largest = sorted((table for table in tables if here.get(table.name)), key=lambda table: -here[table.name])
+    for table in largest[:MOST_TABLES]:
+        scheme = placed[table.name].sharding_type
+        if scheme == "table_wise" and emptiest != rank:
+            moved = scheme_named("table_wise").default(table, topology, [emptiest])
+            yield f"table {table.name!r} on rank {emptiest}", _with(plan, table.name, moved), tables
+        for other in ("row_wise", "column_wise"):
+            if other != scheme:
+                made = scheme_named(other).default(table, topology, None)
+                yield f"table {table.name!r} {other} instead of {scheme}", _with(plan, table.name, made), tables
+        if table.data_type is DataType.FP32:
+            halved = [replace(one, data_type=DataType.FP16) if one is table else one for one in tables]
+            yield f"table {table.name!r} with data_type=DataType.FP16", plan, halved
+
+
+def _with(plan: ShardingPlan, name: str, sharding: Any) -> ShardingPlan:
+    """The plan with another sharding of one table."""
+    return ShardingPlan(
+        {
+            path: EmbeddingModuleShardingPlan({**own, **({name: sharding} if name in own else {})})
+            for path, own in plan.plan.items()
+        }
+    )
+
+
+def _rows(estimate: Estimate) -> list[int]:
+    """The ranks that are drawn: those that do not fit first in line, then the fullest, in the order of ranks."""
+    needed = estimate.memory_bytes.sum(axis=1)
+    if len(needed) <= MOST_ROWS:
+        return list(range(len(needed)))
+    fullest = np.argsort(-(needed / np.maximum(estimate.usable_bytes, 1)), kind="stable")[: MOST_ROWS - 1]
+    over = np.flatnonzero(needed > estimate.usable_bytes)[:1]
+    return sorted({int(rank) for rank in [*over, *fullest]})
+
+
+def _draw(estimate: Estimate, title: str, summary: str, width: int, uid: str) -> Svg:
+    svg = Svg(width, 0, title, summary, uid)
+    needed, usable = estimate.memory_bytes.sum(axis=1), estimate.usable_bytes
+    over = np.flatnonzero(needed > usable)
+    svg.text(MARGIN, 20, title if width >= 500 else "Which rank does not fit", size=14, bold=True)
+    y = 20.0
+    for words in wrap(summary, int((width - 2 * MARGIN) / 6.4)):
+        y += 16
+        svg.text(MARGIN, y, words, bold=bool(len(over)))
+    y += 16
+    wide = width >= 640
+    left, right = MARGIN + 74, width - MARGIN - (236 if wide else 0)
+    most = float(max(needed.max(), usable.max())) or 1.0
+    rows = _rows(estimate)
+    for rank in rows:
+        fits, need, room = needed[rank] <= usable[rank], float(needed[rank]), float(usable[rank])
+        bold = len(over) > 0 and rank == over[0]
+        svg.text(MARGIN, y + 14, f"{'✓' if fits else '✗'} rank {rank}", bold=bold)
+        x = float(left)
+        for name, size in zip(estimate.memory_categories, estimate.memory_bytes[rank], strict=True):
+            wide_part = (right - left) * float(size) / most
+            if wide_part > 0:
+                look = look_of(name, MEMORY)
+                hover = f"{look.label}: {bytes_text(size)}"
+                svg.rect(x, y, wide_part, 18, svg.fill(look), hover, f'stroke="{LABEL_INK}" stroke-width=".5"')
+                x += wide_part
+        end = left + (right - left) * room / most
+        if not fits:
+            frame = f'style="stroke:{WARNING}" stroke-width="2.5" stroke-dasharray="5 3"'
+            svg.rect(end, y - 2, left + (right - left) * need / most - end, 22, "none", "does not fit", frame)
+        svg.line(end, y - 4, end, y + 22, 'stroke-width="2"')
+        words = f"{bytes_text(need)} of {bytes_text(room)}" + ("" if fits else f", {bytes_text(need - room)} missing")
+        if wide:
+            svg.text(right + 8, y + 14, words, size=10.5, bold=bold)
+        else:
+            y += 14
+            svg.text(left, y + 18, words, size=10.5, bold=bold)
+        y += 32 if wide else 30
+    if len(rows) < len(needed):
+        svg.text(
+            MARGIN, y + 8, f"Not drawn: {counted(len(needed) - len(rows), 'rank')}, less full than these.", soft=True
+        )
+        y += 20
+    used = [
+        name for name, sizes in zip(estimate.memory_categories, estimate.memory_bytes.T, strict=True) if sizes.any()
+    ]
+    y = svg.legend(MARGIN, y + 2, [(look_of(n, MEMORY), look_of(n, MEMORY).label) for n in used], width - 2 * MARGIN)
+    svg.text(MARGIN, y + 8, "Upright line: the rank's usable memory.", soft=True)
+    svg.height = y + 18
+    return svg
+
+
+def _plot(estimate: Estimate, title: str) -> Any:
+    import plotly.graph_objects as go
+
+    ranks = [f"rank {rank}" for rank in range(len(estimate.usable_bytes))]
+    bars = [
+        go.Bar(
+            y=ranks,
+            x=estimate.memory_bytes[:, place],
+            orientation="h",
+            name=look_of(name, MEMORY).label,
+            marker={"color": look_of(name, MEMORY).fill, "line": {"color": LABEL_INK, "width": 0.5}},
+        )
+        for place, name in enumerate(estimate.memory_categories)
+        if estimate.memory_bytes[:, place].any()
+    ]
+    usable = go.Scatter(
+        y=ranks, x=estimate.usable_bytes, mode="markers", name="usable", marker={"symbol": "line-ns-open"}
+    )
+    return figure([*bars, usable], title, barmode="stack", xaxis={"title": "bytes"})

@@ -1,0 +1,98 @@
+"""Overflow: the first rank that does not fit, by how much, and a fix after which every rank fits."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.lab import views
+from recshard_lab.lab.draw.theme import bytes_text
+from recshard_lab.lab.views.overflow import smallest_fix
+from recshard_lab.planner import Estimate, estimate
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, scheme_named
+from tests.lab.plans import table
+
+TABLES = [table("movies", 4_000_000), table("users", 3_000_000), table("small", 1000)]  # 256, 192, 0.06 MB
+
+
+def placed(topology: Topology, **ranks: int) -> ShardingPlan:
+    """Table-wise tables on these ranks."""
+    made = {t.name: scheme_named("table_wise").default(t, topology, [ranks[t.name]]) for t in TABLES}
+    return ShardingPlan({"": EmbeddingModuleShardingPlan(made)})
+
+
+def of(topology: Topology, plan: ShardingPlan) -> Estimate:
+    return estimate(plan, TABLES, topology)
+
+
+def topology(megabytes: int, ranks: int = 4) -> Topology:
+    return Topology(ranks, "cuda", hbm_cap=megabytes * 10**6)
+
+
+def test_the_first_rank_that_does_not_fit_is_named_with_its_missing_bytes() -> None:
+    top = topology(400)
+    plan = placed(top, movies=2, users=2, small=0)
+    found = of(top, plan)
+    needed, usable = found.memory_bytes.sum(axis=1), found.usable_bytes
+    assert np.flatnonzero(needed > usable).tolist() == [2]
+    view = views.overflow(found, plan, TABLES, topology=top)
+    assert view.summary.startswith("Rank 2 is the first that does not fit")
+    assert f"{bytes_text(needed[2] - usable[2])} are missing" in view.summary
+    assert [row[4] for row in view.numbers.rows] == ["yes", "yes", "no", "yes"]
+    assert "✗ rank 2" in view.svg
+    assert view.svg.count("✓ rank") == 3
+
+
+def test_the_fix_makes_every_rank_fit() -> None:
+    top = topology(400)
+    plan = placed(top, movies=2, users=2, small=0)
+    fix = smallest_fix(of(top, plan), plan, TABLES, top, None)
+    named = re.fullmatch(r"table '(\w+)' (?:on rank (\d)|(\w+) instead of table_wise|with data_type.*)", fix.words)
+    assert named is not None
+    name, rank, scheme = named.groups()
+    changed: list[BaseEmbeddingConfig] = TABLES
+    if rank:
+        after = placed(top, **{"movies": 2, "users": 2, "small": 0, name: int(rank)})
+    elif scheme:
+        made = dict(plan.plan[""])
+        made[name] = scheme_named(scheme).default(next(t for t in TABLES if t.name == name), top, None)
+        after = ShardingPlan({"": EmbeddingModuleShardingPlan(made)})
+    else:
+        pytest.fail(f"half the bytes would not be enough: {fix.words}")
+    checked = estimate(after, changed, top)
+    assert (checked.memory_bytes.sum(axis=1) <= checked.usable_bytes).all()
+    assert checked.memory_bytes.sum(axis=1).max() == pytest.approx(fix.fullest)
+
+
+def test_where_no_table_can_be_changed_the_fix_is_memory_that_is_enough() -> None:
+    top = topology(40)
+    plan = placed(top, movies=0, users=1, small=2)
+    found = of(top, plan)
+    fix = smallest_fix(found, plan, TABLES, top, None)
+    assert fix.words.startswith("ranks with ")
+    factor = (found.memory_bytes.sum(axis=1) / found.usable_bytes).max()
+    enough = estimate(plan, TABLES, topology(int(40 * factor) + 1))
+    assert (enough.memory_bytes.sum(axis=1) <= enough.usable_bytes).all()
+    short = estimate(plan, TABLES, topology(int(40 * factor * 0.98)))
+    assert not (short.memory_bytes.sum(axis=1) <= short.usable_bytes).all()
+    assert smallest_fix(found, None, None, None, None).words == fix.words
+
+
+def test_a_plan_that_fits_says_so() -> None:
+    top = topology(80_000)
+    found = of(top, placed(top, movies=1, users=0, small=0))
+    view = views.overflow(found)
+    assert view.summary.startswith("Every rank fits. Rank 1 is the fullest")
+    assert "✗" not in view.svg
+
+
+def test_of_many_ranks_the_fullest_are_drawn() -> None:
+    top = topology(150, ranks=64)
+    plan = placed(top, movies=63, users=40, small=0)
+    svg = views.overflow(of(top, plan)).svg
+    assert "✗ rank 40" in svg
+    assert "✗ rank 63" in svg
+    assert re.search(r"Not drawn: \d+ ranks", svg)

@@ -20,7 +20,7 @@ tables = [
     for n, e in (("movies", 1000), ("users", 300))
 ]
 plan = rs.ShardingPlan.from_json(PLAN)
-dmp = rs.DMPCollection(rs.EmbeddingBagCollection(tables), torch.device("cpu"), plan, 4, 2, None)
+dmp = rs.distributed.DMPCollection(rs.EmbeddingBagCollection(tables), torch.device("cpu"), plan, 4, 2, None)
 with trace() as seen:
     dmp.sync(include_optimizer_state=False)
 groups = dmp.grid.sharding_groups

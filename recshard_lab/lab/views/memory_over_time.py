@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from recshard_lab.lab.draw.plots import figure
 from recshard_lab.lab.draw.rank_columns import MARGIN
 from recshard_lab.lab.draw.svg import Svg, fit
 from recshard_lab.lab.draw.theme import (
@@ -66,7 +63,6 @@ def memory_over_time(memory_history: MemoryHistory, *, note: str = "", width: in
         summary,
         numbers,
         lambda uid: _draw(history, title, summary, width, uid),
-        lambda: _plot(history, title),
     )
 
 
@@ -162,20 +158,3 @@ def _at_peak(svg: Svg, history: MemoryHistory, x: float, y: float, width: float)
         svg.text(x, y, fit([where], width - 66, 10), size=10)
         svg.text(x + width, y, bytes_text(size), anchor="end", size=10)
     return y + 8
-
-
-def _plot(history: MemoryHistory, title: str) -> Any:
-    import plotly.graph_objects as go
-
-    traces = [
-        go.Scatter(
-            x=history.ms,
-            y=values,
-            name=look_of(name, MEMORY).label,
-            stackgroup="bytes",
-            line={"shape": "hv", "width": 0.6, "color": LABEL_INK},
-            fillcolor=look_of(name, MEMORY).fill,
-        )
-        for name, values in history.size.items()
-    ]
-    return figure(traces, title, xaxis={"title": "ms"}, yaxis={"title": "bytes"})

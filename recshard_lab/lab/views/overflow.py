@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
-from recshard_lab.lab.draw.plots import figure
 from recshard_lab.lab.draw.rank_columns import MARGIN
 from recshard_lab.lab.draw.svg import Svg
 from recshard_lab.lab.draw.theme import (
@@ -113,7 +112,6 @@ def overflow(
         summary,
         numbers,
         lambda uid: _draw(found, title, summary, width, uid),
-        lambda: _plot(found, title),
     )
 
 
@@ -241,24 +239,3 @@ def _draw(estimate: Estimate, title: str, summary: str, width: int, uid: str) ->
     svg.text(MARGIN, y + 8, "Upright line: the rank's usable memory.", soft=True)
     svg.height = y + 18
     return svg
-
-
-def _plot(estimate: Estimate, title: str) -> Any:
-    import plotly.graph_objects as go
-
-    ranks = [f"rank {rank}" for rank in range(len(estimate.usable_bytes))]
-    bars = [
-        go.Bar(
-            y=ranks,
-            x=estimate.memory_bytes[:, place],
-            orientation="h",
-            name=look_of(name, MEMORY).label,
-            marker={"color": look_of(name, MEMORY).fill, "line": {"color": LABEL_INK, "width": 0.5}},
-        )
-        for place, name in enumerate(estimate.memory_categories)
-        if estimate.memory_bytes[:, place].any()
-    ]
-    usable = go.Scatter(
-        y=ranks, x=estimate.usable_bytes, mode="markers", name="usable", marker={"symbol": "line-ns-open"}
-    )
-    return figure([*bars, usable], title, barmode="stack", xaxis={"title": "bytes"})

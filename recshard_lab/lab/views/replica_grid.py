@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab.draw.plots import figure
 from recshard_lab.lab.draw.rank_columns import MARGIN
 from recshard_lab.lab.draw.svg import Svg, fit
 from recshard_lab.lab.draw.theme import LABEL_INK, SCHEMES, bytes_text, counted, look_of, with_notes
@@ -116,7 +114,6 @@ def replica_grid(
         summary,
         numbers,
         lambda uid: _draw(grid, title, summary, width, uid),
-        lambda: _plot(grid, title),
     )
 
 
@@ -198,19 +195,3 @@ def _cell(svg: Svg, x: float, y: float, wide: float, high: float, grid: Grid, re
         svg.text(x + 25, line, f"+{len(blocks) - MOST_TABLES} more", size=10, ink=LABEL_INK)
     if not blocks:
         svg.text(x + 9, y + 36, "no shard", size=10, ink=LABEL_INK)
-
-
-def _plot(grid: Grid, title: str) -> Any:
-    import plotly.graph_objects as go
-
-    size = len(grid.ranks[0])
-    heat = go.Heatmap(
-        z=[[grid.bytes_of(position) for position in range(size)] for _ in grid.ranks],
-        x=[f"shard {position}" for position in range(size)],
-        y=[f"replica {replica}" for replica in range(len(grid.ranks))],
-        text=[[f"rank {rank}" for rank in group] for group in grid.ranks],
-        texttemplate="%{text}",
-        colorscale="Blues",
-        colorbar={"title": "bytes"},
-    )
-    return figure([heat], title, yaxis={"autorange": "reversed"})

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from html import escape
 from textwrap import wrap
-from typing import Any
 
 import numpy as np
 
@@ -83,7 +82,6 @@ def step_frames(
         summary,
         stage_table(step),
         lambda uid: _strip(frames, title, summary, follow, width, uid),
-        lambda: _plot(step, title),
     )
 
 
@@ -274,25 +272,3 @@ def _strip(frames: Sequence[Frame], title: str, summary: str, follow: str, width
         y += drawn.height + 12
     svg.height = y
     return svg
-
-
-def _plot(step: RecordedStep, title: str) -> Any:
-    """Milliseconds and bytes of the stages."""
-    import plotly.graph_objects as go
-
-    from recshard_lab.lab.draw.plots import figure
-
-    names = list(STAGES.values())
-    ms = [step.ms(stage) for stage in STAGES]
-    sent = [int(step.traffic(stage).sum()) - int(np.trace(step.traffic(stage))) for stage in STAGES]
-    bars = go.Bar(
-        y=names,
-        x=ms,
-        orientation="h",
-        name="ms",
-        text=[f"{bytes_text(n)} between ranks" if n else "" for n in sent],
-        marker={"color": FEATURES[0].fill, "line": {"color": LABEL_INK, "width": 0.6}},
-    )
-    made = figure([bars], title, height=120 + 26 * len(names))
-    made.update_layout(yaxis={"autorange": "reversed"}, xaxis={"title": "ms of the slowest rank"})
-    return made

@@ -9,7 +9,6 @@ import numpy as np
 
 from recshard_lab.comm import CodecError
 from recshard_lab.lab.draw.axes import Labels
-from recshard_lab.lab.draw.plots import figure
 from recshard_lab.lab.draw.rank_columns import MARGIN
 from recshard_lab.lab.draw.svg import Svg, text_width
 from recshard_lab.lab.draw.theme import LABEL_INK, SPARE, bytes_text, number, ticks, with_notes
@@ -79,7 +78,6 @@ def wire_formats(codec_errors: Mapping[str, CodecError], *, note: str = "", widt
         summary,
         numbers,
         lambda uid: _draw(found, title, summary, width, uid),
-        lambda: _plot(found, title),
     )
 
 
@@ -156,18 +154,3 @@ def _mark(svg: Svg, x: float, y: float, shape: str, fill: str, hover: str) -> No
         svg.rect(x - 5, y - 5, 10, 10, fill, hover, edge)
     else:
         svg.path(f"M{x - 5:.1f} {y:.1f}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z", f'fill="{fill}" {edge}', hover)
-
-
-def _plot(found: Mapping[str, CodecError], title: str) -> Any:
-    import plotly.graph_objects as go
-
-    x = [100 * one.encoded_bytes / max(1, one.plain_bytes) for one in found.values()]
-    traces = [
-        go.Scatter(x=x, y=[getattr(one, key) for one in found.values()], text=list(found), name=words, mode=mode)
-        for key, words, mode in (
-            ("max_abs", "largest error", "markers+text"),
-            ("mean_abs", "mean error", "markers"),
-            ("bound", "bound of the format", "markers"),
-        )
-    ]
-    return figure(traces, title, xaxis={"title": "% of the plain bytes"}, yaxis={"type": "log", "title": "error"})

@@ -95,7 +95,7 @@ class Anneal:
         """
         problem = self.problem
         begun = time.monotonic()
-        for table in problem.by_share:
+        for table in problem.by_work:
             self._move(table, 0.0, self.balance, placing=True)
         self._add_up()
         if record is not None:

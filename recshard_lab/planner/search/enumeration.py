@@ -95,7 +95,7 @@ class Enumeration:
 
     def __init__(self, problem: Problem, worth: NDArray[np.bool_], step_ms: float, bins: int) -> None:
         self.problem, self.bins, phases = problem, bins, problem.phases
-        self.ways = [self._ways(table, worth) for table in problem.by_share]
+        self.ways = [self._ways(table, worth) for table in problem.by_work]
         means = [ways.used.mean(axis=2) for ways in self.ways]  # [m, R]
         held = [mean[:, phases:] + ways.nbytes for mean, ways in zip(means, self.ways, strict=True)]
         by_mean = np.array(list(itertools.product([0.0, 1.0], repeat=phases)))

@@ -239,7 +239,7 @@ def _break_symmetry(problem: Problem, program: Program, ways: list[Way]) -> None
         len(option.usable) < problem.num_ranks for choices in problem.options for option in choices
     ):
         return
-    first = problem.by_share[0]
+    first = problem.by_work[0]
     for way in (way for way in ways if way.table == first):
         alone = way.pieces is not None and way.pieces.shape[0] == 1 and problem.options[first][way.at].counts[0] == 1
         if alone and way.pieces is not None:

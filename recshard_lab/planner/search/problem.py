@@ -55,7 +55,7 @@ class Problem:
         capacity: ``[M]`` bytes of each memory that a rank has for tables.
         worth: ``[all options]`` those that are looked at.
         by_share: the tables, the largest first: by its share of all work, or of all memory if that is more.
-        by_bytes: the tables, the one with most bytes first.
+        by_work, by_bytes: the tables, the one with most work, or most bytes, first.
 
     Args:
         model: costs.
@@ -82,6 +82,7 @@ class Problem:
         self.worth = np.ones(len(self.shards), dtype=bool)
         work = np.minimum.reduceat(self.priced.cost, self.priced.starts)
         need = np.minimum.reduceat(self.priced.total_bytes.sum(axis=0), self.priced.starts)
+        self.by_work: list[int] = np.argsort(-work, kind="stable").tolist()
         self.by_bytes: list[int] = np.argsort(-need, kind="stable").tolist()
         room = max(1.0, self.capacity.sum() * self.num_ranks)
         share = np.maximum(work / max(1e-9, work.sum()), need / room)

@@ -199,7 +199,7 @@ class Recorder:
         roomy.capacity = np.full(len(problem.capacity), np.inf)
         for room in (problem, roomy):
             state = room.start()
-            for table in room.by_share:
+            for table in room.by_work:
                 put = room.best(state, table)
                 if put is None:
                     break

@@ -90,7 +90,9 @@ _SCRIPT = """
       const font = { ...layout.font, family: getComputedStyle(document.body).fontFamily };
       const made = { ...layout, font, autosize: true };
       if (at.clientWidth < 560) {  // a phone: the legend has more lines, and values have no room beside each other
-        made.annotations = (layout.annotations ?? []).filter(words => words.name !== "value");
+        const title = words => words.text.startsWith("<b>") ? { x: 1, xanchor: "right", align: "right" } : {};
+        made.annotations = (layout.annotations ?? []).filter(words => words.name !== "value")
+          .map(words => ({ ...words, ...title(words) }));  // of a panel: from the right, over the names at its axis
         const more = layout.meta.narrow;
         made.height = layout.height + more;
         made.margin = { ...layout.margin, r: 8, b: layout.margin.b + more };

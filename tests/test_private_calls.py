@@ -649,7 +649,26 @@ def a_process_starts_without_the_notebooks_main_module() -> None:
     os.close(read)
 
 
+def backward_has_a_number() -> None:
+    class Seen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            numbers.append(torch._C._current_graph_task_id())
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            numbers.append(torch._C._current_graph_task_id())
+            return grad
+
+    numbers: list[int] = []
+    Seen.apply(torch.ones(1, requires_grad=True)).sum().backward()
+    assert numbers[0] == -1
+    assert numbers[1] >= 0
+
+
 USES: dict[Callable[[], None], list[str]] = {
+    backward_has_a_number: ["torch._C._current_graph_task_id"],
     backends_are_replaced_inside_a_group: [
         "._ZN4c10d12ProcessGroup17release_resourcesEv",
         "._ZTVN4c10d12ProcessGroupE",

@@ -157,16 +157,15 @@ def record_on_rank(model: Any, step: Callable[[], Any]) -> MemoryHistory:
 def _on_gpu(model: Any, step: Callable[[], Any], base: dict[str, int], capacity: int | None) -> MemoryHistory:
     import torch
 
-    memory: Any = torch.cuda.memory
     torch.cuda.synchronize(model.device)
     allocated, begun = torch.cuda.memory_allocated(model.device), perf_counter()
-    memory._record_memory_history(max_entries=1_000_000)
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000)
     try:
         step()
         torch.cuda.synchronize(model.device)
-        end_ms, snapshot = 1000 * (perf_counter() - begun), memory._snapshot(model.device)
+        end_ms, snapshot = 1000 * (perf_counter() - begun), torch.cuda.memory._snapshot(model.device)
     finally:
-        memory._record_memory_history(enabled=None)
+        torch.cuda.memory._record_memory_history(enabled=None)
     return history_of_snapshot(snapshot, model.device.index or 0, model.env.rank, base, allocated, end_ms, capacity)
 
 
@@ -263,7 +262,7 @@ def allocation_recorder() -> Any:
                     continue
                 self.count += 1
                 category, where = _category_here(torch._C._current_graph_task_id() >= 0)
-                where = f"{getattr(func, '_opname', func)} in {where}"
+                where = f"{str(func).split('.')[1]} in {where}"
                 event = MemoryEvent(self.now(), self.count, storage.nbytes(), category, where)
                 ref = weakref.ref(storage, lambda _, key=key: self.freed.append((self.now(), key)))  # type: ignore[misc]
                 self.alive[key] = ref, event

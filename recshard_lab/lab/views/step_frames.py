@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from html import escape
+from math import ceil
 from textwrap import wrap
 
 import numpy as np
@@ -115,6 +116,7 @@ def draw_frame(frame: Frame, width: float, uid: str, follow: str = "") -> Svg:
         svg.text(MARGIN, y, words, soft=True)
     y += 12
     across = max(1, min(len(frame.panels), int((width - 2 * MARGIN + 12) / (LEAST_PANEL + 12))))
+    across = ceil(len(frame.panels) / ceil(len(frame.panels) / across)) if frame.panels else 1  # rows of equal length
     each = (width - 2 * MARGIN - 12 * (across - 1)) / across
     for first in range(0, len(frame.panels), across):
         ranks = range(first, min(first + across, len(frame.panels)))

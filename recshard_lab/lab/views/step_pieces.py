@@ -12,7 +12,7 @@ Shape letters: B samples of a rank, D columns, N ids, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -331,7 +331,7 @@ def _lookup(shown: Shown) -> Frame:
             for whole, tokens, samples in rows:
                 value = own.before[np.searchsorted(own.touched, whole - own.shard.rows[0])]
                 _add_row(group, shown, own.shard, whole, (("", value),), tokens, samples)
-        panels.append([group for group in groups.values() if group.lines])
+        panels.append(_by_id(groups.values()))
     return _frame(shown, "lookup", "Each rank reads the rows of these ids from its shards.", panels)
 
 
@@ -359,11 +359,18 @@ def _optimizer(shown: Shown) -> Frame:
                             if r == source and name in samples
                         ]
                 _add_row(group, shown, own.shard, whole, values, origin, samples)
-        panels.append([group for group in groups.values() if group.lines])
+        panels.append(_by_id(groups.values()))
     replicated = any(own.shard.replicated for record in shown.step.ranks for own in record.shard_features)
     sentence = "Each rank steps the rows that it stores, with the gradients of all samples that read them."
     sentence += " Replicas take the same step on every rank." if replicated else ""
     return _frame(shown, "optimizer", sentence, panels)
+
+
+def _by_id(groups: Collection[Group]) -> list[Group]:
+    """Groups of table rows, each in the order of ids."""
+    for group in groups:
+        group.lines.sort(key=lambda line: int(line.name))
+    return [group for group in groups if group.lines]
 
 
 def _add_row(

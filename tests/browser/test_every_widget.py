@@ -183,6 +183,23 @@ def test_every_control_is_used_by_keys_and_answers(page: Any, name: str) -> None
     assert [c.name for c in used if not c.kept_focus] == []
 
 
+def test_no_control_is_cut_off_on_a_narrow_page(page: Any) -> None:
+    gallery.wear(page, "light")
+    wide = page.viewport_size
+    cut = """areas => areas.flatMap(area => {
+        const edge = document.querySelector(area).getBoundingClientRect().right + 1;
+        return [...document.querySelectorAll(`${area} :is(button, select, input, textarea, output)`)]
+          .filter(node => node.getClientRects().length && node.getBoundingClientRect().right > edge)
+          .map(node => `${area} ${node.outerHTML.slice(0, 80)}`); })"""
+    areas = [one.area for one in gallery.SHOWN if one.name != "views"]
+    page.set_viewport_size({"width": 400, "height": wide["height"]})
+    try:
+        page.wait_for_function("area => document.querySelector(area).clientWidth < 400", arg=areas[0])
+        assert page.evaluate(cut, areas) == []
+    finally:
+        page.set_viewport_size(wide)
+
+
 def test_motion_and_forced_colours_are_respected(page: Any) -> None:
     gallery.wear(page, "light")
     moving = """() => [...document.querySelectorAll("[data-shown] [class*='recshard-'] *")].filter(node => {

@@ -150,7 +150,7 @@ class DrawingBoard(LabWidget):
         self.lines = ipw.Textarea(
             description="Shards",
             tooltip="one shard per line: rank 0: rows 0-500, cols 0-16",
-            layout=ipw.Layout(width="calc(100% - 4px)", min_width="340px", height="190px"),
+            layout=ipw.Layout(width="calc(100% - 4px)", min_width="min(340px, 100% - 4px)", height="190px"),
         )
         self.fix = controls.button("Apply this fix", "makes the proposed change", "wrench", width="148px")
         self.back = controls.button("Undo", "undoes the last change; Ctrl+Z on the drawing", "undo", width="100px")

@@ -475,7 +475,7 @@ class _Runs(ipw.HBox):
         self.button = controls.button("Run on ranks", hint, "play", "primary")
         self.button.on_click(lambda _: self._clicked())
         self._names: dict[str, str] = {}
-        super().__init__([self.which, self.button])
+        super().__init__([self.which, self.button], layout=ipw.Layout(flex_flow="row wrap"))
 
     def arrange(self, names: Mapping[str, str]) -> None:
         """Offers these plans, key -> name."""

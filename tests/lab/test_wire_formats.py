@@ -28,7 +28,7 @@ def test_every_format_has_its_measured_error_and_bytes(rows: torch.Tensor) -> No
         assert row[3] == number(float(error.max()))
         assert row[4] == number(float(error.double().mean()))
         assert row[6] == "yes"
-        assert f"{kind} " in view.svg
+        assert f">{kind}</text>" in view.svg
     assert view.summary.startswith("int8 sends 37.5% of the bytes")
 
 

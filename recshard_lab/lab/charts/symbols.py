@@ -32,6 +32,7 @@ SYMBOLS: dict[str, list[tuple[float, float]]] = {
         (radius * x, radius * y) for i, (x, y) in enumerate(_polygon(10)) for radius in ((0.45 if i % 2 else 1.0),)
     ],
     "line-ns": [(-0.14, -1), (0.14, -1), (0.14, 1), (-0.14, 1)],
+    "line-ew": [(-1, -0.14), (1, -0.14), (1, 0.14), (-1, 0.14)],
 }
 
 

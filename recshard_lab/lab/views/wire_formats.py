@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil, floor, isfinite, log10
 from typing import Any
 
-import numpy as np
-
 from recshard_lab.comm import CodecError
-from recshard_lab.lab.draw.axes import Labels
-from recshard_lab.lab.draw.rank_columns import MARGIN
-from recshard_lab.lab.draw.svg import Svg, text_width
-from recshard_lab.lab.draw.theme import LABEL_INK, SPARE, bytes_text, number, ticks, with_notes
+from recshard_lab.lab.charts import spec
+from recshard_lab.lab.draw.theme import LINES, bytes_text, number, with_notes
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
 
-LEFT, HEIGHT = 74.0, 210.0
+BESIDE = 22.0  # pixels between formats that send equally many bytes
+_HOW = (
+    "Logarithmic scale; the lower edge is an error of zero. "
+    "An upright line joins the errors of a format. Formats of equal bytes are beside each other."
+)
 
 
 def codec_errors(rows: Any) -> dict[str, CodecError]:
@@ -41,8 +42,8 @@ def wire_formats(codec_errors: Mapping[str, CodecError], *, note: str = "", widt
 
     Args:
         codec_errors: format -> its measured error, as `codec_errors` returns it for rows.
-        note: a sentence under the summary, such as whose rows they are.
-        width: of the picture, in pixels.
+        note: a sentence under the picture, such as whose rows they are.
+        width: of the static picture, in pixels.
     """
     title = "Wire formats: error against bytes"
     found = dict(codec_errors)
@@ -71,86 +72,50 @@ def wire_formats(codec_errors: Mapping[str, CodecError], *, note: str = "", widt
         summary += f" Beyond its bound: {', '.join(beyond)}."
     if cut := [name for name, one in found.items() if one.saturated]:
         summary += f" Values were saturated by {', '.join(cut)}."
-    summary = with_notes(summary, [note.removesuffix(".")])
-    return View(
-        "wire_formats",
+    chart = spec.Chart(
         title,
         summary,
-        numbers,
-        lambda uid: _draw(found, title, summary, width, uid),
+        ((_panel(found, width),),),
+        with_notes(_HOW, [note.removesuffix(".")]),
+        warn=bool(beyond),
     )
+    return View.of_chart("wire_formats", chart, numbers, width)
 
 
-def _draw(found: Mapping[str, CodecError], title: str, summary: str, width: int, uid: str) -> Svg:
-    svg = Svg(width, 0, title, summary, uid)
-    top = svg.head(title, summary, MARGIN, warn=not all(one.within for one in found.values())) + 26
-    bottom, right = top + HEIGHT, width - MARGIN - 8
-    positive = [v for one in found.values() for v in (one.max_abs, one.mean_abs, one.bound) if np.isfinite(v) and v > 0]
-    low, high = (np.floor(np.log10(min(positive))), np.ceil(np.log10(max(positive)))) if positive else (-1.0, 0.0)
-    high = high if high > low else low + 1
-    most = 108.0 * max(one.encoded_bytes / max(1, one.plain_bytes) for one in found.values())
-    zero = bottom  # errors of zero are on the floor, below the logarithmic part
-    floor = bottom - 26
-
-    def y_of(error: float) -> float:
-        if not error > 0:
-            return zero
-        return floor - (floor - top) * (float(np.log10(error)) - float(low)) / (float(high) - float(low))
-
-    def x_of(share: float) -> float:
-        return LEFT + (right - LEFT) * share / most
-
-    for power in range(int(low), int(high) + 1):
-        y = y_of(10.0**power)
-        svg.line(LEFT, y, right, y, 'stroke-opacity=".18"')
-        svg.text(LEFT - 7, y + 4, f"1e{power}", anchor="end", size=10)
-    svg.text(LEFT - 7, zero + 4, "0", anchor="end", size=10)
-    svg.line(LEFT, zero, right, zero)
-    for tick in ticks(0, most):
-        svg.line(x_of(tick), zero, x_of(tick), zero + 4)
-        svg.text(x_of(tick), zero + 16, f"{number(tick)}%", anchor="middle", size=10)
-    svg.text(MARGIN, top - 12, "error", size=10)
-    svg.text(right, zero + 31, "bytes on the wire, as a share of the plain rows", anchor="end", size=10)
-    labels, spots = Labels((LEFT, top - 10, right, bottom + 2)), []
-    same: dict[int, int] = {}  # bytes -> formats drawn there, which are side by side
-    for place, (name, one) in enumerate(found.items()):
-        aside = 26 * same.get(one.encoded_bytes, 0)
-        same[one.encoded_bytes] = same.get(one.encoded_bytes, 0) + 1
-        x = x_of(100 * one.encoded_bytes / max(1, one.plain_bytes)) + aside
-        fill = SPARE[place % len(SPARE)][0]
-        hover = f"{name}: largest {number(one.max_abs)}, mean {number(one.mean_abs)}, bound {number(one.bound)}"
-        heights = [y_of(v) for v in (one.max_abs, one.mean_abs, one.bound) if np.isfinite(v)]
-        if heights:
-            svg.line(x, max(heights), x, min(heights), 'stroke-width="1.4"')
-            labels.block(x - 11, min(heights) - 4, x + 11, max(heights) + 4)
-        if np.isfinite(one.bound):
-            svg.line(x - 9, y_of(one.bound), x + 9, y_of(one.bound), 'stroke-width="2.4"')
-        for value, shape in ((one.max_abs, "square"), (one.mean_abs, "circle")):
-            if np.isfinite(value):
-                _mark(svg, x, y_of(value), shape, fill, hover)
-        at = y_of(one.max_abs) if np.isfinite(one.max_abs) else zero
-        spots.append((x, at, f"{name} {bytes_text(one.encoded_bytes)}" + ("" if one.within else ", beyond its bound")))
-    for x, at, words in spots:
-        if spot := labels.place(x, at, words, 11.5, 14):
-            svg.text(*spot, words, bold=True)
-    x, y = MARGIN, zero + 52
-    for shape, words in (("square", "largest error"), ("circle", "mean error"), ("bar", "bound of the format")):
-        room = 46 + text_width(words, 11)
-        if x > MARGIN and x + room > width - MARGIN:
-            x, y = MARGIN, y + 18
-        if shape == "bar":
-            svg.line(x, y - 4, x + 18, y - 4, 'stroke-width="2.4"')
-        else:
-            _mark(svg, x + 9, y - 4, shape, "#c9ced6", "")
-        svg.text(x + 26, y, words)
-        x += room
-    svg.height = y + 10
-    return svg
+def _panel(found: Mapping[str, CodecError], width: int) -> spec.Panel:
+    errors = [e for one in found.values() for e in (one.max_abs, one.mean_abs, one.bound) if isfinite(e) and e > 0]
+    low, high = (floor(log10(min(errors))) - 1, ceil(log10(max(errors)))) if errors else (-1, 0)
+    y = spec.Axis("log10", 10.0**low, 10.0 ** max(high, low + 1) * 1.6, "error")
+    shares = {name: 100 * one.encoded_bytes / max(1, one.plain_bytes) for name, one in found.items()}
+    axis = spec.linear(shares.values(), "bytes on the wire, as a share of the plain rows", "%", pad=0.1)
+    at = _beside(shares, BESIDE * axis.high / (width - 90))
+    rows: dict[str, list[tuple[float, float, str, str]]] = {"bound": [], "largest error": [], "mean error": []}
+    joined: list[spec.Mark] = []
+    for name, one in found.items():
+        measured = {"bound": one.bound, "largest error": one.max_abs, "mean error": one.mean_abs}
+        hover = "\n".join(f"{what} {number(error)}" for what, error in measured.items())
+        hover = f"{name}, {bytes_text(one.encoded_bytes)}\n{hover}" + ("" if one.within else "\nbeyond its bound")
+        places = {what: max(y.low, error) for what, error in measured.items() if isfinite(error)}
+        top = max(places, key=places.__getitem__, default="")
+        for what, place in places.items():
+            rows[what].append((at[name], place, hover, name if what == top else ""))
+        if len(places) > 1:
+            ends = (min(places.values()), max(places.values()))
+            joined.append(spec.Lines(name, (at[name],) * 2, ends, width=1.2, hover=(hover,) * 2, legend=False))
+    marks = [
+        mark
+        for (name, own), (symbol, (colour, *_)) in zip(
+            rows.items(), zip(("line-ew", "square", "circle"), (("",), *LINES[:2]), strict=True), strict=True
+        )
+        for mark in spec.points(name, own, symbol=symbol, colour=colour, size=8.0 if symbol == "line-ew" else 4.5)
+    ]
+    return spec.Panel(axis, y, (*joined, *marks), height=250.0)
 
 
-def _mark(svg: Svg, x: float, y: float, shape: str, fill: str, hover: str) -> None:
-    edge = f'stroke="{LABEL_INK}" stroke-width=".8"'
-    if shape == "square":
-        svg.rect(x - 5, y - 5, 10, 10, fill, hover, edge)
-    else:
-        svg.path(f"M{x - 5:.1f} {y:.1f}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z", f'fill="{fill}" {edge}', hover)
+def _beside(shares: Mapping[str, float], aside: float) -> dict[str, float]:
+    """Where each format is on the x axis: at its bytes, or beside it where another format sends as many."""
+    places: dict[str, float] = {}
+    for name, share in shares.items():
+        same = [other for other, its in shares.items() if its == share]
+        places[name] = share + (same.index(name) - (len(same) - 1) / 2) * aside
+    return places

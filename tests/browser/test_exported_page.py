@@ -174,7 +174,7 @@ def test_a_page_that_asks_the_network_in_vain_says_so_and_shows_still_pictures(
     files: dict[str, Path], chromium: Any
 ) -> None:
     page, asked, _ = opened(chromium, files["cdn"])
-    page.wait_for_function("document.querySelector('.pictures').textContent.includes('Still pictures are shown:')")
+    page.wait_for_function("document.querySelector('.pictures').textContent.includes('Still pictures:')")
     assert page.locator(".still").first.is_visible()
     assert [url for url in asked if not url.startswith("file:")] == re.findall(
         r'<script defer src="([^"]+)"', files["cdn"].read_text()

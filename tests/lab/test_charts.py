@@ -21,7 +21,7 @@ from tests.lab.every_view import CASES
 SVG = "{http://www.w3.org/2000/svg}"
 PLAIN, HATCHED = Look("plain", "#9cc4ee", "plain"), Look("hatched", "#f6bd83", "rising")
 GEOMETRY = {"placement", "jagged_anatomy", "follow_id", "traffic", "replica_grid", "step_frames"}
-GEOMETRY |= {"overflow", "memory_over_time"}
+GEOMETRY |= {"memory_over_time"}
 COLUMNS = {"bars": ("at", "start", "end"), "lines": ("x", "y"), "points": ("x", "y")}
 Series = tuple[str, str, dict[str, list[float]]]
 

@@ -303,10 +303,11 @@ class _Drawn:
             corners.append(there)
         if len(corners) > 1:
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
-            if mark.step:
-                self.taken += [
-                    (min(a, c) - 2, min(b, d) - 2, max(a, c) + 2, max(b, d) + 2) for (a, b), (c, d) in pairwise(corners)
-                ]
+            self.taken += [
+                (min(a, c) - 2, min(b, d) - 2, max(a, c) + 2, max(b, d) + 2)
+                for (a, b), (c, d) in pairwise(corners)
+                if a == c or b == d
+            ]
             self.svg.path(f"M{points}", line_style(mark), mark.name)
         if mark.markers or len(spots) == 1:
             radius = 2.6 + mark.width / 2
@@ -428,7 +429,7 @@ def _swatch(svg: Svg, mark: Mark, x: float, y: float) -> None:
             if mark.markers:
                 svg.path(outline(mark.symbol, x + 14, y + 6, 4), f'fill="{mark.colour or "currentColor"}"')
         case Points():
-            svg.path(outline(mark.symbol, x + 14, y + 6, max(4.0, mark.size)), marker_style(mark))
+            svg.path(outline(mark.symbol, x + 14, y + 6, min(max(4.0, mark.size), 7.0)), marker_style(mark))
 
 
 def _overlap(one: Iterable[float], other: Iterable[float]) -> bool:

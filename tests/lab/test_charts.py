@@ -21,8 +21,7 @@ from tests.lab.every_view import CASES
 SVG = "{http://www.w3.org/2000/svg}"
 PLAIN, HATCHED = Look("plain", "#9cc4ee", "plain"), Look("hatched", "#f6bd83", "rising")
 GEOMETRY = {"placement", "jagged_anatomy", "follow_id", "traffic", "replica_grid", "step_frames"}
-GEOMETRY |= {"overflow", "memory_over_time"}
-COLUMNS = {"bars": ("at", "start", "end"), "lines": ("x", "y"), "points": ("x", "y")}
+COLUMNS = {"bars": ("at", "start", "end"), "lines": ("x", "y"), "points": ("x", "y"), "area": ("x", "low", "high")}
 Series = tuple[str, str, dict[str, list[float]]]
 
 
@@ -90,6 +89,11 @@ def panels_of_plotly(figure: Any) -> list[dict[str, Any]]:
                 along, place = (trace.x, trace.y) if trace.orientation == "h" else (trace.y, trace.x)
                 ends = [start + long for start, long in zip(trace.base, along, strict=True)]
                 series.append((trace.name, "bars", {"at": list(place), "start": list(trace.base), "end": ends}))
+            elif trace.fill == "toself":
+                half = len(trace.x) // 2
+                assert trace.x[:half] == trace.x[half:][::-1]
+                columns = {"x": trace.x[:half:2], "low": trace.y[: half - 1 : -2], "high": trace.y[:half:2]}
+                series.append((trace.name, "area", columns))
             else:
                 kind = "lines" if "lines" in trace.mode else "points"
                 series.append((trace.name, kind, {"x": list(trace.x), "y": list(trace.y)}))
@@ -194,6 +198,16 @@ def test_what_is_drawn_is_where_the_values_are(case: str) -> None:
                             assert off <= 0.01 * (high - low) or math.isclose(
                                 value(side, float(pixel)), wanted, rel_tol=0.02
                             )
+                    measured += 1
+                if kind == "area":
+                    corners = [pair.split(",") for pair in group[0].get("d", "")[1:-1].split()]
+                    x, low, high = (numbers(group.get(f"data-{name}")) for name in COLUMNS["area"])
+                    pixels = zip(corners[: len(corners) // 2 : 2], corners[: len(corners) // 2 - 1 : -2], strict=True)
+                    for (upper, lower), *wanted in zip(pixels, x, high, low, strict=True):
+                        found = [value("x", float(upper[0])), *(value("y", float(at[1])) for at in (upper, lower))]
+                        ends_of = [panel["axes"][side] for side in "xyy"]
+                        for mine, its, (_, first, last) in zip(found, wanted, ends_of, strict=True):
+                            assert abs(mine - its) <= 0.004 * (last - first)
                     measured += 1
                 if kind == "bars":
                     rects = [r for r in group.findall(f"{SVG}rect") if r.find(f"{SVG}title") is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from recshard_lab.lab import record_memory, views
+from recshard_lab.lab.charts.spec import Area
+from recshard_lab.lab.draw.theme import MEMORY, look_of
 from recshard_lab.lab.live.memory_history import MemoryHistory, allocation_recorder, history_of_snapshot
 from recshard_lab.launcher import LaunchError, launch
 from tests.lab.recorded import build, plan_of
@@ -117,4 +120,11 @@ def test_a_snapshot_of_the_cuda_allocator_becomes_a_history() -> None:
     view = views.memory_over_time(history)
     assert "It exceeds 2 KB." in view.summary
     assert "capacity 2 KB" in view.svg
+    assert view.chart is not None
+    stack = [mark for mark in view.chart.panels[0].marks if isinstance(mark, Area)]
+    assert [area.name for area in stack] == [look_of(name, MEMORY).label for name in history.size]
+    assert list(stack[0].low) == [0.0] * 8
+    assert all(lower.high == upper.low for lower, upper in pairwise(stack))
+    assert list(stack[-1].high) == history.total.tolist()
+    assert "700 B by " in view.chart.note
     assert history_of_snapshot({"device_traces": []}, 0, 0, {"weights": 5}, 5, 1.0).peak == (0.0, 5)

@@ -92,7 +92,9 @@ def test_a_plan_that_fits_says_so() -> None:
 def test_of_many_ranks_the_fullest_are_drawn() -> None:
     top = topology(150, ranks=64)
     plan = placed(top, movies=63, users=40, small=0)
-    svg = views.overflow(of(top, plan)).svg
+    view = views.overflow(of(top, plan))
+    svg = view.svg
+    assert "1 more rank does not fit." in view.summary
     assert "✗ rank 40" in svg
     assert "✗ rank 63" in svg
     assert re.search(r"Not drawn: \d+ ranks", svg)

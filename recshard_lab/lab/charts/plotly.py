@@ -9,7 +9,21 @@ from itertools import chain, pairwise
 from textwrap import wrap
 from typing import Any
 
-from recshard_lab.lab.charts.spec import Axis, Band, Bars, Chart, Lines, Mark, Panel, Points, Rule, Series, Span, Text
+from recshard_lab.lab.charts.spec import (
+    Area,
+    Axis,
+    Band,
+    Bars,
+    Chart,
+    Lines,
+    Mark,
+    Panel,
+    Points,
+    Rule,
+    Series,
+    Span,
+    Text,
+)
 from recshard_lab.lab.draw.svg import text_width
 from recshard_lab.lab.draw.theme import HATCHES, LABEL_INK, MIDDLE_INK, Look
 
@@ -210,11 +224,13 @@ def marker(look: Look) -> dict[str, Any]:
     return {**made, "pattern": pattern} if shape else made
 
 
-def _trace(mark: Bars | Lines | Points, axes: dict[str, str], named: set[str], panel: Panel) -> dict[str, Any]:
+def _trace(mark: Bars | Lines | Points | Area, axes: dict[str, str], named: set[str], panel: Panel) -> dict[str, Any]:
     entry = mark.legend and bool(mark.name) and mark.name not in named
     named |= {mark.name} if entry else set()
     made: dict[str, Any] = {"name": mark.name, "legendgroup": mark.name, "showlegend": entry, **axes}
-    if mark.hover:
+    if isinstance(mark, Area):
+        made |= {"text": _lines(mark.hover or mark.name), "hoverinfo": "text", "hoveron": "fills"}
+    elif mark.hover:
         made |= {"hovertext": [_lines(words) for words in mark.hover], "hoverinfo": "text"}
     elif not isinstance(mark, Bars):
         made["hovertemplate"] = f"{escape(panel.x.label)} %{{x}}<br>{escape(panel.y.label)} %{{y:.5g}}"
@@ -258,6 +274,11 @@ def _trace(mark: Bars | Lines | Points, axes: dict[str, str], named: set[str], p
             made["marker"] = {"symbol": symbol, "size": 2 * mark.size + 1, "color": colour}
             made["marker"]["line"] = {"width": 1.4, "color": colour}
             made["cliponaxis"] = False
+        case Area():
+            x, y = zip(*mark.corners(), strict=True)
+            made |= {"type": "scatter", "x": list(map(_short, x)), "y": list(map(_short, y)), "mode": "lines"}
+            made |= {"fill": "toself", "line": {"color": LABEL_INK, "width": 0.6}, "fillcolor": mark.look.fill}
+            made |= {"fillpattern": pattern} if (pattern := marker(mark.look).get("pattern")) else {}
     return made
 
 

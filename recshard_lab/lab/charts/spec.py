@@ -187,6 +187,42 @@ class Points:
 
 
 @dataclass(frozen=True)
+class Area:
+    """The area of one series between two values that hold until the next x, as one layer of a stack.
+
+    Args:
+        name, look, legend: as of `Bars`.
+        x: where the values change, ascending.
+        low, high: from each x on.
+        hover: of the whole area.
+    """
+
+    name: str
+    look: Look
+    x: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    hover: str = ""
+    legend: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.x, self.low, self.high)
+
+    def corners(self) -> list[tuple[float, float]]:
+        """Its outline: along the upper side, and back along the lower one.
+
+        >>> Area("dense", Look("dense", "#d3bdea", "dots"), (0, 1), (0, 0), (5, 7)).corners()
+        [(0, 5), (1, 5), (1, 7), (1, 0), (1, 0), (0, 0)]
+        """
+        places = [x for x in self.x for _ in range(2)][1:]
+        upper, lower = (
+            list(zip(places, [value for value in values for _ in range(2)][:-1], strict=True))
+            for values in (self.high, self.low)
+        )
+        return [*upper, *reversed(lower)]
+
+
+@dataclass(frozen=True)
 class Band:
     """A shaded area; None reaches over the whole panel."""
 
@@ -231,8 +267,8 @@ class Text:
     anchor: Literal["start", "middle", "end"] = "middle"
 
 
-Mark: TypeAlias = Bars | Lines | Points | Band | Rule | Span | Text
-Series = (Bars, Lines, Points)
+Mark: TypeAlias = Bars | Lines | Points | Area | Band | Rule | Span | Text
+Series = (Bars, Lines, Points, Area)
 
 
 @dataclass(frozen=True)

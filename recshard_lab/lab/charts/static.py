@@ -14,6 +14,7 @@ from itertools import pairwise
 from textwrap import wrap
 
 from recshard_lab.lab.charts.spec import (
+    Area,
     Axis,
     Band,
     Bars,
@@ -228,6 +229,8 @@ class _Drawn:
                 self._series(mark, self._line, x=mark.x, y=mark.y)
             case Points():
                 self._series(mark, self._points, x=mark.x, y=mark.y)
+            case Area():
+                self._series(mark, self._area, x=mark.x, low=mark.low, high=mark.high)
             case Rule():
                 self._rule(mark)
             case Span():
@@ -242,7 +245,9 @@ class _Drawn:
             case Band():
                 pass  # below the grid
 
-    def _series(self, mark: Bars | Lines | Points, draw: Callable[..., None], **columns: tuple[float, ...]) -> None:
+    def _series(
+        self, mark: Bars | Lines | Points | Area, draw: Callable[..., None], **columns: tuple[float, ...]
+    ) -> None:
         data = " ".join(
             f'data-{name}="{" ".join(f"{value:.6g}" for value in values)}"' for name, values in columns.items()
         )
@@ -303,10 +308,11 @@ class _Drawn:
             corners.append(there)
         if len(corners) > 1:
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
-            if mark.step:
-                self.taken += [
-                    (min(a, c) - 2, min(b, d) - 2, max(a, c) + 2, max(b, d) + 2) for (a, b), (c, d) in pairwise(corners)
-                ]
+            self.taken += [
+                (min(a, c) - 2, min(b, d) - 2, max(a, c) + 2, max(b, d) + 2)
+                for (a, b), (c, d) in pairwise(corners)
+                if a == c or b == d
+            ]
             self.svg.path(f"M{points}", line_style(mark), mark.name)
         if mark.markers or len(spots) == 1:
             radius = 2.6 + mark.width / 2
@@ -314,6 +320,10 @@ class _Drawn:
                 ink = f'fill="{mark.colour or "currentColor"}"'
                 hover = mark.hover[i] if mark.hover else self._hover(mark.name, mark.x[i], mark.y[i])
                 self.svg.path(outline(mark.symbol, x, y, radius), ink, hover)
+
+    def _area(self, mark: Area) -> None:
+        corners = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in mark.corners())
+        self.svg.path(f"M{corners}z", f'fill="{self.svg.fill(mark.look)}" {EDGE}', mark.hover or mark.name)
 
     def _hover(self, name: str, x: float, y: float) -> str:
         axes = (self.panel.x, x), (self.panel.y, y)
@@ -419,7 +429,7 @@ def _legend(svg: Svg, chart: Chart, y: float, width: float) -> float:
 
 def _swatch(svg: Svg, mark: Mark, x: float, y: float) -> None:
     match mark:
-        case Bars():
+        case Bars() | Area():
             svg.rect(x, y, 26, 11, svg.fill(mark.look), extra='stroke="currentColor" stroke-opacity=".5"')
         case Band():
             svg.rect(x, y, 26, 11, mark.colour, extra='fill-opacity=".16" stroke="currentColor" stroke-opacity=".5"')
@@ -428,7 +438,7 @@ def _swatch(svg: Svg, mark: Mark, x: float, y: float) -> None:
             if mark.markers:
                 svg.path(outline(mark.symbol, x + 14, y + 6, 4), f'fill="{mark.colour or "currentColor"}"')
         case Points():
-            svg.path(outline(mark.symbol, x + 14, y + 6, max(4.0, mark.size)), marker_style(mark))
+            svg.path(outline(mark.symbol, x + 14, y + 6, min(max(4.0, mark.size), 7.0)), marker_style(mark))
 
 
 def _overlap(one: Iterable[float], other: Iterable[float]) -> bool:

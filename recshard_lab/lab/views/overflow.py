@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
-from recshard_lab.lab.draw.rank_columns import MARGIN
-from recshard_lab.lab.draw.svg import Svg
-from recshard_lab.lab.draw.theme import (
-    LABEL_INK,
-    MEMORY,
-    WARNING,
-    bytes_text,
-    counted,
-    look_of,
-    with_notes,
-)
+from recshard_lab.lab.charts import spec
+from recshard_lab.lab.draw.theme import MEMORY, WARNING, bytes_text, counted, look_of, with_notes
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner import Estimate, Workload
@@ -29,6 +19,7 @@ from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, Shardi
 from recshard_lab.text_table import TextTable
 
 MOST_ROWS, MOST_TABLES = 16, 4
+WIDE = 640  # pixels from which each rank's bytes are written beside its bar
 MOST_WORK = 40_000  # tables x ranks up to which changes of the plan are tried
 
 
@@ -70,8 +61,8 @@ def overflow(
         needed: an estimate: has ``memory_bytes`` ``[W, C]``, ``capacity_bytes`` and ``usable_bytes`` ``[W]``.
         plan, tables, topology: what was estimated. Without them, the fix is more memory.
         workload: of the estimate; ``Workload()`` when left out.
-        note: a sentence under the summary.
-        width: of the picture, in pixels.
+        note: a sentence under the picture.
+        width: of the static picture, in pixels.
     """
     title = "Overflow: which rank does not fit"
     found, held, usable = needed, needed.memory_bytes.sum(axis=1), needed.usable_bytes
@@ -85,14 +76,14 @@ def overflow(
         missing = held[first] - usable[first]
         summary = f"Rank {first} is the first that does not fit: it needs {bytes_text(held[first])}, "
         summary += f"{bytes_text(usable[first])} are usable, {bytes_text(missing)} are missing."
-        summary += f" {counted(len(over) - 1, 'more rank')} do not fit." if len(over) > 1 else ""
+        if len(over) > 1:
+            summary += f" {counted(len(over) - 1, 'more rank')} {'does' if len(over) == 2 else 'do'} not fit."
         fix = smallest_fix(found, plan, tables, topology, workload)
         summary += f" Fix: {fix}."
     else:
         fullest = int(np.argmax(held / np.maximum(usable, 1)))
         summary = f"Every rank fits. Rank {fullest} is the fullest: {bytes_text(held[fullest])} of "
         summary += f"{bytes_text(usable[fullest])} usable."
-    summary = with_notes(summary, [note.removesuffix(".")])
     numbers = TextTable(
         ("rank", "needs", "usable", "missing", "fits"),
         [
@@ -106,13 +97,11 @@ def overflow(
             for rank in range(len(held))
         ],
     )
-    return View(
-        "overflow",
-        title,
-        summary,
-        numbers,
-        lambda uid: _draw(found, title, summary, width, uid),
-    )
+    rows = _rows(found)
+    fewer = f"Not drawn: {counted(len(held) - len(rows), 'rank')}, less full than these"
+    notes = [fewer if len(rows) < len(held) else "", note.removesuffix(".")]
+    chart = spec.Chart(title, summary, ((_panel(found, rows, width),),), with_notes("", notes), warn=len(over) > 0)
+    return View.of_chart("overflow", chart, numbers, width)
 
 
 def smallest_fix(
@@ -189,53 +178,34 @@ def _rows(estimate: Estimate) -> list[int]:
     return sorted({int(rank) for rank in [*over, *fullest]})
 
 
-def _draw(estimate: Estimate, title: str, summary: str, width: int, uid: str) -> Svg:
-    svg = Svg(width, 0, title, summary, uid)
+def _panel(estimate: Estimate, rows: list[int], width: int) -> spec.Panel:
+    """A bar for each of these ranks: its memory by category, what is usable, and what is missing."""
     needed, usable = estimate.memory_bytes.sum(axis=1), estimate.usable_bytes
-    over = np.flatnonzero(needed > usable)
-    svg.text(MARGIN, 20, title if width >= 500 else "Which rank does not fit", size=14, bold=True)
-    y = 20.0
-    for words in wrap(summary, int((width - 2 * MARGIN) / 6.4)):
-        y += 16
-        svg.text(MARGIN, y, words, bold=bool(len(over)))
-    y += 16
-    wide = width >= 640
-    left, right = MARGIN + 74, width - MARGIN - (236 if wide else 0)
-    most = float(max(needed.max(), usable.max())) or 1.0
-    rows = _rows(estimate)
-    for rank in rows:
-        fits, need, room = needed[rank] <= usable[rank], float(needed[rank]), float(usable[rank])
-        bold = len(over) > 0 and rank == over[0]
-        svg.text(MARGIN, y + 14, f"{'✓' if fits else '✗'} rank {rank}", bold=bold)
-        x = float(left)
-        for name, size in zip(estimate.memory_categories, estimate.memory_bytes[rank], strict=True):
-            wide_part = (right - left) * float(size) / most
-            if wide_part > 0:
-                look = look_of(name, MEMORY)
-                hover = f"{look.label}: {bytes_text(size)}"
-                svg.rect(x, y, wide_part, 18, svg.fill(look), hover, f'stroke="{LABEL_INK}" stroke-width=".5"')
-                x += wide_part
-        end = left + (right - left) * room / most
-        if not fits:
-            frame = f'style="stroke:{WARNING}" stroke-width="2.5" stroke-dasharray="5 3"'
-            svg.rect(end, y - 2, left + (right - left) * need / most - end, 22, "none", "does not fit", frame)
-        svg.line(end, y - 4, end, y + 22, 'stroke-width="2"')
-        words = f"{bytes_text(need)} of {bytes_text(room)}" + ("" if fits else f", {bytes_text(need - room)} missing")
-        if wide:
-            svg.text(right + 8, y + 14, words, size=10.5, bold=bold)
-        else:
-            y += 14
-            svg.text(left, y + 18, words, size=10.5, bold=bold)
-        y += 32 if wide else 30
-    if len(rows) < len(needed):
-        svg.text(
-            MARGIN, y + 8, f"Not drawn: {counted(len(needed) - len(rows), 'rank')}, less full than these.", soft=True
-        )
-        y += 20
-    used = [
-        name for name, sizes in zip(estimate.memory_categories, estimate.memory_bytes.T, strict=True) if sizes.any()
-    ]
-    y = svg.legend(MARGIN, y + 2, [(look_of(n, MEMORY), look_of(n, MEMORY).label) for n in used], width - 2 * MARGIN)
-    svg.text(MARGIN, y + 8, "Upright line: the rank's usable memory.", soft=True)
-    svg.height = y + 18
-    return svg
+    marks: list[spec.Mark] = []
+    ends = estimate.memory_bytes.cumsum(axis=1)
+    for i, category in enumerate(estimate.memory_categories):
+        look = look_of(category, MEMORY)
+        parts = [
+            (at, ends[rank, i] - size, ends[rank, i], f"rank {rank}\n{look.label}: {bytes_text(size)}", "")
+            for at, rank in enumerate(rows)
+            if (size := float(estimate.memory_bytes[rank, i])) > 0
+        ]
+        marks += spec.bars(look.label, look, parts, width=0.62, across=True)
+    told: list[tuple[float, str]] = []
+    for at, rank in enumerate(rows):
+        need, room = float(needed[rank]), float(usable[rank])
+        words = f"{bytes_text(need)} of {bytes_text(room)}"
+        missing = f"{bytes_text(need - room)} missing" if need > room else ""
+        if missing:
+            outline = (room, need, need, room, room), (at - 0.36, at - 0.36, at + 0.36, at + 0.36, at - 0.36)
+            hover = (f"rank {rank}\n{words}, {missing}",) * 5
+            marks.append(spec.Lines("missing", *outline, colour=WARNING, dash="5 3", width=2.5, hover=hover))
+        full = ", ".join(filter(None, [words, missing]))
+        told.append((max(need, room), full if width >= WIDE else missing))
+    limits = [(usable[rank], at, f"rank {rank}\n{bytes_text(usable[rank])} usable", "") for at, rank in enumerate(rows)]
+    marks += spec.points("usable memory", limits, symbol="line-ns", size=10.0)
+    high = spec.room_for(told, width - 110, 10.5, inside=False)
+    marks += [spec.Text(end + 0.012 * high, at, words, "start") for at, (end, words) in enumerate(told) if words]
+    axis = spec.Axis("linear", 0.0, high * 1.02, "", "bytes")
+    names = [f"{'✗' if needed[rank] > usable[rank] else '✓'} rank {rank}" for rank in rows]
+    return spec.Panel(axis, spec.categories(names), tuple(marks), height=30.0 * len(rows))

@@ -85,7 +85,9 @@ def wire_formats(codec_errors: Mapping[str, CodecError], *, note: str = "", widt
 def _panel(found: Mapping[str, CodecError], width: int) -> spec.Panel:
     errors = [e for one in found.values() for e in (one.max_abs, one.mean_abs, one.bound) if isfinite(e) and e > 0]
     low, high = (floor(log10(min(errors))) - 1, ceil(log10(max(errors)))) if errors else (-1, 0)
-    y = spec.Axis("log10", 10.0**low, 10.0 ** max(high, low + 1) * 1.6, "error")
+    high = max(high, low + 2)
+    decades = tuple(10.0**power for power in range(low + 1, high + 1))
+    y = spec.Axis("log10", 10.0**low, 10.0**high * 1.6, "error", ticks=decades)
     shares = {name: 100 * one.encoded_bytes / max(1, one.plain_bytes) for name, one in found.items()}
     axis = spec.linear(shares.values(), "bytes on the wire, as a share of the plain rows", "%", pad=0.1)
     at = _beside(shares, BESIDE * axis.high / (width - 90))

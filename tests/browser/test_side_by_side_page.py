@@ -161,7 +161,7 @@ def test_columns_are_edited_with_the_keyboard_alone(page: Any) -> None:
 
 def test_sliders_of_skew_and_scale_show_what_python_computes(page: Any) -> None:
     widget = page.locator(SKEW)
-    for name, presses in (("Ranks", 7), ("Rows x", 2), ("Skew", 7)):
+    for name, presses in (("Ranks", 7), ("Rows, times", 2), ("Skew", 7)):
         slider = widget.get_by_role("slider", name=name)
         slider.focus()
         for _ in range(presses):

@@ -52,5 +52,5 @@ def test_two_plans_of_one_name_and_files_that_are_none_are_refused(tables: Path,
     odd.write_text("{}")
     refused = CliRunner().invoke(app, ["plan", "compare", str(tables), str(odd), "planner", "--ranks", "2"]).exception
     assert "odd.json: field 'schema'" in str(refused)
-    refused = CliRunner().invoke(app, ["compare", str(tables), "rowwise", "--ranks", "2"]).exception
-    assert "unknown scheme 'rowwise'" in str(refused)
+    refused = CliRunner().invoke(app, ["plan", "compare", str(tables), "rowwise", "--ranks", "2"]).exception
+    assert "plan 'rowwise' is neither" in str(refused)

@@ -120,7 +120,7 @@ def _sharders(tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> str:
     bags = {isinstance(table, EmbeddingBagConfig) for table in configs if not table.dynamic}
     names = ["EmbeddingBagCollectionSharder"] * (True in bags) + ["EmbeddingCollectionSharder"] * (False in bags)
     others = ["*rs.distributed.get_default_sharders()"] * any(table.dynamic for table in configs)
-    return "[" + ", ".join([*(f"rs.{name}(fused)" for name in names), *others]) + "]"
+    return "[" + ", ".join([*(f"rs.distributed.{name}(fused)" for name in names), *others]) + "]"
 
 
 # ---- the stand-in model ----

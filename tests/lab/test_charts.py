@@ -200,14 +200,15 @@ def test_what_is_drawn_is_where_the_values_are(case: str) -> None:
                             )
                     measured += 1
                 if kind == "area":
-                    corners = [pair.split(",") for pair in group[0].get("d", "")[1:-1].split()]
-                    x, low, high = (numbers(group.get(f"data-{name}")) for name in COLUMNS["area"])
-                    pixels = zip(corners[: len(corners) // 2 : 2], corners[: len(corners) // 2 - 1 : -2], strict=True)
-                    for (upper, lower), *wanted in zip(pixels, x, high, low, strict=True):
-                        found = [value("x", float(upper[0])), *(value("y", float(at[1])) for at in (upper, lower))]
-                        ends_of = [panel["axes"][side] for side in "xyy"]
-                        for mine, its, (_, first, last) in zip(found, wanted, ends_of, strict=True):
-                            assert abs(mine - its) <= 0.004 * (last - first)
+                    corners = [numbers(pair.replace(",", " ")) for pair in group[0].get("d", "")[1:-1].split()]
+                    half = len(corners) // 2
+                    columns = [numbers(group.get(f"data-{name}")) for name in COLUMNS["area"]]
+                    sides = zip(corners[:half:2], corners[: half - 1 : -2], strict=True)
+                    for (upper, lower), wanted in zip(sides, zip(*columns, strict=True), strict=True):
+                        drawn = (value("x", upper[0]), value("y", lower[1]), value("y", upper[1]))
+                        for side, mine, its in zip("xyy", drawn, wanted, strict=True):
+                            _, low, high = panel["axes"][side]
+                            assert abs(mine - its) <= 0.004 * (high - low)
                     measured += 1
                 if kind == "bars":
                     rects = [r for r in group.findall(f"{SVG}rect") if r.find(f"{SVG}title") is not None]

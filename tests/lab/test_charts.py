@@ -204,11 +204,11 @@ def test_what_is_drawn_is_where_the_values_are(case: str) -> None:
                     half = len(corners) // 2
                     columns = [numbers(group.get(f"data-{name}")) for name in COLUMNS["area"]]
                     sides = zip(corners[:half:2], corners[: half - 1 : -2], strict=True)
-                    for (upper, lower), wanted in zip(sides, zip(*columns, strict=True), strict=True):
+                    for (upper, lower), values in zip(sides, zip(*columns, strict=True), strict=True):
                         drawn = (value("x", upper[0]), value("y", lower[1]), value("y", upper[1]))
-                        for side, mine, its in zip("xyy", drawn, wanted, strict=True):
+                        for side, found, held in zip("xyy", drawn, values, strict=True):
                             _, low, high = panel["axes"][side]
-                            assert abs(mine - its) <= 0.004 * (high - low)
+                            assert abs(found - held) <= 0.004 * (high - low)
                     measured += 1
                 if kind == "bars":
                     rects = [r for r in group.findall(f"{SVG}rect") if r.find(f"{SVG}title") is not None]

@@ -288,6 +288,12 @@ def test_a_figure_is_updated_in_place() -> None:
     assert [each.name for each in widget.data] == ["a", "b"]
 
 
+def test_words_at_an_upright_rule_are_on_the_side_that_has_room() -> None:
+    rules = [spec.Rule(x=at, words=f"at {at}") for at in (0.1, 5.0, 9.9)]
+    chart = spec.Chart("R", "Three rules.", ((panel(*rules, x=spec.linear([0.0, 10.0])),),))
+    assert [note.xanchor for note in plotly.figure_of(chart).layout.annotations] == ["left", "center", "right"]
+
+
 def test_labels_of_bars_end_within_the_panel() -> None:
     for values in ((46.6, 22.0, 8.5), (46.6, 30.0, 25.0), (1.0, 0.99, 0.01)):
         told = [(value, f"{value:.1f} ms ★") for value in values]

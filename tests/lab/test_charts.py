@@ -200,14 +200,15 @@ def test_what_is_drawn_is_where_the_values_are(case: str) -> None:
                             )
                     measured += 1
                 if kind == "area":
-                    corners = [pair.split(",") for pair in group[0].get("d", "")[1:-1].split()]
-                    x, low, high = (numbers(group.get(f"data-{name}")) for name in COLUMNS["area"])
-                    pixels = zip(corners[: len(corners) // 2 : 2], corners[: len(corners) // 2 - 1 : -2], strict=True)
-                    for (upper, lower), *wanted in zip(pixels, x, high, low, strict=True):
-                        found = [value("x", float(upper[0])), *(value("y", float(at[1])) for at in (upper, lower))]
-                        ends_of = [panel["axes"][side] for side in "xyy"]
-                        for mine, its, (_, first, last) in zip(found, wanted, ends_of, strict=True):
-                            assert abs(mine - its) <= 0.004 * (last - first)
+                    corners = [numbers(pair.replace(",", " ")) for pair in group[0].get("d", "")[1:-1].split()]
+                    half = len(corners) // 2
+                    columns = [numbers(group.get(f"data-{name}")) for name in COLUMNS["area"]]
+                    sides = zip(corners[:half:2], corners[: half - 1 : -2], strict=True)
+                    for (upper, lower), values in zip(sides, zip(*columns, strict=True), strict=True):
+                        drawn = (value("x", upper[0]), value("y", lower[1]), value("y", upper[1]))
+                        for side, found, held in zip("xyy", drawn, values, strict=True):
+                            _, low, high = panel["axes"][side]
+                            assert abs(found - held) <= 0.004 * (high - low)
                     measured += 1
                 if kind == "bars":
                     rects = [r for r in group.findall(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
@@ -285,6 +286,12 @@ def test_a_figure_is_updated_in_place() -> None:
     widget = plotly.widget_of(chart(2.0))
     plotly.update(widget, spec.Chart("Two", "Two lines.", ((panel(*(spec.Lines(n, (1.0,), (2.0,)) for n in "ab")),),)))
     assert [each.name for each in widget.data] == ["a", "b"]
+
+
+def test_words_at_an_upright_rule_are_on_the_side_that_has_room() -> None:
+    rules = [spec.Rule(x=at, words=f"at {at}") for at in (0.1, 5.0, 9.9)]
+    chart = spec.Chart("R", "Three rules.", ((panel(*rules, x=spec.linear([0.0, 10.0])),),))
+    assert [note.xanchor for note in plotly.figure_of(chart).layout.annotations] == ["left", "center", "right"]
 
 
 def test_labels_of_bars_end_within_the_panel() -> None:

@@ -319,7 +319,10 @@ def _decorate(
             layout["shapes"].append(shape)
             if mark.words:
                 where = {"x": _at(layout, x, at), "y": 1, "yref": f"{y} domain", "xref": x, "yanchor": "bottom"}
-                if not upright:
+                if upright:  # within the panel
+                    share = panel.x.share(at)
+                    where["xanchor"] = "left" if share < 0.12 else "right" if share > 0.88 else "center"
+                else:
                     where = {"x": 0, "xref": f"{x} domain", "y": _at(layout, y, at), "yref": y, "yanchor": "bottom"}
                     where["xanchor"] = "left"
                 layout["annotations"].append({"text": escape(mark.words), "showarrow": False, **where})

@@ -79,13 +79,13 @@ def _panel(history: MemoryHistory) -> spec.Panel:
         above = below + values[places]
         if values.any():
             look = look_of(name, MEMORY)
-            told = f"{bytes_text(values[history.peak_index])} at the peak, {bytes_text(values.max())} at most"
+            held = f"{bytes_text(values[history.peak_index])} at the peak, {bytes_text(values.max())} at most"
             marks.append(
-                spec.Area(look.label, look, ms, tuple(below.tolist()), tuple(above.tolist()), f"{look.label}\n{told}")
+                spec.Area(look.label, look, ms, tuple(below.tolist()), tuple(above.tolist()), f"{look.label}\n{held}")
             )
         below = above
     hovers = tuple(f"{ms_text(at)}\n{bytes_text(size)} in all" for at, size in zip(ms, below.tolist(), strict=True))
-    marks.append(spec.Lines("all", ms, tuple(below.tolist()), step="hv", hover=hovers, legend=False))
+    marks.append(spec.Lines("all", ms, tuple(below.tolist()), width=1.2, step="hv", hover=hovers, legend=False))
     peak_ms, peak = history.peak
     if history.capacity and history.capacity <= 1.06 * peak:
         marks.append(spec.Rule(y=history.capacity, words=f"capacity {bytes_text(history.capacity)}", colour=WARNING))

@@ -68,7 +68,7 @@ def replica_grid(
         plan: of one sharding group, for its ranks ``0 .. S - 1``.
         tables: their configs.
         sharding_groups: the ranks of each replica, as `DMPCollection.grid.sharding_groups` has them.
-        topology: says which ranks share a node.
+        topology: for the ranks of each node.
         note: a sentence under the summary.
         width: of the picture, in pixels.
     """

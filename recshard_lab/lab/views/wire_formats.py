@@ -89,7 +89,7 @@ def _panel(found: Mapping[str, CodecError], width: int) -> spec.Panel:
     decades = tuple(10.0**power for power in range(low + 1, high + 1))
     y = spec.Axis("log10", 10.0**low, 10.0**high * 1.6, "error", ticks=decades)
     shares = {name: 100 * one.encoded_bytes / max(1, one.plain_bytes) for name, one in found.items()}
-    axis = spec.linear(shares.values(), "bytes on the wire, as a share of the plain rows", "%", pad=0.1)
+    axis = spec.linear(shares.values(), "bytes on the wire, of the plain rows", "%", pad=0.1)
     at = _beside(shares, BESIDE * axis.high / (width - 90))
     rows: dict[str, list[tuple[float, float, str, str]]] = {"bound": [], "largest error": [], "mean error": []}
     joined: list[spec.Mark] = []

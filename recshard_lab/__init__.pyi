@@ -14,6 +14,7 @@ from . import launcher as launcher
 from . import models as models
 from . import optim as optim
 from . import planner as planner
+from . import saved as saved
 from . import selftest as selftest
 from . import serving as serving
 from . import sharding as sharding

@@ -600,7 +600,7 @@ def _dense(shown: Shown) -> Frame:
     for rank in range(shown.num_ranks):
         own = step.ranks[rank]
         words = [
-            f"input: {count_text(own.output.shape[0])} samples x {count_text(own.output.shape[1])} columns",
+            f"input: {counted(own.output.shape[0], 'sample')} x {counted(own.output.shape[1], 'column')}",
             f"dense parameters: {count_text(step.dense_parameters)}",
             f"{stepped}" if step.dense_parameters else "",
         ]

@@ -81,7 +81,7 @@ def test_what_is_shown_is_what_is_exported(widget: PlanCompare) -> None:
     widget.set({"movie": "column_wise"}, world_size=4)
     text = pressed(widget, "html").decode()
     assert "column_wise on ranks" in text
-    assert "found = compare_plans(" in text
+    assert "found = rs.compare_plans(" in text
     assert re.search(r"world_size</td><td[^>]*>4<", text)
 
 
@@ -104,7 +104,7 @@ def test_a_drawing_is_exported_with_its_plan(tmp_path: Path) -> None:
     assert ShardingPlan.from_json(board.export(tmp_path / "x.json").read_text()) == board.plan
     text = board.export(tmp_path / "x.html", plotly="none").read_text()
     assert "<h1>Drawing of movies</h1>" in text
-    assert "scheme = tiling([" in text
+    assert "scheme = rs.sharding.tiling([" in text
     assert "BATCH_SIZE = 64" in board.export(tmp_path / "x.py").read_text()
 
 

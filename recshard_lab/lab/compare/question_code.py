@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from keyword import iskeyword
 from typing import Any
 
 from recshard_lab.lab.compare.question import Question, constraints_of, topology_for
@@ -46,6 +47,10 @@ def python_for(question: Question, base: Topology, workload: Workload, num_table
     step = step_arguments(question, base, workload)
     if question.plan is not None:
         return _given(question, step)
+    if not question.options:
+        step[0] = step[0].replace("topology=", "", 1)
+        schemes = _scheme_lines(question, num_tables)
+        return imported("\n".join(["plan = rs.plan(", "    tables,", *step, *schemes, ")", _LAST]))
     constraints = _constraint_lines(question, num_tables)
     own_formulas = question.options.get("cost_model", "recshard") == "recshard"
     last = _LAST
@@ -136,6 +141,18 @@ def _given(question: Question, step: Sequence[str]) -> str:
         "found.step_ms, found.fits",
     ]
     return imported("\n".join(body))
+
+
+def _scheme_lines(question: Question, num_tables: int) -> list[str]:
+    """Arguments of ``rs.plan``: ``table="scheme"`` if the question chooses schemes alone, else constraints."""
+    chosen = question.chosen
+    if question.constraints or question.allowed or not chosen:
+        return _constraint_lines(question, num_tables)
+    if len(chosen) == num_tables > 1 and len(set(chosen.values())) == 1:
+        return [f'    constraints={{table.name: "{next(iter(chosen.values()))}" for table in tables}},']
+    if all(name.isidentifier() and not iskeyword(name) and name not in _ARGUMENTS for name in chosen):
+        return [f'    {name}="{scheme}",' for name, scheme in chosen.items()]
+    return ["    constraints={", *_entries({name: f'"{scheme}"' for name, scheme in chosen.items()}), "    },"]
 
 
 def _constraint_lines(question: Question, num_tables: int) -> list[str]:

@@ -89,7 +89,7 @@ class DrawingBoard(LabWidget):
     @property
     def python(self) -> str:
         """The drawing in Python."""
-        lines = ["from recshard_lab.sharding import tiling", "", "scheme = tiling(["]
+        lines = ["import recshard_lab as rs", "", "scheme = rs.sharding.tiling(["]
         lines += [f"    ({rank}, {rows}, {cols})," for rank, rows, cols in self.tiles]
         return "\n".join([*lines, "])", "sharding = scheme(table, topology)"])
 

@@ -465,20 +465,19 @@ def _planned(
 def python_of_change(live: LiveModel, plan: ShardingPlan) -> str:
     """The change from the current plan to `plan`, and applying it, in Python that uses the variable ``ranks``."""
     lines = [
-        "from recshard_lab import ParameterSharding, Shard, ShardingPlan",
-        "from recshard_lab.lab import LiveModel",
+        "import recshard_lab as rs",
         "",
-        "plan = ShardingPlan({",
+        "plan = rs.ShardingPlan({",
     ]
     for path, tables in plan.plan.items():
         changed = [name for name in tables if tables[name] != live.plan.plan[path][name]]
         lines.append(f'    "{path}": {{')
         for name in changed:
             sharding = tables[name]
-            lines.append(f'        "{name}": ParameterSharding(')
+            lines.append(f'        "{name}": rs.ParameterSharding(')
             lines.append(f'            "{sharding.sharding_type}", "{sharding.compute_kernel}", shards=[')
             lines += [
-                f"                Shard({s.rank}, {s.rows}, {s.cols}{'' if s.tier == HBM else f', {s.tier!r}'}),"
+                f"                rs.Shard({s.rank}, {s.rows}, {s.cols}{'' if s.tier == HBM else f', {s.tier!r}'}),"
                 for s in sharding.shards
             ]
             lines.append("            ]),")
@@ -487,7 +486,7 @@ def python_of_change(live: LiveModel, plan: ShardingPlan) -> str:
         lines.append("    },")
     named = (("step", live.step), ("optimizers", live.optimizers))
     names = "".join(f', {key}="{name}"' for key, name in named if name)
-    return "\n".join([*lines, "})", f'live = LiveModel(ranks, "{live.model}"{names})', "live.reshard(plan)"])
+    return "\n".join([*lines, "})", f'live = rs.lab.LiveModel(ranks, "{live.model}"{names})', "live.reshard(plan)"])
 
 
 def _even_ends(rows: int, ranks: int) -> list[int]:

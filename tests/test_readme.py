@@ -28,7 +28,7 @@ def test_the_first_example_plans_launches_and_measures(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "predicted:" in done.stdout
-    assert re.search(r"measured: .* a step", done.stdout)
+    assert re.search(r"measured: .* per step", done.stdout)
 
 
 def test_the_example_of_a_comparison_prints_its_plans_and_what_differs(capsys: pytest.CaptureFixture[str]) -> None:

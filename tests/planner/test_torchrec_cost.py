@@ -202,7 +202,7 @@ def test_many_tables_take_the_option_that_costs_least_over_all_ranks() -> None:
     tables, topology, workload = fitting(500, 8, seed=0)
     plan = EmbeddingShardingPlanner(topology, workload=workload, cost_model="torchrec").plan_tables(tables)
     assert plan.gap < 0.005
-    assert 60 < sum(sharding.sharding_type != "table_wise" for sharding in plan.tables().values()) < 90
+    assert 60 < sum(sharding.sharding_type != "table_wise" for sharding in plan.tables().values()) < 110
 
 
 def test_the_route_changes_nothing() -> None:

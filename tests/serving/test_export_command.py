@@ -47,7 +47,7 @@ def test_a_bundle_of_a_run_answers_what_the_run_predicts(name: str, tmp_path: Pa
     run.close()
     done = export(tmp_path / "checkpoint", tmp_path / "v1")
     assert done.exit_code == 0, done.output
-    assert "v1: step 2, " in done.output
+    assert "v1: step 2. Serve it: recshard serve " in done.output
     loaded = load_bundle(tmp_path / "v1")
     assert list(loaded.outputs) == outputs
     batch = batch_of(loaded.inputs, 16, most=1)

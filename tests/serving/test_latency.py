@@ -45,7 +45,7 @@ def sharded(dtype: str | None = None) -> dict[str, Any]:
     }
     found = {}
     for scheme, chosen in schemes.items():
-        split = rl.construct_module_sharding_plan(model.tables, chosen, world_size=2)
+        split = rl.sharding.construct_module_sharding_plan(model.tables, chosen, world_size=2)
         found[scheme] = shard_for_inference(model, ShardingPlan({"tables": split}), PLACES, dtype=dtype)
     return found
 

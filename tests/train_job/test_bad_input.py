@@ -319,7 +319,7 @@ def test_an_exported_folder_trains_by_its_script(tmp_path: Path, capfd: pytest.C
     file.write_text(yaml.safe_dump(run))
     out = tmp_path / "for_cluster"
     told = CliRunner().invoke(app, ["train", "--config", str(file), "--export", str(out), "--ranks", "1"])
-    assert str(out / "train.py") in told.stdout
+    assert str(out / "train.py") in told.stderr
     runpy.run_path(str(out / "train.py"), run_name="__main__")
     assert "step 3 of 3" in capfd.readouterr().out
     assert read_extra(tmp_path / "kept")["step"] == 3

@@ -295,6 +295,8 @@ class QuantCollection(nn.Module):
             if feature not in known:
                 feature_of(features, feature, table.name)
         order, last = [known[feature] for feature in self._feature_names], self._order
+        if device.type == "cpu" or torch.compiler.is_compiling():  # a traced tensor must not stay on the module
+            return features.permute(order)
         if last is None or last[0] != order or last[1].device != device:
             last = self._order = order, torch.tensor(order, device=device)
         return features.permute(*last)

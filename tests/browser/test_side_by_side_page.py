@@ -177,7 +177,7 @@ def test_sliders_of_skew_and_scale_show_what_python_computes(page: Any) -> None:
     page.wait_for_selector(f"{SKEW} :text('Simulated: 96 ranks of h100')")
     page.wait_for_selector(f"{SKEW} :text('computing')", state="hidden", timeout=60_000)
     page.wait_for_selector(
-        f"{SKEW} tr[data-table] :text('would'), {SKEW} tr[data-table] :text('not fit')", timeout=60_000
+        f"{SKEW} tr[data-table] :text('would'), {SKEW} tr[data-table] :text('no longer fits')", timeout=60_000
     )
     code = widget.locator("pre").text_content()
     names: dict[str, Any] = {"tables": TABLES}

@@ -284,7 +284,7 @@ def test_every_control_has_a_label_and_a_hint() -> None:
         ({"a": "planner", "b": {"film": "row_wise"}}, "unknown table 'film'"),
         ({"a": "planner", "b": {"movie": "rows"}}, "unknown scheme 'rows'"),
         ({"a": "planner", "b": 3}, "a plan is a ShardingPlan"),
-        ({"a": "planner", "": "planner"}, "not empty"),
+        ({"a": "planner", "": "planner"}, "must be non-empty"),
     ],
 )
 def test_what_is_no_plan_is_refused_by_name(given: Any, words: str) -> None:

@@ -110,7 +110,7 @@ def test_the_tables_whose_scheme_changes_are_told_with_what_the_old_one_would_co
         moved = ShardingPlan({"": {**new, choice.table: way.sharding}})  # type: ignore[dict-item]
         there = estimate(moved, widget.scaled.tables, widget.scaled.topology, widget.scaled.workload)
         assert there.step_ms - after.estimate.step_ms == pytest.approx(choice.more_ms, abs=1e-9)
-        assert ("does not fit" in choice.why) == (not there.fits)
+        assert ("no longer fits" in choice.why) == (not there.fits)
     widget.pinning.click()
     assert widget.changed == []
     widget.set(machine="unchanged", world_size=8, rows_factor=1.0)

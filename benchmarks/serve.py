@@ -207,6 +207,7 @@ def durations(
     Raises:
         RuntimeError: h2load fails, or a request was not answered with 200.
     """
+    log.unlink(missing_ok=True)  # h2load appends
     if rate is None:
         more = [f"-D{seconds}", f"--warm-up-time={warm_s:g}"]
     else:

@@ -29,6 +29,13 @@ def test_requests_in_flight_at_the_end_and_in_the_warm_up_are_left_out() -> None
         serve.parsed(early + cut * 2, in_flight=1)
 
 
+def test_a_run_does_not_count_the_requests_of_the_run_before(tmp_path: Path) -> None:
+    """The load generator appends to its log."""
+    appends = f"printf '1700000000000000\\t200\\t1500\\n' >> {tmp_path}/log"
+    for _ in range(2):
+        assert serve.durations(["sh", "-c", appends], tmp_path / "log", "address", 1, None) == [0.0015]
+
+
 def test_without_the_load_generator_it_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(FileNotFoundError, match="apt-get install nghttp2-client"):

@@ -26,6 +26,7 @@ OPTIONS = {
         "--diff": "recshard plan diff SOURCE OLD",
     },
     "recshard plan make": {
+        "--world-size": "--ranks",
         "--html": "--out FILE.html",
         "--script": "--out FILE.py",
         "--torchrec": "--out FILE.pt",
@@ -34,7 +35,7 @@ OPTIONS = {
         "--why-not": "recshard plan explain SOURCE --why-not TABLE=SCHEME",
         "--diff": "recshard plan diff SOURCE OLD",
     },
-    "recshard plan compare": {"--to": "--out FILE"},
+    "recshard plan compare": {"--world-size": "--ranks", "--to": "--out FILE"},
     "recshard plan sweep": {"--world-size": "--ranks", "--html": "--out FILE.html", "--csv": "--out FILE.csv"},
 }
 """Command -> removed option -> what replaces it."""

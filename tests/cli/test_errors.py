@@ -56,6 +56,8 @@ OLD = {
     "plan make --check plan.json": "recshard plan check PLAN",
     "plan compare tables.yaml planner --to x.html": "--out FILE",
     "plan sweep tables.yaml --world-size 8": "--ranks",
+    "plan make tables.yaml --world-size 8": "--ranks",
+    "plan compare tables.yaml planner --world-size 8": "--ranks",
     "plan sweep tables.yaml --csv x.csv": "--out FILE.csv",
     "plan sweep tables.yaml --html=x.html": "--out FILE.html",
 }

@@ -32,14 +32,14 @@ MAP = {  # column, row, what you can do after it
     "01_shard_your_first_model": (0, 1, "cut a model over four ranks, prove that it learns the same"),
     "02_jagged_tensors": (1, 0, "read and build the batch that everything else eats"),
     "03_embedding_collections": (2, 0, "say why batched tables are fast, and pick an optimizer"),
-    "04_ranks_and_hangs": (1, 1, "read a time line, find the rank that hangs"),
-    "05_sharding_schemes": (2, 1, "choose a cut, draw your own, change it while it trains"),
-    "06_the_planner": (3, 1, "plan for 128 GPUs you have not got, and know how sure that is"),
-    "07_the_training_pipeline": (2, 2, "hide what can be hidden; tell measured from simulated"),
-    "08_out_of_the_notebook": (3, 2, "train on a cluster, survive a kill, bring TorchRec code"),
-    "09_dynamic_tables": (3, 0, "train on ids without a vocabulary, choose which rows stay in fast memory"),
-    "10_serving": (0, 2, "make a model small, serve it, replace it under load"),
-    "11_retrieval": (1, 2, "find 100 of many items for a user, rank them, serve both"),
+    "05_ranks_and_hangs": (1, 1, "read a time line, find the rank that hangs"),
+    "06_sharding_schemes": (2, 1, "choose a cut, draw your own, change it while it trains"),
+    "11_the_planner": (3, 1, "plan for 128 GPUs you have not got, and know how sure that is"),
+    "15_the_training_pipeline": (2, 2, "hide what can be hidden; tell measured from simulated"),
+    "16_out_of_the_notebook": (3, 2, "train on a cluster, survive a kill, bring TorchRec code"),
+    "17_dynamic_tables": (3, 0, "train on ids without a vocabulary, choose which rows stay in fast memory"),
+    "18_serving": (0, 2, "make a model small, serve it, replace it under load"),
+    "19_retrieval": (1, 2, "find 100 of many items for a user, rank them, serve both"),
 }
 FILLS = ["#9ad6ae", "#9cc4ee", "#f6bd83"]
 
@@ -84,14 +84,14 @@ TITLES = {
     "01_shard_your_first_model": "Shard your first model",
     "02_jagged_tensors": "Jagged tensors",
     "03_embedding_collections": "Embedding collections",
-    "04_ranks_and_hangs": "Ranks and hangs",
-    "05_sharding_schemes": "Sharding schemes",
-    "06_the_planner": "The planner",
-    "07_the_training_pipeline": "The training pipeline",
-    "08_out_of_the_notebook": "Out of the notebook",
-    "09_dynamic_tables": "Dynamic tables",
-    "10_serving": "Serving",
-    "11_retrieval": "Retrieval",
+    "05_ranks_and_hangs": "Ranks and hangs",
+    "06_sharding_schemes": "Sharding schemes",
+    "11_the_planner": "The planner",
+    "15_the_training_pipeline": "The training pipeline",
+    "16_out_of_the_notebook": "Out of the notebook",
+    "17_dynamic_tables": "Dynamic tables",
+    "18_serving": "Serving",
+    "19_retrieval": "Retrieval",
 }
 
 
@@ -191,8 +191,8 @@ def draw_retrieval() -> str:
     return standalone(str(svg)) + "\n"
 
 
-Path(__file__).with_name("11_retrieval.svg").write_text(draw_retrieval())
-Path(__file__).with_name("10_serving.svg").write_text(draw_serving())
-Path(__file__).with_name("09_dynamic_tables.svg").write_text(draw_dynamic())
-Path(__file__).with_name("08_one_script.svg").write_text(draw_one_script())
+Path(__file__).with_name("19_retrieval.svg").write_text(draw_retrieval())
+Path(__file__).with_name("18_serving.svg").write_text(draw_serving())
+Path(__file__).with_name("17_dynamic_tables.svg").write_text(draw_dynamic())
+Path(__file__).with_name("16_one_script.svg").write_text(draw_one_script())
 Path(__file__).with_name("00_map.svg").write_text(draw_map())

@@ -42,17 +42,17 @@ save(views.jagged_anatomy(rs.KeyedJaggedTensor(["film", "genre"], ids, lengths=l
 
 uneven = rs.ShardingPlan({"": {n: rs.ParameterSharding("table_wise", ranks=[i % 3]) for i, n in enumerate(ROWS)}})
 step = rs.estimate(uneven.resolved(tables, 4), tables, rs.Topology(4), rs.Workload(2048, 8.0))
-save(views.phases(step, note="Predicted: rank 3 holds no table."), "04_waiting.svg")
+save(views.phases(step, note="Predicted: rank 3 holds no table."), "05_waiting.svg")
 
 schemes = rs.sharding.scheme_names()
 equal = [rs.EmbeddingBagConfig(name=n, num_embeddings=8_000, embedding_dim=32, feature_names=[n]) for n in schemes]
 each = rs.ShardingPlan({"": {name: rs.ParameterSharding(name) for name in schemes}}).resolved(equal, 4, 2)
-save(views.placement(each, equal, rs.Topology(4, local_world_size=2)), "05_schemes.svg")
+save(views.placement(each, equal, rs.Topology(4, local_world_size=2)), "06_schemes.svg")
 
 mlperf = rs.planner.mlperf_dlrm_dcnv2_tables(), rs.planner.mlperf_dlrm_dcnv2_workload()
 sizes = [2, 8, 16, 32, 64, 128]
 swept = rs.sweep(*mlperf, topology=["a100", "h100"], world_size=sizes, global_batch_size=65_536)
-save(views.pareto(swept, note="MLPerf's DLRM-DCNv2; published bandwidths, no machine was measured."), "06_pareto.svg")
+save(views.pareto(swept, note="MLPerf's DLRM-DCNv2; published bandwidths, no machine was measured."), "11_pareto.svg")
 
 
 def best_ms(train: Callable[[Any], None], batch: Any) -> float:
@@ -154,6 +154,6 @@ for kind, (stages, sent) in told.items():
     shown = [event for event in shown if event.stage not in skipped]
     spans.append(views.timeline(shown, batches=(6, 8), span_ms=115, name=known[kind], note=note))
 words = "Above a step waits for its own ids; below they travel while the batch before is computed."
-Path(__file__).with_name("07_pipeline.svg").write_text(standalone(stacked(spans, "Two time lines", words)) + "\n")
+Path(__file__).with_name("15_pipeline.svg").write_text(standalone(stacked(spans, "Two time lines", words)) + "\n")
 
 runpy.run_path(str(Path(__file__).with_name("boxes.py")))

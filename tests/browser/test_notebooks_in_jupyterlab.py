@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
 ]
 
-FIRST, SCHEMES, PLANNER = "01_shard_your_first_model", "05_sharding_schemes", "06_the_planner"
+FIRST, SCHEMES, PLANNER = "01_shard_your_first_model", "06_sharding_schemes", "11_the_planner"
 COMPARE, SWITCHER, BOARD, RANKS = (
     ".recshard-plan-compare",
     ".recshard-switcher",

@@ -151,7 +151,7 @@ def test_lab_opens_the_notebooks_of_a_checkout_and_copies_those_of_an_installati
     monkeypatch.setattr(shipped, "in_checkout", lambda: False)
     done = CliRunner().invoke(app, ["lab", "05"])
     copies = tmp_path / "recshard_notebooks"
-    assert opened == [notebooks / "00_index.ipynb", copies / "05_sharding_schemes.ipynb"]
+    assert opened == [notebooks / "00_index.ipynb", copies / "06_sharding_schemes.ipynb"]
     assert (copies / "TEACHING.md").read_bytes() == (notebooks / "TEACHING.md").read_bytes()
     assert {path.name for path in copies.glob("*.ipynb")} == {path.name for path in notebooks.glob("*.ipynb")}
     assert list((copies / "images").iterdir())

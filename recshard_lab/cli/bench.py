@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
@@ -89,15 +90,22 @@ def find_benchmarks() -> ModuleType:
 
 
 def _print_table(figures: Sequence[Figure], console: Console) -> None:
-    table = Table(title=escape(machine()), title_justify="left", pad_edge=False, box=None)
-    beside = list(dict.fromkeys(head for figure in figures for head in figure.beside))
-    for head in ("figure", *beside, "value", "target", ""):
-        table.add_column(head, justify="right" if head in ("value", *beside) else "left")
-    for figure in figures:
-        verdict = "" if figure.target is None else ("[green]kept[/]" if figure.ok else "[bold red]MISSED[/]")
-        others = [f"{figure.beside[head]:,.4g}" if head in figure.beside else "" for head in beside]
-        value = f"{figure.value:,.4g} {figure.unit}" if figure.value == figure.value else "not run"
-        table.add_row(escape(figure.name), *others, value, figure.bound, verdict)
-    console.print(table)
+    """A table for each run of figures with the same columns beside their values, so that no column is empty."""
+    console.print(escape(machine()))
+    for heads, rows in groupby(figures, key=lambda figure: tuple(figure.beside)):
+        console.print()
+        console.print(_table(heads, list(rows)))
     for line in dict.fromkeys(line for figure in figures for line in figure.note.splitlines()):
         console.print(escape(line))
+
+
+def _table(heads: Sequence[str], figures: Sequence[Figure]) -> Table:
+    table = Table(pad_edge=False, box=None)
+    for head in ("figure", *heads, "value", "target", ""):
+        table.add_column(head, justify="right" if head in ("value", *heads) else "left")
+    for figure in figures:
+        verdict = "" if figure.target is None else ("[green]kept[/]" if figure.ok else "[bold red]MISSED[/]")
+        others = [f"{figure.beside[head]:,.4g}" for head in heads]
+        value = f"{figure.value:,.4g} {figure.unit}" if figure.value == figure.value else "not run"
+        table.add_row(escape(figure.name), *others, value, figure.bound, verdict)
+    return table

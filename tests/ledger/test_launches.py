@@ -54,6 +54,14 @@ def test_kernels_to_join_outputs_do_not_grow_with_ranks_or_tables() -> None:
         assert counts.join <= layouts[case.layout], launches.label(case)
 
 
+@pytest.mark.parametrize("kernel", launches.OWN_KERNELS)
+def test_a_step_is_split_into_phases_whichever_kernel_looks_rows_up(kernel: str) -> None:
+    (counts,) = launches.count_in_new_process([replace(small("row_wise"), kernel=kernel)])
+    lookups = set(counts.by_phase[1])
+    assert lookups
+    assert lookups.isdisjoint({name for phase in (0, 2) for name in counts.by_phase[phase]})
+
+
 def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     coded = replace(small("row_wise"), wire="fp16")
     monkeypatch.setattr(launches, "cases", lambda: [small("row_wise", ranks=4), coded])

@@ -1,4 +1,4 @@
-"""Local search: exchanges pairs of tables, then takes a few tables out of the plan and places them again.
+"""Local search: exchanges shards of pairs of tables, then takes a few tables out of the plan and places them again.
 
 The second part is ruin and recreate. A round takes tables of a slowest node and of another node (ranks, if there is one
 node). It can therefore move a table, exchange two, or arrange a group afresh. The tables return from the largest down,
@@ -173,9 +173,9 @@ class _Rounds:
 
 
 def exchange(problem: Problem, state: State, bound_ms: float = 0.0, exchanged: Watch | None = None) -> None:
-    """Exchanges tables of the busiest nodes (ranks, if there is one node) with those of others while that helps.
+    """Exchanges shards on the busiest nodes (ranks, if there is one node) with those on others while that helps.
 
-    Only tables of one node take part. Each keeps its option, on the least busy ranks of the other's node.
+    The shards of a table on a node move together, to the least busy ranks of the other node. Each keeps its option.
     """
     movable = _Movable.of(problem, state)
     if len(movable.tables) < 2:
@@ -205,53 +205,62 @@ def exchange(problem: Problem, state: State, bound_ms: float = 0.0, exchanged: W
 
 
 class _Movable:
-    """The tables of a plan with all shards on one unit: on one node, or on one rank if there is one node.
+    """The shards of a table on one unit, for each table and unit: a node, or a rank if there is one node.
+
+    A table on every unit has none: its shards have nowhere else to go.
 
     Attributes:
-        tables: their numbers; unit: ``[T]`` that each is on; width: ranks of a unit, L.
+        tables: ``[T]`` of which table; at: ``[T]`` which of its shards; unit: ``[T]`` that they are on; width: ranks of
+            a unit, L.
         whole: ``[T, R, L]`` what each adds to its unit, of which `own` ``[T, R]`` to the rank of each of its `shards`
             ``[T]``, and `node` ``[T, R]`` to all.
         fixed: ``[T]`` whether its shards are on the first ranks of a unit; else on the least busy ones.
         allowed: ``[T, U]`` units that are allowed.
     """
 
-    def __init__(self, problem: Problem, state: State, tables: list[int], width: int) -> None:
-        self.problem, self.state, self.tables, self.width = problem, state, tables, width
-        puts = [state.placed[table] for table in tables]
-        rows, units = len(state.used), problem.num_ranks // width
-        self.unit = np.array([put.ranks[0] // width for put in puts if put], dtype=np.intp)
-        self.shards = np.array([len(put.ranks) for put in puts if put], dtype=np.intp)
-        self.whole, self.own, self.node = np.zeros((len(tables), rows, width)), *np.zeros((2, len(tables), rows))
-        self.fixed = np.zeros(len(tables), dtype=bool)
-        self.allowed = np.ones((len(tables), units), dtype=bool)
-        for at, put in enumerate(puts):
+    def __init__(self, problem: Problem, state: State, windows: list[tuple[int, Index]], width: int) -> None:
+        self.problem, self.state, self.width = problem, state, width
+        self.tables = [table for table, _ in windows]
+        self.at = [shards for _, shards in windows]
+        rows, units, count = len(state.used), problem.num_ranks // width, len(windows)
+        self.unit: Index = np.zeros(count, dtype=np.intp)
+        self.shards = np.array([len(shards) for shards in self.at], dtype=np.intp)
+        self.whole, self.own, self.node = np.zeros((count, rows, width)), *np.zeros((2, count, rows))
+        self.fixed = np.zeros(count, dtype=bool)
+        self.free = np.ones((count, units), dtype=bool)
+        self.allowed = np.ones((count, units), dtype=bool)
+        self.windows: dict[int, list[int]] = {}
+        for window, table in enumerate(self.tables):
+            self.windows.setdefault(table, []).append(window)
+            put = state.placed[table]
             assert put is not None
-            self.own[at] = put.own.max(axis=1)
-            self._refresh(at, put)
             option = put.placement.option
             listed = option.proposal.assignments
-            if put.node is not None:
-                self.node[at] = put.node[1][:, 0]
             if listed is not None or len(option.usable) < problem.num_ranks:
-                self.fixed[at] = listed is not None
+                self.fixed[window] = listed is not None
                 ways = [ranks for ranks in listed or [] if len({rank // width for rank in ranks}) == 1]
                 free = np.bincount(np.array(sorted(option.usable)) // width, minlength=units) == width
-                self.allowed[at] = False if listed is not None else free
-                self.allowed[at, [ranks[0] // width for ranks in ways]] = True
+                self.free[window] = False if listed is not None else free
+                self.free[window, [ranks[0] // width for ranks in ways]] = True
+        for table in self.windows:
+            self._refresh(table)
 
     @classmethod
     def of(cls, problem: Problem, state: State) -> "_Movable":
         width = problem.local if problem.num_nodes > 1 else 1
-        tables = []
+        windows = []
         for table, put in enumerate(state.placed):
-            if put is not None and put.distinct and len(put.ranks) <= width and (put.node is None or width > 1):
-                nodes = put.ranks // width
-                if (nodes == nodes[0]).all():
-                    tables.append(table)
-        return cls(problem, state, tables, width)
+            if put is None or not put.distinct or (put.node is not None and width == 1):
+                continue
+            units = put.ranks // width
+            there = np.unique(units)
+            listed = put.placement.option.proposal.assignments is not None
+            if len(there) == 1 or (not listed and len(there) < problem.num_ranks // width):
+                windows += [(table, np.flatnonzero(units == unit)) for unit in there]
+        return cls(problem, state, windows, width)
 
     def scores(self, unit: int) -> tuple[Index, Index, Array]:
-        """Pairs of a table on `unit` and one elsewhere, and the score of the plan with these exchanged."""
+        """Pairs of shards of a table on `unit` and of one elsewhere, and the score of the plan with these exchanged."""
         used = self.state.used.reshape(len(self.state.used), -1, self.width)  # [R, U, L]
         mine, others = np.flatnonzero(self.unit == unit), np.flatnonzero(self.unit != unit)
         others = others[self.allowed[others, unit]]
@@ -295,36 +304,45 @@ class _Movable:
         return np.asarray(used + self.own[tables][:, :, None] * shards[:, None] + self.node[tables][:, :, None])
 
     def swap(self, i: int, j: int) -> list[tuple[int, Put]]:
-        """Exchanges two tables, and gives their placements before."""
+        """Exchanges the shards of two tables, and gives the tables' placements before."""
         problem, state = self.problem, self.state
-        before = [(at, problem.take(state, self.tables[at])) for at in (i, j)]
+        before = [(self.tables[at], problem.take(state, self.tables[at])) for at in (i, j)]
         units = [int(self.unit[j]), int(self.unit[i])]
-        for (at, put), unit in zip(before, units, strict=True):
-            option = put.placement.option
+        for window, (table, put), unit in zip((i, j), before, units, strict=True):
+            option, mine = put.placement.option, self.at[window]
             ranks = np.arange(unit * self.width, (unit + 1) * self.width)
-            if self.fixed[at]:
+            if self.fixed[window]:
                 chosen = next(one for one in option.proposal.assignments or () if one[0] // self.width == unit)
-                ranks = np.array(chosen)
+                placed = np.array(chosen)
             else:
-                order = ranks[state.used[: problem.phases, ranks].sum(axis=0).argsort(kind="stable")][: len(put.ranks)]
-                ranks = np.empty(len(order), dtype=np.intp)
-                ranks[option.heavy_first] = order
-            self._put(at, problem.made(self.tables[at], put.at, ranks))
+                placed = put.ranks.copy()
+                heavy = option.heavy_first[np.isin(option.heavy_first, mine)]
+                placed[heavy] = ranks[state.used[: problem.phases, ranks].sum(axis=0).argsort(kind="stable")][
+                    : len(mine)
+                ]
+            problem.put(state, table, problem.made(table, put.at, placed))
+            self._refresh(table)
         return before
 
     def restore(self, before: list[tuple[int, Put]]) -> None:
         """Takes an exchange back."""
-        for at, put in before:
-            self.problem.take(self.state, self.tables[at])
-            self._put(at, put)
+        for table, put in before:
+            self.problem.take(self.state, table)
+            self.problem.put(self.state, table, put)
+            self._refresh(table)
 
-    def _put(self, at: int, put: Put) -> None:
-        self.problem.put(self.state, self.tables[at], put)
-        self.unit[at] = put.ranks[0] // self.width
-        self._refresh(at, put)
-
-    def _refresh(self, at: int, put: Put) -> None:
-        self.whole[at] = 0.0
-        self.whole[at][:, put.ranks % self.width] = put.own
-        if put.node is not None:
-            self.whole[at] += put.node[1]
+    def _refresh(self, table: int) -> None:
+        put = self.state.placed[table]
+        assert put is not None
+        units = put.ranks // self.width
+        for window in self.windows[table]:
+            shards = self.at[window]
+            unit = self.unit[window] = units[shards[0]]
+            self.own[window] = put.own[:, shards].max(axis=1)
+            self.whole[window] = 0.0
+            self.whole[window][:, put.ranks[shards] % self.width] = put.own[:, shards]
+            if put.node is not None:
+                self.node[window] = put.node[1][:, np.searchsorted(put.node[0], unit)]
+                self.whole[window] += self.node[window][:, None]
+            self.allowed[window] = self.free[window]
+            self.allowed[window, units[units != unit]] = False

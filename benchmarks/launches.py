@@ -210,11 +210,9 @@ def count_second_step(case: StepCase) -> StepCounts:
 def by_phase(forward: Sequence[str], backward: Sequence[str]) -> list[list[str]]:
     """Names of kernels by phase. Input distribution ends before the first lookup; in backward, gradients have arrived
     before the first lookup or update."""
-    lookups = (
-        "lookup_forward",
-        "lookup_backward",
-        "_embedding_bag_forward_only",
-    )  # fbgemm's, and torch's of kernel native
+    lookups = {"lookup_forward", "lookup_backward"}
+    if lookups.isdisjoint(forward):  # kernel native
+        lookups = {"_embedding_bag_forward_only"}
     first = next(i for i, name in enumerate(forward) if name in lookups)
     update = next(i for i, name in enumerate(backward) if name in lookups)
     looked_up = [name for name in forward if name in lookups]

@@ -9,7 +9,12 @@ first use. ``import recshard_lab`` imports no tensor library, and a rank never l
 """
 
 import os as _os
+import re as _re
+from functools import lru_cache as _lru_cache
+from pathlib import Path as _Path
+from sys import modules as _modules
 from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 import lazy_loader as _lazy_loader
 
@@ -23,8 +28,25 @@ if "RECSHARD_TORCHREC" in _os.environ:  # the process that started this one serv
 
     _install_as_parent()
 
-__getattr__, _, _lazy = _lazy_loader.attach_stub(__name__, __file__)
+_load, _, _lazy = _lazy_loader.attach_stub(__name__, __file__)
 __all__ = sorted([*_lazy, "__version__", "load_ipython_extension", "unload_ipython_extension"])
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _lazy or name.startswith("_"):
+        return _load(name)
+    rooms = _names_of_rooms()
+    room = min((room for room in rooms if name in rooms[room]), key=lambda room: len(rooms[room]), default=None)
+    fix = f"Fix: use rs.{room}.{name}" if room else "Fix: dir(recshard_lab) lists its names"
+    raise AttributeError(f"{__name__} has no {name!r}. {fix}", name=name, obj=_modules[__name__])
+
+
+@_lru_cache(maxsize=1)
+def _names_of_rooms() -> dict[str, set[str]]:
+    """Room -> its public names, read from its text: no room is imported."""
+    files = {room: list(_Path(__file__).parent.glob(f"{room}/__init__.py*")) for room in _lazy}
+    found = _re.compile(r"^from \S+ import \w+ as (\w+)$", _re.MULTILINE).findall
+    return {room: {name for file in own for name in found(file.read_text())} for room, own in files.items() if own}
 
 
 def __dir__() -> list[str]:

@@ -15,16 +15,23 @@ if TYPE_CHECKING:
 
 
 def random_batch(
-    tables: Sequence[BaseEmbeddingConfig], workload: Workload, rng: np.random.Generator
+    tables: Sequence[BaseEmbeddingConfig], workload: Workload, rng: np.random.Generator | None = None
 ) -> KeyedJaggedTensor:
-    """One rank's random batch: B bags a feature, Poisson lengths, ids with the workload's skew.
+    """One rank's random batch: B bags per feature, ids with the workload's skew.
 
-    Hot ids are scattered over the rows, as hashing does, so no row shard is hot by its position.
+    Lengths follow a Poisson distribution; if the mean is a whole number, all bags have this length. Hot ids are
+    scattered over the rows, as hashing does, so no row shard is hot by its position.
+
+    Args:
+        tables: the configs; features of several tables occur once.
+        workload: batch size, ids per bag and skew.
+        rng: the source of random numbers. Default: a new one with seed 0.
     """
     import torch
 
     from recshard_lab.sparse import KeyedJaggedTensor
 
+    rng = np.random.default_rng(0) if rng is None else rng
     keys, lengths, values = [], [], []
     for table in tables:
         for feature in table.feature_names:

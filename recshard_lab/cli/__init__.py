@@ -209,6 +209,7 @@ def main() -> None:
     finally:
         set_terminal_width(None)
         gc.freeze()  # the interpreter would collect garbage at its end, which takes 1 s after import torch
+        gc.enable()
 
 
 def _print_help(words: list[str]) -> bool:
@@ -219,7 +220,7 @@ def _print_help(words: list[str]) -> bool:
     *path, last = words or [""]
     if last != "--help":
         return False
-    gc.disable()  # a tenth of the time, and the process ends here
+    gc.disable()  # a tenth of the time; `main` enables it again
     command: Any = typer.main.get_command(app)
     context = command.context_class(command, info_name="recshard")
     for name in path:

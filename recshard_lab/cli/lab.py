@@ -31,7 +31,7 @@ def lab(
 ) -> None:
     """Open JupyterLab on the notebooks. Only this machine can connect (loopback)."""
     from recshard_lab.lab.server import DEFAULT_FOLDER, copy_notebooks, find_notebook, serve
-    from recshard_lab.shipped import in_checkout, notebook_folder
+    from recshard_lab.shipped import in_checkout, notebook_folder, shipped_files
 
     source = notebook_folder()
     name = find_notebook(source, notebook).name
@@ -39,7 +39,7 @@ def lab(
         folder = DEFAULT_FOLDER
     if folder is not None:
         ask: Callable[[Sequence[Path]], bool] = _always if yes else partial(_overwrite, folder)
-        written = copy_notebooks(source, folder, ask)
+        written = copy_notebooks(shipped_files(), folder, ask)
         if written:
             stderr().print(escape(f"Wrote {folder} ({sizes_text([folder / path for path in written])})"))
         source = folder

@@ -36,5 +36,6 @@ from recshard_lab.planner.sweep.mlperf_example import mlperf_example as mlperf_e
 from recshard_lab.planner.sweep.mlperf_example import mlperf_step as mlperf_step
 from recshard_lab.planner.sweep.points import Sweep as Sweep
 from recshard_lab.planner.sweep.points import SweepPoint as SweepPoint
+from recshard_lab.planner.sweep.trillions import trillion_example as trillion_example
 from recshard_lab.planner.sweep.whatif import sweep as sweep
 from recshard_lab.planner.workload import Workload as Workload

@@ -93,9 +93,9 @@ class EmbeddingShardingPlanner:
         self,
         topology: Topology | None = None,
         batch_size: int | None = None,
+        *,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         workload: Workload | None = None,
-        *,
         local_search_passes: int = 3,
         route: str | None = None,
         storage_reservation: StorageReservation | None = None,
@@ -265,7 +265,7 @@ class EmbeddingShardingPlanner:
         planned, model = Planned.by(self, found), self.model(tables)
         if self.search is not None:
             request = PlanRequest(tuple(tables), self.topology, self.workload, self.constraints, model, self.route)
-            plan = _plan_of(owners, searched(self.search, request))
+            plan = _plan_of(owners, searched(self.search, request), self.topology)
             plan.validate(found, self.topology.world_size)
             plan.planned = planned
         else:
@@ -299,7 +299,7 @@ class EmbeddingShardingPlanner:
             raise error from None
         trace = None if record is None else record.trace(model, names, solution.placements, solution.bound_ms)
         shardings = [placed.sharding() for placed in solution.placements]
-        plan = _plan_of(owners, shardings)
+        plan = _plan_of(owners, shardings, self.topology)
         plan.validate(planned.tables, self.topology.world_size)  # proposals of a custom scheme may have holes
         plan.planned = replace(planned, search_bound_ms=solution.bound_ms)
         if self.rater is not None and trace is not None:
@@ -426,8 +426,10 @@ def _check_names(
             raise PlanError(f"constraints name a table {name!r} that does not exist{use_one_of(name, names)}")
 
 
-def _plan_of(owners: Sequence[tuple[str, BaseEmbeddingConfig]], shardings: Sequence[ParameterSharding]) -> ShardingPlan:
+def _plan_of(
+    owners: Sequence[tuple[str, BaseEmbeddingConfig]], shardings: Sequence[ParameterSharding], topology: Topology
+) -> ShardingPlan:
     plan: dict[str, EmbeddingModuleShardingPlan] = {path: EmbeddingModuleShardingPlan() for path, _ in owners}
     for (path, table), sharding in zip(owners, shardings, strict=True):
-        plan[path][table.name] = sharding
+        plan[path][table.name] = sharding.on_devices(topology.compute_device, topology.local_world_size)
     return ShardingPlan(plan)

@@ -1,6 +1,7 @@
 """The command line, as a user types it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,18 @@ def test_lab_opens_the_first_notebook_on_loopback_with_its_token(notebooks: Path
     assert not [word for word in words if "token" in word or "password" in word]
 
 
+def test_links_from_notebooks_to_the_docs_open_in_a_checkout_and_in_copies(notebooks: Path, tmp_path: Path) -> None:
+    """JupyterLab opens no file above its root."""
+    words = server.arguments(notebooks / "00_index.ipynb")
+    assert f"--ServerApp.root_dir={notebooks.parent}" in words
+    assert words[-1] == "--LabApp.default_url=/lab/tree/notebooks/00_index.ipynb"
+    server.copy_notebooks(shipped.shipped_files(), tmp_path, lambda changed: True)
+    words = server.arguments(tmp_path / "00_index.ipynb")
+    assert f"--ServerApp.root_dir={tmp_path}" in words
+    assert words[-1] == "--LabApp.default_url=/lab/tree/00_index.ipynb"
+    assert "](docs/glossary.md)" in (tmp_path / "00_index.ipynb").read_text()
+
+
 def test_lab_names_the_notebooks_there_are_when_the_wanted_one_is_not(notebooks: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no notebook starts with '99'.*Fix: .*01_shard_your_first_model"):
         server.find_notebook(notebooks, "99")
@@ -147,12 +160,17 @@ def test_lab_opens_the_notebooks_of_a_checkout_and_copies_those_of_an_installati
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["lab"]).exit_code == 0
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(shipped, "_INSTALLED", notebooks)
+    installed = tmp_path / "site" / "notebooks"
+    shutil.copytree(notebooks, installed)
+    shutil.copytree(notebooks.parent / "docs", installed / "docs")
+    monkeypatch.setattr(shipped, "_INSTALLED", installed)
     monkeypatch.setattr(shipped, "in_checkout", lambda: False)
-    done = CliRunner().invoke(app, ["lab", "05"])
+    done = CliRunner().invoke(app, ["lab", "06"])
     copies = tmp_path / "recshard_notebooks"
     assert opened == [notebooks / "00_index.ipynb", copies / "06_sharding_schemes.ipynb"]
-    assert (copies / "TEACHING.md").read_bytes() == (notebooks / "TEACHING.md").read_bytes()
+    page = (notebooks / "TEACHING.md").read_text()
+    assert (copies / "TEACHING.md").read_text() == page.replace("](../docs/", "](docs/") != page
+    assert (copies / "docs" / "serving.md").is_file()
     assert {path.name for path in copies.glob("*.ipynb")} == {path.name for path in notebooks.glob("*.ipynb")}
     assert list((copies / "images").iterdir())
     assert (copies / "examples" / "tables.yaml").is_file()

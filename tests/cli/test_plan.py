@@ -454,7 +454,7 @@ def test_ranks_of_several_nodes_are_told_how_to_start() -> None:
 
 
 def test_a_plan_for_torchrec_is_refused_by_name_where_there_is_none(tables: Path, tmp_path: Path) -> None:
-    with pytest.raises(ImportError, match="where the package torchrec is installed, and here it is not"):
+    with pytest.raises(ImportError, match="needs the package torchrec, which is not installed"):
         made(tables, "--ranks", 2, "--out", tmp_path / "plan.pt")
 
 

@@ -11,13 +11,14 @@ import venv
 import zipfile
 from pathlib import Path
 
+import nbformat
 import pytest
 from packaging.version import Version
 
 import recshard_lab
 
 ROOT = Path(recshard_lab.__file__).parents[1]
-SHIPPED = ("recshard_lab", "notebooks", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+SHIPPED = ("recshard_lab", "notebooks", "docs", "setup.py", "MANIFEST.in", "pyproject.toml", "README.md", "LICENSE")
 """What a build reads of the checkout."""
 
 
@@ -72,12 +73,23 @@ def test_the_wheel_contains_the_library_the_notebooks_and_nothing_else(wheel: Pa
         path for path in (ROOT / "recshard_lab").rglob("*") if path.is_file() and "__pycache__" not in path.parts
     ]
     notebooks = {
-        path for kind in ("*.ipynb", "*.md", "*/*.svg", "*/*.yaml") for path in (ROOT / "notebooks").glob(kind)
+        path
+        for kind in ("*.ipynb", "*.md", "*/*.svg", "*/*.yaml", "*/*.tsv")
+        for path in (ROOT / "notebooks").glob(kind)
     }
     notebooks = {path for path in notebooks if ".ipynb_checkpoints" not in path.parts}
     wanted = {str(path.relative_to(ROOT)) for path in library}
     assert len(notebooks) > 20
-    assert ours == wanted | {f"recshard_lab/{path.relative_to(ROOT)}" for path in notebooks}
+    pages = {
+        path
+        for kind in ("*.md", "concepts/*.md", "howto/*.md", "reference/*.md")
+        for path in (ROOT / "docs").glob(kind)
+    }
+    assert pages
+    assert ours == wanted | {
+        *(f"recshard_lab/{path.relative_to(ROOT)}" for path in notebooks),
+        *(f"recshard_lab/notebooks/{path.relative_to(ROOT)}" for path in pages),
+    }
 
 
 def test_one_place_holds_the_version(wheel: Path) -> None:
@@ -93,17 +105,17 @@ def test_an_installed_program_prints_versions_plans_the_example_and_copies_the_n
     copied = run(program, "lab", "--copy-only", cwd=tmp_path)
     assert "Wrote recshard_notebooks (" in copied.stderr
     copies = tmp_path / "recshard_notebooks"
-    assert (copies / "00_index.ipynb").read_bytes() == (ROOT / "notebooks" / "00_index.ipynb").read_bytes()
+    index = (copies / "00_index.ipynb").read_text()
+    assert index == (ROOT / "notebooks" / "00_index.ipynb").read_text().replace("](../docs/", "](docs/")
     planned = run(
         program, "plan", "make", copies / "examples" / "tables.yaml", "-n", 2, "--out", "p.json", cwd=tmp_path
     )
     assert "predicted step" in planned.stdout
     assert "Wrote p.json (" in planned.stderr
     assert run(program, "train", "--config", copies / "examples" / "run.yaml", "--check", cwd=tmp_path).stdout
-    index = (copies / "00_index.ipynb").read_text()
-    for target in re.findall(
-        r"\]\((?!https?:|#)([^)\s]+?)\)", "\n".join(p.read_text() for p in copies.glob("*.ipynb"))
-    ):
+    cells = [cell for path in copies.glob("*.ipynb") for cell in nbformat.read(path, as_version=4).cells]
+    words = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    for target in re.findall(r"\]\((?!https?:|#)([^)\s]+?)\)", words):
         assert (copies / target.partition("#")[0]).exists(), target
     assert "TEACHING.md" in index
 

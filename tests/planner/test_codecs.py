@@ -104,7 +104,7 @@ def test_rows_that_do_not_add_are_refused_on_the_way_that_adds_and_never_planned
     net = Topology(4, inter_host_bw=1e4, intra_host_bw=1e4, reduce_scatter_cost=0.25, **FREE)
     big, only = table("big", 10**6, 64), {"big": ParameterConstraints(["row_wise"])}
     for codecs, routes in (("fp16", {"reduce_scatter"}), ("int8", {"direct"})):
-        planner = EmbeddingShardingPlanner(net, 4096, only, replace(load, codecs=codecs))
+        planner = EmbeddingShardingPlanner(net, 4096, constraints=only, workload=replace(load, codecs=codecs))
         assert {one.route for one in planner.plan_tables([big]).tables().values()} == routes
 
 

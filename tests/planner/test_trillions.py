@@ -1,12 +1,15 @@
 """The example of models with trillions of parameters: total, tiers, copies, reasons; the whole of it in the sweep."""
 
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from recshard_lab.cli import app
+from recshard_lab.lab.exporting import sweep_report
 from recshard_lab.planner import EmbeddingShardingPlanner, estimate
 from recshard_lab.planner.sweep.replicas import Replicated
 from recshard_lab.planner.sweep.trillions import (
@@ -31,6 +34,12 @@ def test_the_tables_have_the_published_number_of_parameters(total: int) -> None:
     assert sum(table.num_embeddings * table.embedding_dim for table in tables) == pytest.approx(total, rel=1e-6)
     assert {table.embedding_dim for table in tables} == set(DIMS)
     assert sum("assumed" in source for _, _, source in FIGURES) >= 7
+
+
+@pytest.mark.parametrize("wrong", [{"world_sizes": []}, {"num_tables": 0}, {"num_tables": 2**40}, {"name": "meta-2t"}])
+def test_what_cannot_be_simulated_is_refused_with_a_fix(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Fix: "):
+        trillion_example(**{"name": "meta-1.25t", "num_tables": 2, **wrong})
 
 
 def test_every_point_is_a_plan_of_one_copy_and_the_sync_of_the_others() -> None:
@@ -79,7 +88,7 @@ def test_a_model_that_fits_nowhere_says_why() -> None:
 
 
 def test_the_command_prints_and_writes_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trillion_example, "__defaults__", ((64,), "h100", 40, False))
+    monkeypatch.setattr(sweep_report, "trillion_example", partial(trillion_example, num_tables=40))
     page, points = tmp_path / "page.html", tmp_path / "points.csv"
     command = ["plan", "sweep", "--example", "meta-1.25t", "-n", "64", "--out", str(page), "--out", str(points)]
     done = CliRunner().invoke(app, command)

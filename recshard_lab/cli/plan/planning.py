@@ -66,9 +66,8 @@ class Planning:
         names = [table.name for table in read.configs]
         planner = EmbeddingShardingPlanner(
             machine,
-            None,
-            None if constraints is None else read_constraints(constraints, names),
-            workload,
+            constraints=None if constraints is None else read_constraints(constraints, names),
+            workload=workload,
             solver=solver,
             cost_model=cost_model,
             keep_search=keep_search,

@@ -20,6 +20,7 @@ from statistics import NormalDist
 from time import perf_counter
 from typing import Any
 
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig
 from recshard_lab.planner.access import META_2021_POOLING
 from recshard_lab.planner.answers.text import gigabytes
@@ -31,7 +32,7 @@ from recshard_lab.text_table import Printable, TextTable
 
 MODELS = {"meta-1.25t": 1_250_000_000_000, "meta-3t": 3_000_000_000_000}
 WORLD_SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
-SMALLEST_GROUP = 32
+SMALLEST_GROUP, MOST_TABLES = 32, 10_000
 NUM_TABLES, DIMS, SPREAD = 856, (64, 96, 128, 192, 256), 2.5
 BATCH_SIZE, SYNC_EVERY = 512, 1_000
 FLOPS_PER_SAMPLE = 638e6
@@ -176,6 +177,7 @@ class TrillionExample(Printable):
         ]
 
 
+@checks_arguments
 def trillion_example(
     name: str,
     world_sizes: Sequence[int] = WORLD_SIZES,
@@ -193,12 +195,17 @@ def trillion_example(
         progress: as in `sweep`.
 
     Raises:
-        ValueError: an unknown model or preset.
+        ValueError: an unknown model or preset; no numbers of GPUs; no tables.
 
     >>> found = trillion_example("meta-1.25t", [64], num_tables=40)
     >>> [(tier, point.sharding_group_size, point.fits) for tier, point in found.points]
     [('HBM + host', 32, True), ('HBM', 64, True)]
     """
+    if not world_sizes or not 1 <= num_tables <= MOST_TABLES:
+        raise ValueError(
+            f"trillion_example needs numbers of GPUs and 1 to {MOST_TABLES:,} tables, got {world_sizes!r:.40} and "
+            f"{num_tables!r:.40}. Fix: world_sizes=[64], num_tables=40"
+        )
     if name not in MODELS:
         raise ValueError(f"no model is named {name!r:.80}. Fix: use one of {', '.join(MODELS)}")
     begun = perf_counter()

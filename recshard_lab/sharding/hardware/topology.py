@@ -38,7 +38,7 @@ messages and small kernels, are those of `machines.GPU_FIGURES` and `machines.IN
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -204,6 +204,7 @@ class Topology:
     compute_device: str = "cpu"
     hbm_cap: int = _DEFAULT
     ddr_cap: int = _DEFAULT
+    _: KW_ONLY  # TorchRec has other arguments from here on
     local_world_size: int = _DEFAULT
     hbm_mem_bw: float = _DEFAULT
     ddr_mem_bw: float = _DEFAULT

@@ -2,7 +2,7 @@
 
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -55,6 +55,8 @@ class ParameterConstraints:
     num_poolings: list[float] | None = None
     batch_sizes: list[int] | None = None
     is_weighted: bool = False
+    cache_params: CacheParams | None = None
+    _: KW_ONLY
     ranks: Sequence[int] | None = None
     route: str | None = None
     shards: Sequence[Shard] | None = None
@@ -63,7 +65,6 @@ class ParameterConstraints:
     device_group: str | None = None
     row_shares: RowShares | None = None
     colocate_with: Sequence[str] | None = None
-    cache_params: CacheParams | None = None
 
     def __post_init__(self) -> None:
         for name in ("sharding_types", "compute_kernels", "ranks", "shards"):

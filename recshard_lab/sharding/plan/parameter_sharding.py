@@ -1,7 +1,7 @@
 """The plan of one table: its shards, kernel and output path."""
 
 import numbers
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -56,6 +56,9 @@ class ParameterSharding:
     route: str
     cache_params: CacheParams | None
 
+    devices = None
+    """Rank -> device in the placements of `sharding_spec`; None: "cpu". Plans that differ in it alone are equal."""
+
     def __init__(
         self,
         sharding_type: str,
@@ -72,6 +75,8 @@ class ParameterSharding:
             if shards:
                 raise PlanError("shards and sharding_spec are mutually exclusive. Fix: pass one of them")
             shards = shards_from_spec(sharding_spec)
+            placements = [entry.placement for entry in sharding_spec.shards]
+            object.__setattr__(self, "devices", {int(place.rank()): str(place.device()) for place in placements})
         shard_ranks = list(dict.fromkeys(shard.rank for shard in shards))
         if ranks is not None:
             if not all(isinstance(rank, numbers.Integral) and not isinstance(rank, bool) for rank in ranks):
@@ -150,7 +155,23 @@ class ParameterSharding:
                 f"a {self.sharding_type} table with replicas of some rows has no EnumerableShardingSpec, because its "
                 f"shards must not overlap. Fix: read .shards"
             )
-        return None if self.replicated or not self.shards else spec_from_shards(self.shards)
+        return None if self.replicated or not self.shards else spec_from_shards(self.shards, self.devices)
+
+    def on_devices(self, device_type: str, local_world_size: int) -> "ParameterSharding":
+        """This sharding with these devices in the placements of `sharding_spec`: "cpu", or a GPU for each rank.
+
+        >>> on_gpus = ParameterSharding("table_wise", shards=[Shard(3, (0, 9), (0, 8))]).on_devices("cuda", 2)
+        >>> on_gpus.sharding_spec.shards[0].placement
+        rank:3/cuda:1
+        """
+        numbered = (
+            (lambda rank: f"{device_type}:{rank % local_world_size}") if device_type != "cpu" else lambda _: "cpu"
+        )
+        return self._placed(replace(self), {shard.rank: numbered(shard.rank) for shard in self.shards})
+
+    def _placed(self, other: "ParameterSharding", devices: "dict[int, str] | None") -> "ParameterSharding":
+        object.__setattr__(other, "devices", devices)
+        return other
 
     def resolved(
         self, table: BaseEmbeddingConfig, world_size: int, local_world_size: int | None = None
@@ -178,6 +199,14 @@ class ParameterSharding:
         default = scheme_named(self.sharding_type).default(table, topology, self.ranks)
         return replace(self, ranks=default.ranks, shards=default.shards)
 
+    def with_kernel(self, compute_kernel: str) -> "ParameterSharding":
+        """This sharding with another kernel.
+
+        Raises:
+            PlanError: an unknown kernel.
+        """
+        return self._placed(replace(self, compute_kernel=compute_kernel), self.devices)
+
     def with_route(self, route: str) -> "ParameterSharding":
         """This sharding with another output path; data_parallel, which has none, is unchanged.
 
@@ -187,7 +216,7 @@ class ParameterSharding:
         check_route(route)
         if self.replicated:
             return self
-        return replace(self, route=route)
+        return self._placed(replace(self, route=route), self.devices)
 
 
 def shards_from_spec(spec: Any) -> tuple[Shard, ...]:
@@ -219,8 +248,8 @@ def shards_from_spec(spec: Any) -> tuple[Shard, ...]:
     return tuple(shards)
 
 
-def spec_from_shards(shards: Sequence[Shard], device: str = "cpu") -> Any:
-    """An ``EnumerableShardingSpec`` of these shards."""
+def spec_from_shards(shards: Sequence[Shard], devices: Mapping[int, str] | None = None) -> Any:
+    """An ``EnumerableShardingSpec`` of these shards, on the devices of their ranks. Default: "cpu"."""
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
@@ -229,7 +258,7 @@ def spec_from_shards(shards: Sequence[Shard], device: str = "cpu") -> Any:
             ShardMetadata(
                 shard_offsets=[shard.rows[0], shard.cols[0]],
                 shard_sizes=[shard.num_rows, shard.num_cols],
-                placement=f"rank:{shard.rank}/{device}",
+                placement=f"rank:{shard.rank}/{(devices or {}).get(shard.rank, 'cpu')}",
             )
             for shard in shards
         ]

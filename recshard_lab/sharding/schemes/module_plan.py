@@ -30,7 +30,7 @@ def construct_module_sharding_plan(
         sharder: accepted as in TorchRec; the plan does not depend on it.
         local_size: ranks per node. Default: ``LOCAL_WORLD_SIZE``, otherwise all ranks.
         world_size: number of ranks. Default: that of the process group, or 1 without one.
-        device_type: "cpu" or "cuda".
+        device_type: "cpu" or "cuda", in the placements of each ``sharding_spec``. Default: where ranks compute.
 
     Raises:
         PlanError: a table without a generator, an unknown table, or a scheme that cannot split its table.
@@ -42,12 +42,15 @@ def construct_module_sharding_plan(
             raise PlanError(f"table {name!r} does not exist{nearest(name, names)}; tables: {', '.join(names)}")
     world_size = running_world_size() if world_size is None else world_size
     local_size = local_world_size(world_size) if local_size is None else local_size
-    topology = Topology(world_size, compute_device=device_type or "cpu", local_world_size=local_size)
+    topology = Topology(
+        world_size, compute_device=device_type or _running_device(local_size), local_world_size=local_size
+    )
     plan = EmbeddingModuleShardingPlan()
     for table in tables:
         if table.name not in per_param_sharding:
             raise PlanError(f"table {table.name!r} has no sharding. Fix: {{{table.name!r}: table_wise(rank=0)}}")
-        plan[table.name] = per_param_sharding[table.name](table, topology)
+        sharding = per_param_sharding[table.name](table, topology)
+        plan[table.name] = sharding.on_devices(topology.compute_device, local_size)
     ShardingPlan({"": plan}).validate(tables, world_size)
     return plan
 
@@ -84,6 +87,14 @@ def running_world_size() -> int:
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _running_device(local_size: int) -> str:
+    """The kind of device where ranks compute: "cuda" unless it is a CPU."""
+    import torch
+
+    device = os.environ.get("RECSHARD_DEVICE") or ("cuda" if torch.cuda.device_count() >= local_size else "cpu")
+    return "cpu" if device.startswith("cpu") else "cuda"
 
 
 def running_topology() -> Topology:

@@ -1,6 +1,8 @@
-"""For readers who come from TorchRec: its import names answered by this library, and plans both ways.
+"""For users of TorchRec: ``import torchrec`` gives classes of this library, and plans convert both ways.
 
-Read first: `torchrec` (``install()``), then `served` (which name is which class here).
+In reading order: `torchrec` (``install()``), `served` (names and their classes here), `not_served` (nearest names),
+`coverage_table`, `difference_list`, `serving` (the import hook), `translate` (CPU in place of GPUs), `plans`
+(conversion), `sharding_plan` and `planner` (TorchRec's defaults and order of arguments), `torchrec_names` (names).
 """
 
 import lazy_loader

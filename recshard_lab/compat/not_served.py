@@ -1,4 +1,4 @@
-"""What TorchRec's other names are for, and what comes nearest here. Most particular first; the first match speaks."""
+"""The purpose of TorchRec's other names, and the nearest names here. The first matching pattern is used."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from recshard_lab.compat.served import served_modules
 from recshard_lab.compat.torchrec_names import PUBLIC
 
 NEAREST: tuple[tuple[str, str, str], ...] = (
-    (r".*\.BoundsCheckMode$", "what becomes of ids that are no rows", "out_of_range= of collections and sharders"),
-    # pattern over "torchrec.module.name", what it is for, what comes nearest
+    (r".*\.BoundsCheckMode$", "the policy for ids out of range", "out_of_range= of collections and sharders"),
+    # pattern over "torchrec.module.name", purpose, nearest here
     (
         r"(?i).*quant(?!izedcomm).*|torchrec\.inference.*",
         "quantized inference",
@@ -30,17 +30,17 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r".*\.(HashZch\w*(Module|Scorer)|get_eviction_\w+|get_kernel_from_policy|TrainInputMapper)$",
-        "the inside of a zero-collision hash",
-        "recshard_lab.embedding.HashZchManagedCollisionModule, which scores and maps ids itself",
+        "internals of zero-collision hashing",
+        "recshard_lab.embedding.HashZchManagedCollisionModule",
     ),
     (
         r"torchrec\.modules\.mc_\w*\.(evict|return_\w+|apply_mc_method_to_jt_dict)$",
-        "the inside of managed collisions",
-        "ManagedCollisionEmbeddingBagCollection, which resets evicted rows itself",
+        "internals of managed collisions",
+        "ManagedCollisionEmbeddingBagCollection",
     ),
     (
         r"torchrec\.distributed\.model_tracker.*",
-        "what a delta tracker stores",
+        "storage of a delta tracker",
         "recshard_lab.distributed.ModelDeltaTracker, and dmp.dump(path, rows=tracker.get_unique_ids())",
     ),
     (
@@ -56,7 +56,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (
         r".*\.(\w*Proposer|proposers_to\w*|MAX_PROPOSALS)$|torchrec\.distributed\.planner\.proposers$",
         "searching plans",
-        "EmbeddingShardingPlanner, which searches by itself; local_search_passes= says how long",
+        "EmbeddingShardingPlanner(local_search_passes=), or proposers=",
     ),
     (
         r".*\.(\w*Enumerator|PartitionByType|get_partition_by_type|GUARDED\w*)$|torchrec\.distributed\.planner\.enumerators$",
@@ -80,10 +80,10 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"torchrec\.distributed\.planner\.constants.*|torchrec\.distributed\.planner\.types\.[A-Z_]+$|.*\.(CustomTopologyData|DeviceHardware|\w*Bandwidths?|TopologyFactory|TopologyConfigBase|HardwareConfig)$",
-        "figures of the machine",
+        "bandwidths and sizes of the machine",
         "the arguments of Topology",
     ),
-    (r"torchrec\.distributed\.planner.*", "TorchRec's planner at work", "EmbeddingShardingPlanner(...).plan(module)"),
+    (r"torchrec\.distributed\.planner.*", "internals of the planner", "EmbeddingShardingPlanner(...).plan(module)"),
     (
         r".*\.\w*(Pipeline|StageOut|SparseDataDist|GradientAccumulation|TorchCompileConfig|CallArgs|ArgInfo|DataLoadingThread)\w*$",
         "overlapping the stages of a step",
@@ -91,34 +91,34 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r".*\.(\w*Lookup|\w*BaseEmbedding\w*|\w*EmbeddingSharding\w*|\w*ShardingContext|\w*ModuleContext|\w*CollectionContext|Sharded\w*|Grouped\w*|KJTList|ListOfKJTList|InputDistOutputs|create_sharding_infos\w*|\w*Mixin|\w*MixIn)$|torchrec\.distributed\.(sharding|embedding_lookup|embedding_sharding|embedding_kernel|batched_embedding_kernel|dist_data|comm_ops).*",
-        "how TorchRec runs a scheme",
-        "recshard_lab.distributed.Executor, which runs every scheme; a new scheme is one file (register_scheme)",
+        "internals of sharded modules",
+        "recshard_lab.distributed.Executor, and register_scheme for a new scheme",
     ),
     (
         r".*\.(DMPCollection\w+|ShardingEnv2D|\w*2D)$",
-        "the inside of 2D parallel",
-        "DMPCollection(...), whose grid it is",
+        "internals of 2D parallel",
+        "DMPCollection(...)",
     ),
     (
         r".*\.(\w*Criteo\w*|criteo_\w*)$|torchrec\.datasets\.criteo.*",
         "reading Criteo files",
-        "preprocess_criteo, CriteoClicks and BatchLoader of recshard_lab.data: the same files",
+        "preprocess_criteo, CriteoClicks and BatchLoader of recshard_lab.data",
     ),
     (
         r".*\.(movielens_\w*|DEFAULT_\w*COLUMN_NAMES|COLUMN_TYPE_CASTERS|\w*_FILENAME)$|torchrec\.datasets\.movielens.*",
         "reading MovieLens files",
         "recshard_lab.MovieLens.load(path)",
     ),
-    (r"torchrec\.datasets.*", "reading data in pieces", "torch.utils.data"),
+    (r"torchrec\.datasets.*", "reading data", "torch.utils.data"),
     (
         r".*\.(DLRM_\w*|InteractionProjectionArch)$",
         "DLRM with other interactions",
-        "DLRM, with its dots of all pairs, or DLRM_DCN, with a cross network",
+        "DLRM (dot products of all pairs) or DLRM_DCN (a cross network)",
     ),
     (
         r"torchrec\.(models|modules)\..*|torchrec\.models",
         "layers and models",
-        "torch.nn, beside EmbeddingBagCollection and EmbeddingCollection",
+        "torch.nn, EmbeddingBagCollection and EmbeddingCollection",
     ),
     (r"torchrec\.optim\..*", "optimizers", "recshard_lab.optim"),
     (r"torchrec\.(\w+\.)*test_utils.*", "TorchRec's own tests", "recshard_lab.launch(n) for ranks to test on"),
@@ -126,7 +126,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
 
 
 def explain(path: str) -> str:
-    """Why a module or name is not to be had, what it is for, and what to use in its place.
+    """Why an import fails: the name, its purpose, and the nearest name here.
 
     >>> print(explain("torchrec.distributed.planner.enumerators.EmbeddingEnumerator"))
     recshard_lab does not serve torchrec.distributed.planner.enumerators.EmbeddingEnumerator (listing sharding options).
@@ -141,7 +141,7 @@ def explain(path: str) -> str:
 
 
 def _misspelt(path: str) -> str | None:
-    """The name of the same module that was meant, where `path` is no name of TorchRec's at all."""
+    """A similar name of the same module, if TorchRec has no name `path`."""
     module, _, name = path.rpartition(".")
     ours = served_modules().get(module, {})
     if not ours or name in PUBLIC.get(module, "").split():
@@ -150,14 +150,14 @@ def _misspelt(path: str) -> str | None:
 
 
 def _elsewhere(path: str) -> str:
-    """Where a name is served, if it was looked for in the wrong module."""
+    """The module that serves the name, or a similar name."""
     name = path.rpartition(".")[2]
-    homes = [module for module, names in served_modules().items() if name in names]
-    if homes:
-        return f": it is in {homes[0]}"
+    modules = [module for module, names in served_modules().items() if name in names]
+    if modules:
+        return f": it is in {modules[0]}"
     known = {name for names in served_modules().values() for name in names} | set(served_modules())
     close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ", and has nothing that comes near it"
+    return f" (did you mean {close[0]!r}?)" if close else ". It has no similar name"
 
 
 @lru_cache(maxsize=1)

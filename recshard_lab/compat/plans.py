@@ -1,9 +1,9 @@
 """Plans both ways between this library and an installed TorchRec.
 
-A plan here is rectangles, whatever its label. TorchRec runs a scheme by its name and expects that scheme's rectangles:
-row stripes of ``ceil(rows / ranks)`` in the order of the ranks, empty ones included. So every table is checked against
-what TorchRec would run, and one that it would run otherwise is refused. What its plans have no place for (the route, a
-label of one's own, a replicated table stepped in backward) is kept beside its entry, and comes back with it.
+A plan here is a list of shards for each table. TorchRec runs a scheme by its name and expects that scheme's shards:
+row shards of ``ceil(rows / ranks)`` in the order of the ranks, including empty ones. Every table is checked against the
+shards that TorchRec would run, and refused if they differ. TorchRec's plans cannot store the route, a custom label or a
+replicated table with an optimizer in backward. An attribute of their entry keeps them for the way back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from recshard_lab.sharding import (
 from recshard_lab.sharding.plan.types import HBM
 
 KEPT = "_recshard_lab"
-"""Attribute of TorchRec's ``ParameterSharding``: (what it says, read back; what it was made from)."""
+"""Attribute of TorchRec's ``ParameterSharding``: (its sharding as read back, the sharding it was converted from)."""
 
 
 def to_torchrec(
@@ -35,17 +35,17 @@ def to_torchrec(
     device_type: str = "cpu",
     paths: Mapping[str, str] | None = None,
 ) -> Any:
-    """The same plan as TorchRec's ``ShardingPlan``, which its ``DistributedModelParallel`` takes.
+    """Converts a plan to TorchRec's ``ShardingPlan``, for its ``DistributedModelParallel``.
 
     Args:
-        plan: with every rectangle spelled out (`ShardingPlan.resolved`); a data-parallel table needs none.
-        world_size: ranks that it will run on; as many as the plan names when left out.
-        local_world_size: ranks of one node; all when left out.
+        plan: with explicit shards (`ShardingPlan.resolved`). Data-parallel tables need none.
+        world_size: number of ranks. Default: those in the plan.
+        local_world_size: ranks per node. Default: all.
         device_type: "cpu" or "cuda".
-        paths: module path here -> module path there, where a model differs; the same when left out.
+        paths: module path here -> module path in TorchRec. Default: the same path.
 
     Raises:
-        PlanError: a table whose rectangles TorchRec would not run as they are, by name, with a fix.
+        PlanError: TorchRec would run other shards of a table.
         ImportError: TorchRec is not installed, or its names are served by this library.
     """
     theirs = _torchrec()
@@ -62,14 +62,14 @@ def to_torchrec(
 
 
 def from_torchrec(plan: Any, paths: Mapping[str, str] | None = None) -> ShardingPlan:
-    """TorchRec's plan as this library's. Data-parallel tables, whose size a plan does not tell, are left to `resolved`.
+    """Converts a plan of TorchRec. Call `resolved` for data-parallel tables: the plan does not have their sizes.
 
     Args:
         plan: TorchRec's ``ShardingPlan``.
-        paths: module path there -> module path here, where a model differs.
+        paths: module path in TorchRec -> module path here. Default: the same path.
 
     Raises:
-        PlanError: a kernel that this library does not have, or a module that is no embedding collection.
+        PlanError: an unsupported kernel, or the plan of another module than an embedding collection.
     """
     found: dict[str, EmbeddingModuleShardingPlan] = {}
     for path, tables in plan.plan.items():
@@ -87,15 +87,15 @@ def _torchrec() -> Any:
         if error.name is None or error.name.partition(".")[0] != "torchrec":
             raise
         raise ModuleNotFoundError(
-            "a plan becomes TorchRec's where the package torchrec is installed, and here it is not; plan.to_json() and "
-            "plan.to_script() need nothing else",
+            "to_torchrec needs the package torchrec, which is not installed. Fix: pip install torchrec, or "
+            "plan.to_json()",
             name="torchrec",
         ) from None
 
     if types.ShardingPlan is ShardingPlan:
         raise ImportError(
-            "torchrec's names are served by recshard_lab here, so there is no other plan to convert to: call "
-            "recshard_lab.compat.torchrec.uninstall() first"
+            "recshard_lab serves the names of torchrec, so TorchRec's ShardingPlan cannot be imported. Fix: "
+            "recshard_lab.compat.uninstall()"
         )
     return types
 
@@ -118,7 +118,7 @@ def _own(name: str, theirs: Any) -> ParameterSharding:
 
 
 class _Nodes:
-    """Ranks fill nodes in order."""
+    """Nodes of consecutive ranks."""
 
     def __init__(self, world_size: int, local: int) -> None:
         if world_size < 1 or local < 1 or world_size % local:
@@ -172,21 +172,21 @@ def _spec(shards: Sequence[Shard], device_type: str, nodes: _Nodes) -> Any:
 
 
 def _as_they_run_it(name: str, ours: ParameterSharding, nodes: _Nodes) -> tuple[str, list[Shard]]:
-    """The scheme by whose name TorchRec runs these very rectangles, and they in its order, with its empty stripes."""
+    """The scheme under which TorchRec runs these shards, and the shards in its order, with its empty row shards."""
     if not ours.shards:
-        raise PlanError(f"table {name!r} has no rectangles yet. Fix: plan.resolved(tables, world_size)")
+        raise PlanError(f"table {name!r} has no shards. Fix: plan.resolved(tables, world_size)")
     if ours.partly_replicated:
         hot = next(shard for shard, copy in zip(ours.shards, ours.replica_flags, strict=True) if copy)
         raise PlanError(
             f"table {name!r} ({ours.sharding_type}) has rows {hot.rows[0]:,} to {hot.rows[1] - 1:,} on every rank and "
-            f"the others on some: TorchRec has no such sharding. Fix: row_wise() for this table"
+            f"the others on some ranks, which TorchRec does not support. Fix: row_wise() for this table"
         )
     if len({shard.tier for shard in ours.shards}) > 1:
         raise PlanError(
-            f"table {name!r} ({ours.sharding_type}) has shards in both memories of a rank, and TorchRec's kernels "
-            f"serve a whole table. Fix: compute_kernel='fused' or 'fused_uvm' with all shards in one tier"
+            f"table {name!r} ({ours.sharding_type}) has shards in both memories of a rank, but a kernel of TorchRec "
+            f"has all shards of a table. Fix: compute_kernel='fused' or 'fused_uvm' with all shards in one tier"
         )
-    flat = (replace(shard, tier=HBM) for shard in ours.shards)  # its kernel's name says where they lie
+    flat = (replace(shard, tier=HBM) for shard in ours.shards)  # the kernel's name has the memory
     ours_sorted = sorted(flat, key=lambda shard: (shard.cols, shard.rows))
     rows, cols = max(s.rows[1] for s in ours_sorted), max(s.cols[1] for s in ours_sorted)
     beyond = [shard.rank for shard in ours_sorted if shard.rank >= nodes.world_size]
@@ -199,9 +199,9 @@ def _as_they_run_it(name: str, ours: ParameterSharding, nodes: _Nodes) -> tuple[
             return str(scheme), found
     what = f"TorchRec's {ours.sharding_type}" if named else "any scheme of TorchRec's"
     raise PlanError(
-        f"table {name!r} ({ours.sharding_type}, {len(ours.shards)} shards on ranks {ours.ranks}) is not cut as {what} "
-        f"would cut it on {nodes.world_size} ranks of {nodes.local} a node, where row stripes are of equal height and "
-        f"lie in the order of the ranks. Fix: the scheme's default, such as row_wise() without sizes or ranks"
+        f"table {name!r} ({ours.sharding_type}, {len(ours.shards)} shards on ranks {ours.ranks}) is not split as by "
+        f"{what} on {nodes.world_size} ranks, {nodes.local} per node: its row shards have equal heights, in the "
+        f"order of the ranks. Fix: the scheme's default, such as row_wise() without sizes or ranks"
     )
 
 
@@ -245,4 +245,4 @@ _FORMS: dict[str, Callable[[list[Shard], int, int, _Nodes], list[Shard] | None]]
     ShardingType.TABLE_COLUMN_WISE: _table_column_wise,
     ShardingType.GRID_SHARD: _grid_shard,
 }
-"""What TorchRec runs under each name, for a table of this size on these ranks; None where it never would."""
+"""The shards that TorchRec runs under each scheme, for a table of this size on these ranks; None if none fit."""

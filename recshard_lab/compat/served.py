@@ -1,7 +1,7 @@
-"""Which of TorchRec's names is which class here.
+"""TorchRec's names and their classes here.
 
-Module of TorchRec's -> {room here: names}. ``Theirs=Ours`` where the names differ; a room that starts with ``torch`` or
-``typing`` is torch's or Python's own.
+Module of TorchRec -> {room here: names}. ``Theirs=Ours`` if the names differ. A room that starts with ``torch`` or
+``typing`` is a module of torch or Python.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ _CLIPPING = "GradientClipping GradientClippingOptimizer"
 _FUSED = "EmptyFusedOptimizer FusedOptimizer FusedOptimizerModule"
 _STEPPING = "Adagrad Adam LAMB LarsSGD PartialRowWiseAdam PartialRowWiseLAMB SGD"
 _PLAN = "EmbeddingModuleShardingPlan ParameterSharding ShardingPlan ShardingType"
-_GENERATORS = "apply_to_all column_wise construct_module_sharding_plan data_parallel grid_shard row_wise"
 _PIPELINES = (
     "EvalPipelineSparseDist PrefetchTrainPipelineSparseDist TrainPipeline TrainPipelineBase TrainPipelineSparseDist"
 )
@@ -129,17 +128,19 @@ SERVED: dict[str, dict[str, str]] = {
         "get_default_sharders"
     },
     "torchrec.distributed.sharding_plan": {
-        "sharding": f"{_GENERATORS} table_row_wise table_wise ParameterShardingGenerator",
+        "sharding": "apply_to_all ParameterShardingGenerator",
+        "compat.sharding_plan": "column_wise construct_module_sharding_plan data_parallel grid_shard row_wise "
+        "table_row_wise table_wise",
         "distributed": "get_default_sharders get_module_to_default_sharders",
     },
     "torchrec.distributed.fbgemm_qcomm_codec": {
         "comm": "CommType QCommsConfig get_qcomm_codecs get_qcomm_codecs_registry"
     },
     "torchrec.distributed.planner": {
-        "planner": "EmbeddingShardingPlanner",
+        "compat.planner": "EmbeddingShardingPlanner",
         "sharding": "ParameterConstraints Topology",
     },
-    "torchrec.distributed.planner.planners": {"planner": "EmbeddingShardingPlanner"},
+    "torchrec.distributed.planner.planners": {"compat.planner": "EmbeddingShardingPlanner"},
     "torchrec.distributed.planner.storage_reservations": {
         "planner": "FixedPercentageStorageReservation HeuristicalStorageReservation",
     },
@@ -194,7 +195,7 @@ SERVED: dict[str, dict[str, str]] = {
 
 
 def target_of(module: str, name: str) -> str | None:
-    """Where a name of TorchRec's is to be had, as ``module:name``; None where it is not served.
+    """The target of a name of TorchRec as ``module:name``; None if it is not served.
 
     >>> target_of("torchrec", "KeyedJaggedTensor")
     'recshard_lab.sparse:KeyedJaggedTensor'

@@ -1,7 +1,7 @@
 """A meta-path finder that answers ``import torchrec`` and its submodules with this library's classes.
 
-Every module served is an empty package (``__path__ = []``) whose names are looked up when first touched. Since it is
-a package, Python asks the finder once more for a name it does not have, and the answer can say what it was for.
+Each served module is an empty package (``__path__ = []``) whose names are loaded at their first use. For a missing name
+of a package, Python calls the finder again, which raises an error with the nearest name.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ ROOT = "torchrec"
 
 
 class Finder:
-    """Stands in ``sys.meta_path`` while TorchRec's names are served."""
+    """In ``sys.meta_path`` while TorchRec's names are served."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a served module; None for modules of others.
+        """The spec of a served module; None for other modules.
 
         Raises:
-            ImportError: a module or name of TorchRec's that is not served, with what to use in its place.
+            ImportError: a module or name of TorchRec that is not served, with the nearest name here.
         """
         if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
             return None
@@ -38,17 +38,17 @@ class Finder:
 
 
 class Loader(abc.Loader):
-    """Makes a module whose names come from the table."""
+    """Creates a module whose names come from `served`."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return ServedModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing runs: names are looked up when they are touched."""
+        """Executes nothing: names are loaded at their first use."""
 
 
 class ServedModule(ModuleType):
-    """A module of TorchRec's name with this library's classes."""
+    """A module with TorchRec's name and this library's classes."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"{name}, served by recshard_lab: see recshard_lab.compat.torchrec.")
@@ -77,12 +77,12 @@ class ServedModule(ModuleType):
 
 
 def _on_arrival(name: str) -> ModuleType:
-    """The module in another process, which a function that uses it was sent to."""
+    """Loads the module in another process, for a pickled function that uses it."""
     if finder_in_place() is None and ROOT not in sys.modules:
         sys.meta_path.insert(0, Finder())
     return import_module(name)
 
 
 def finder_in_place() -> Finder | None:
-    """The finder that serves now, if any."""
+    """The installed finder, if there is one."""
     return next((finder for finder in sys.meta_path if isinstance(finder, Finder)), None)

@@ -1,4 +1,4 @@
-"""``import torchrec`` where TorchRec is not: its names, answered by this library.
+"""``import torchrec`` without TorchRec: this library's classes under its names.
 
 >>> install(shadow=True)
 >>> import torchrec
@@ -6,8 +6,8 @@
 <class 'recshard_lab.sparse.keyed_jagged_tensor.KeyedJaggedTensor'>
 >>> uninstall()
 
-What a tutorial says about the machine (``"nccl"``, ``"cuda"``) is put right by `translated`, or by hand with `backend`
-and `device`.
+`translated` replaces ``"nccl"`` and ``"cuda"`` in the text of a tutorial on a machine without GPUs. `backend` and
+`device` return the right values for a script.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from recshard_lab.compat.translate import translated as translated
 __all__ = ["backend", "device", "install", "installed", "translated", "uninstall"]
 
 FOR_CHILDREN = "RECSHARD_TORCHREC"
-"""Set in the environment while names are served: processes started from here serve them as well."""
+"""Environment variable that is set while names are served: child processes serve them too."""
 
 
 def install(shadow: bool = False) -> None:
-    """Answers ``import torchrec`` and its submodules from now on, here and in processes started from here.
+    """Answers ``import torchrec`` and its submodules with this library's classes, also in child processes.
 
-    A name that this library does not have is refused where it is imported, with what it was for and what comes nearest.
-    Calling it again changes nothing.
+    The import of a name that this library does not have raises ImportError with its purpose and the nearest name here.
+    A second call has no effect.
 
     Args:
-        shadow: serve the names though a TorchRec is installed, which then cannot be imported.
+        shadow: whether to serve the names although TorchRec is installed. TorchRec then cannot be imported.
 
     Raises:
         ImportError: TorchRec is installed and `shadow` is False, or it has been imported already.
@@ -48,28 +48,28 @@ def install(shadow: bool = False) -> None:
         return
     if ROOT in sys.modules:
         raise ImportError(
-            "torchrec has been imported already, and its objects are in use: call install() in a fresh interpreter, "
-            "before anything imports torchrec"
+            "torchrec has been imported already, and its objects are in use. Fix: call install() in a fresh "
+            "interpreter, before the first import of torchrec"
         )
     there = find_spec(ROOT)
     if there is not None and not shadow:
         raise ImportError(
-            f"torchrec is installed here ({there.origin}): import it as it is, or call install(shadow=True) to have "
-            f"its names answered by recshard_lab instead"
+            f"torchrec is installed here ({there.origin}), and install() does not replace it. Fix: import torchrec "
+            f"without install(), or call install(shadow=True) to import recshard_lab's classes instead"
         )
     sys.meta_path.insert(0, Finder())
     os.environ[FOR_CHILDREN] = "shadow" if shadow else "install"
 
 
 def install_as_parent() -> None:
-    """What the process that started this one has installed; a process with a TorchRec of its own keeps that."""
+    """Serves the names if the parent process does. A child process in which TorchRec is installed imports TorchRec."""
     shadow = os.environ.get(FOR_CHILDREN) == "shadow"
     if ROOT not in sys.modules and (shadow or find_spec(ROOT) is None):
         install(shadow)
 
 
 def uninstall() -> None:
-    """Takes the names away again; objects made through them live on. Without `install` it does nothing."""
+    """Stops serving the names. Existing objects stay valid. Without `install` it has no effect."""
     finder = finder_in_place()
     if finder is None:
         return
@@ -80,5 +80,5 @@ def uninstall() -> None:
 
 
 def installed() -> bool:
-    """Whether TorchRec's names are served now."""
+    """Whether TorchRec's names are served."""
     return finder_in_place() is not None

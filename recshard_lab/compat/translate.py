@@ -1,4 +1,4 @@
-"""A tutorial's text for the machine at hand: backend and device put right, notebook commands left out."""
+"""Adapts the text of a tutorial to this machine: backend, device, and notebook commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def backend(world_size: int = 1) -> str:
-    """``"nccl"`` where every one of `world_size` ranks can have a GPU of its own, else ``"gloo"``.
+    """``"nccl"`` if each of `world_size` ranks can have a GPU, otherwise ``"gloo"``.
 
     >>> backend(world_size=10**6)
     'gloo'
@@ -18,7 +18,7 @@ def backend(world_size: int = 1) -> str:
 
 
 def device(rank: int = 0, world_size: int = 1) -> torch.device:
-    """The device of a rank under `backend`: its own GPU, or the CPU.
+    """The device of a rank under `backend`: its GPU, or the CPU.
 
     >>> device(rank=3, world_size=10**6)
     device(type='cpu')
@@ -28,7 +28,7 @@ def device(rank: int = 0, world_size: int = 1) -> torch.device:
 
 _ON_CPU = (
     (re.compile(r"torch\.cuda\.(?:set_device|synchronize|empty_cache|reset_peak_memory_stats)\([^()\n]*\)"), "None"),
-    (re.compile(r"""f?(["'])cuda(?::[^"'\n]*)?\1"""), r"\1cpu\1"),
+    (re.compile(r"""f?(["'])cuda(?::(?:(?!\1)[^\n])*)?\1"""), r"\1cpu\1"),
     (re.compile(r"""(["'])nccl\1"""), r"\1gloo\1"),
     (re.compile(r"\.cuda\([^()\n]*\)"), ".cpu()"),
 )
@@ -37,16 +37,16 @@ _FBGEMM_NAMES = re.compile(r"\bfbgemm_gpu\.split_embedding_configs\b")
 
 
 def translated(source: str, world_size: int = 1) -> str:
-    """The text of a cell or script, with what it says about the machine changed to the machine at hand.
+    """Adapts the text of a cell or script to this machine.
 
-    - Lines that a shell or IPython would run (``!pip ...``, ``%%...``) and assignments to ``sys.path`` become comments.
-    - Where there is no GPU for each rank: ``"nccl"`` becomes ``"gloo"``, ``"cuda"`` and ``f"cuda:{rank}"`` become
-      ``"cpu"``, ``.cuda()`` becomes ``.cpu()``, and statements about the current GPU are left out.
-    - Where fbgemm is not installed, its ``EmbOptimType`` comes from this library.
+    - Shell and IPython lines (``!pip ...``, ``%%...``) and assignments to ``sys.path`` become comments.
+    - Without a GPU for each rank, ``"nccl"`` becomes ``"gloo"``, ``"cuda"`` and ``f"cuda:{rank}"`` become ``"cpu"``,
+      ``.cuda()`` becomes ``.cpu()``, and calls that set the current GPU become ``None``.
+    - Without fbgemm, its ``EmbOptimType`` comes from this library.
 
     Args:
-        source: Python text; the number of its lines stays.
-        world_size: ranks that the text will run on, on this machine.
+        source: Python text. Its number of lines does not change.
+        world_size: ranks on this machine.
 
     >>> print(translated('!pip install torchrec\\nx = x.to("cpu")', world_size=10**6))
     # !pip install torchrec

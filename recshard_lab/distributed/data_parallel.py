@@ -109,7 +109,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         replicated = Replicated(dmp.module, process_group=env.pg, **self.ddp_kwargs)
         replicated.all_reduce = DenseAllReduce(env, _FORMATS[self.precision])
         replicated.register_comm_hook(replicated.all_reduce, DenseAllReduce.start)
-        dmp.module = replicated
+        dmp._dmp_wrapped_module = replicated
 
 
 class FullyShardWrapper(DataParallelWrapper):

@@ -273,8 +273,8 @@ class DMPCollection(DistributedModelParallel):
     def _send_to_other_groups(self, error: Exception) -> None:
         """Takes part in the dense all-reduce with marked messages, for which the other sharding groups wait."""
         keep_for_others(error, self.env)
-        if self.grid.num_replicas > 1 and torch.is_grad_enabled() and isinstance(self.module, Replicated):
-            self.module.take_part()
+        if self.grid.num_replicas > 1 and torch.is_grad_enabled() and isinstance(self._dmp_wrapped_module, Replicated):
+            self._dmp_wrapped_module.take_part()
             if self.device.type == "cpu":  # elsewhere, messages are not marked
                 error_for(self.grid.world)
 

@@ -96,7 +96,7 @@ class DistributedModelParallel(nn.Module):
         self._fill(module, unsharded)
         self._bare: nn.Module = self.collections.get("", module)
         agreed(everyone, lambda: self._place_dense(module, init_parameters))
-        self.module = self._bare
+        self._dmp_wrapped_module = self._bare
         self._has_data_parallel = False
         if init_data_parallel:
             self.init_data_parallel()
@@ -391,10 +391,22 @@ class DistributedModelParallel(nn.Module):
 
     # ---- using ----
 
+    @property
+    def module(self) -> nn.Module:
+        """The sharded model, without the wrapper that replicates its dense part.
+
+        ``dmp._dmp_wrapped_module`` is the model in its wrapper, such as DistributedDataParallel with its ``no_sync()``.
+        A `DataParallelWrapper` sets it, by either name.
+        """
+        return self._bare
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__("_dmp_wrapped_module" if name == "module" else name, value)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward on this rank's batch."""
         self.fused_optimizer.push_learning_rates()
-        return self.module(*args, **kwargs)
+        return self._dmp_wrapped_module(*args, **kwargs)
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """The parameters for a torch optimizer: the replicated ones, and tables on the dense kernel."""

@@ -153,8 +153,8 @@ class KeyedOptimizer(torch.optim.Optimizer):
     def init_state(self, sparse_grad_parameter_names: Collection[str] | None = None) -> None:
         """Makes the state tensors that an optimizer makes in its first step, so that a state can be loaded into them.
 
-        Takes one step with gradients of zero and learning rates of zero; weights and gradients are as before, step
-        counts are not.
+        Takes one step with gradients of zero and learning rates of zero. Weights do not change, step counts do. A
+        parameter without a gradient has one of zeros afterwards, as in TorchRec.
 
         Args:
             sparse_grad_parameter_names: parameters whose gradient is sparse.
@@ -174,7 +174,8 @@ class KeyedOptimizer(torch.optim.Optimizer):
             if rate is not None:
                 group["lr"] = rate
         for name, param in trained.items():
-            param.grad = grads[name]
+            if grads[name] is not None:
+                param.grad = grads[name]
 
     def add_param_group(self, param_group: Any) -> None:
         """Refused: a parameter without a name could not be saved.

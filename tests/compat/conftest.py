@@ -6,7 +6,7 @@ import pytest
 
 from recshard_lab.compat import torchrec as shim
 
-collect_ignore = ["torchrec_plans.py"]  # imports TorchRec: for its environment alone
+collect_ignore = ["torchrec_plans.py", "behaviour.py"]  # run in processes that have or serve TorchRec
 
 
 @pytest.fixture

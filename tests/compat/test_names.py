@@ -1,4 +1,4 @@
-"""TorchRec's names are this library's classes; what is not served says so, with what comes nearest."""
+"""TorchRec's names are this library's classes; the import of any other name raises an error with the nearest one."""
 
 import importlib
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 import recshard_lab
 from recshard_lab.compat import torchrec as shim
-from recshard_lab.compat.coverage import coverage, report
+from recshard_lab.compat.coverage_table import coverage, report
 from recshard_lab.compat.served import served_modules
 from recshard_lab.compat.torchrec_names import PUBLIC
 

@@ -127,12 +127,12 @@ def test_module_paths_can_differ() -> None:
 )
 def test_what_torchrec_would_run_otherwise_is_refused(generator: Any) -> None:
     made = generator(table(64), Topology(RANKS, local_world_size=LOCAL))
-    with pytest.raises(PlanError, match=r"table 't' .* is not cut as .*Fix:"):
+    with pytest.raises(PlanError, match=r"table 't' .* is not split as by .*Fix:"):
         plans.to_torchrec(ShardingPlan({"": {"t": made}}), RANKS, LOCAL)
 
 
 def test_replicas_of_some_rows_are_refused_by_name() -> None:
-    with pytest.raises(PlanError, match=r"'t' .flex_shard. has rows 0 to 2 on every rank .* no such sharding"):
+    with pytest.raises(PlanError, match=r"'t' .flex_shard. has rows 0 to 2 on every rank .* TorchRec does not support"):
         plans.to_torchrec(ShardingPlan({"": {"t": flex_shard(hot_rows=3)(table(64), Topology(RANKS))}}), RANKS)
 
 

@@ -12,6 +12,7 @@ MANY = 10**6  # more ranks than any machine has GPUs
     [
         ('device = "cuda"', 'device = "cpu"'),
         ("torch.device(f'cuda:{rank}')", "torch.device('cpu')"),
+        ("""f"cuda:{os.environ['LOCAL_RANK']}" + "x" """, '"cpu" + "x" '),
         ('dist.init_process_group("nccl")', 'dist.init_process_group("gloo")'),
         ('if backend == "nccl":', 'if backend == "gloo":'),
         ("ids.cuda()", "ids.cpu()"),

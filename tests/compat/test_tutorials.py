@@ -68,7 +68,10 @@ def test_fused_params_step_the_tables_in_backward(served: None) -> None:
 
     ebc, batch = a_collection(), a_batch()
     params = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.5, "eps": 0.01}
-    plan = construct_module_sharding_plan(ebc, {"films": table_wise(rank=0), "people": row_wise()})
+    plan = construct_module_sharding_plan(
+        ebc,
+        {"films": table_wise(rank=0, compute_kernel="fused"), "people": row_wise(compute_kernel="fused")},
+    )
     sharded = EmbeddingBagCollectionSharder(fused_params=params).shard(ebc, plan)
     assert "lr: 0.5" in str(sharded.fused_optimizer)
     assert dict(in_backward_optimizer_filter(sharded.named_parameters())) == {}

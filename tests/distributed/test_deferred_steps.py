@@ -269,7 +269,7 @@ def accumulated(
     for step in range(STEPS):
         optimizer.zero_grad()
         for number in range(batches):
-            with dmp.module.no_sync() if number < batches - 1 else nullcontext():  # type: ignore[operator]
+            with dmp._dmp_wrapped_module.no_sync() if number < batches - 1 else nullcontext():  # type: ignore[operator]
                 dmp(batch_of(step * batches + number, rank))[0].backward()
         optimizer.step()
         note()

@@ -169,8 +169,9 @@ class Twice(DataParallelWrapper):
         for name, parameter in dmp.module.named_parameters():
             if name not in tables:
                 parameter.register_post_accumulate_grad_hook(self.average)
-        dmp.module = nn.Sequential(dmp.module)
-        dmp.module.forward = dmp.module[0].forward
+        wrapped = nn.Sequential(dmp.module)
+        wrapped.forward = wrapped[0].forward  # type: ignore[method-assign]
+        dmp.module = wrapped
 
     @staticmethod
     def average(parameter: Tensor) -> None:
@@ -203,9 +204,9 @@ def accumulated() -> list[str]:
     """Gradients kept by ``no_sync``, averaged afterwards: which layers have one. Runs on every rank."""
     rank = torch.distributed.get_rank()
     dmp = DistributedModelParallel(Model())
-    with dmp.module.no_sync() if torch.distributed.get_world_size() > 1 else nullcontext():
+    with dmp._dmp_wrapped_module.no_sync() if torch.distributed.get_world_size() > 1 else nullcontext():
         dmp(batch_of(rank), [0, 1] if rank else [0]).sum().backward()
-    _average(dmp.module)  # type: ignore[arg-type]
+    _average(dmp._dmp_wrapped_module)  # type: ignore[arg-type]
     return [name for name, p in dmp.named_parameters() if p.grad is not None]
 
 

@@ -48,7 +48,7 @@ def steps_failing(where: str) -> tuple[list[str], Any]:
         errors = [jobs.attempted(lambda: jobs.train(dmp, dense, 1, 1))]
     errors += [jobs.attempted(lambda step=step: jobs.train(dmp, dense, step, 1)) for step in (2, 3)]
     errors.append(jobs.attempted(lambda: dmp.sync(optimizers=[dense])))
-    return errors, dmp.module.module.over.weight.detach()
+    return errors, dmp.module.over.weight.detach()
 
 
 @pytest.mark.parametrize("where", [PACK, PLACES["lookup"], PLACES["arrival"]], ids=["pack", "lookup", "arrival"])

@@ -145,11 +145,12 @@ def dense_later(rank: int) -> tuple[str, bool, bool]:
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(3, 1))
     dmp = DistributedModelParallel(model, init_data_parallel=False)
-    before = type(dmp.module).__name__
+    before = type(dmp._dmp_wrapped_module).__name__
     dmp.init_data_parallel()
-    wrapped = dmp.module
+    wrapped = dmp._dmp_wrapped_module
     dmp.init_data_parallel()
-    return before, isinstance(wrapped, DistributedDataParallel), dmp.module is wrapped
+    replicated = isinstance(wrapped, DistributedDataParallel) and wrapped.module is dmp.module is model
+    return before, replicated, dmp._dmp_wrapped_module is wrapped
 
 
 def test_the_dense_part_can_be_replicated_later(pair: Any) -> None:

@@ -68,7 +68,7 @@ def test_a_state_is_named_by_parameter_and_training_goes_on_from_it(make: Any) -
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
-def test_init_state_leaves_weights_gradients_and_rates_as_they_were() -> None:
+def test_init_state_leaves_weights_and_rates_as_they_were_and_zeros_for_no_gradient() -> None:
     module = model()
     optimizer = wrap(module)
     before = copy.deepcopy(module.state_dict())
@@ -76,7 +76,7 @@ def test_init_state_leaves_weights_gradients_and_rates_as_they_were() -> None:
     optimizer.init_state()
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert torch.equal(module[0].weight.grad, torch.ones(4, 3))
-    assert module[1].weight.grad is None
+    assert not module[1].weight.grad.any()
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert not optimizer.state_dict()["state"]["0.weight"]["exp_avg"].any()
 

@@ -1,4 +1,4 @@
-"""How much of TorchRec is served: its public names, module by module, and those that are not."""
+"""Which of TorchRec's public names are served, module by module."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from recshard_lab.compat.torchrec_names import PUBLIC
 
 @dataclass(frozen=True)
 class ModuleCoverage:
-    """One module of TorchRec's.
+    """One module of TorchRec.
 
     Args:
         module: its name.
-        served, missing: its public names, by whether they are served.
+        served: its public names that are served.
+        missing: its other public names.
     """
 
     module: str
@@ -24,13 +25,13 @@ class ModuleCoverage:
 
     @property
     def share(self) -> float:
-        """Part of its names that is served; 1 where it has none."""
+        """The share of its names that is served. 1 if it has no names."""
         every = len(self.served) + len(self.missing)
         return len(self.served) / every if every else 1.0
 
 
 def coverage() -> list[ModuleCoverage]:
-    """Every module of TorchRec's, in its order.
+    """All modules of TorchRec, in its order.
 
     >>> coverage()[0].module
     'torchrec'
@@ -47,10 +48,10 @@ def coverage() -> list[ModuleCoverage]:
 
 
 def report(missing: bool = True) -> str:
-    """Coverage as a text table, and for each name that is not served what comes nearest.
+    """Coverage as a text table, and the nearest name here for each name that is not served.
 
     Args:
-        missing: list those names.
+        missing: whether to list the names that are not served.
     """
     modules = coverage()
     width = max(len(entry.module) for entry in modules)

@@ -32,8 +32,8 @@ def agreed(env: ShardingEnv, action: Callable[[], T]) -> T:
 
     Raises:
         Exception: if ``action`` raises on any rank, all ranks raise the error of the first of these ranks: the same
-            type (or its nearest base class that takes one string), and the message behind ``rank <number>: ``. If all
-            ranks raise the same message, each raises its own error. A single process raises the error itself.
+            type (or its nearest base class that takes one string), and the message after ``rank 3:``, for example. If
+            all ranks raise the same message, each raises its own error. A single process raises the error itself.
 
     >>> agreed(ShardingEnv.from_local(1, 0), lambda: 3)
     3

@@ -5,20 +5,23 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
+import difflib
 import io
 import keyword
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from .errors import named
 from .payload import remember_sources
 
-__all__ = ["NOTHING", "bundle", "completions", "describe", "no_keyboard", "redirect_display", "run_source"]
+__all__ = ["NOTHING", "bundle", "completions", "describe", "evaluate", "no_keyboard", "redirect_display", "run_source"]
 
 _LOST_PEER = re.compile(r"closed by peer|[Cc]onnection (closed|reset|refused)|Broken pipe|Socket closed|abort", re.S)
 
+EXPRESSION = "<string>"  # what tracebacks call it
 NOTHING = object()  # the cell ends in no expression
 
 _RICH = {
@@ -44,6 +47,33 @@ def run_source(source: str, filename: str, namespace: dict[str, Any]) -> Any:
     exec(compile(tree, filename, "exec"), namespace)
     value = eval(compile(ast.Expression(last.value), filename, "eval"), namespace)
     return NOTHING if value is None else value
+
+
+def evaluate(expression: str, namespace: dict[str, Any], variables: Sequence[str]) -> Any:
+    """The value of an expression in `namespace`.
+
+    Args:
+        variables: the names that cells have made, which the error lists.
+
+    Raises:
+        NameError: `expression` uses a name that the rank does not have. The message ends with a fix.
+
+    >>> evaluate("modle", {"model": 1}, ["model"])
+    Traceback (most recent call last):
+    NameError: no variable 'modle' on this rank, which has model. Fix: use 'model'
+    """
+    try:
+        return eval(compile(expression, EXPRESSION, "eval"), namespace)
+    except NameError as error:
+        missing = error.name
+        *_, last = traceback.walk_tb(error.__traceback__)
+        if missing is None or missing in namespace or last[0].f_code.co_filename != EXPRESSION:
+            raise
+        near = difflib.get_close_matches(missing, variables, 1)
+        fix = f"use {near[0]!r}" if near else f"run a cell on the ranks that defines {missing!r}"
+        raise NameError(
+            f"no variable {missing!r} on this rank, which has {named(variables) or 'none'}. Fix: {fix}", name=missing
+        ) from None
 
 
 def bundle(value: Any) -> dict[str, Any]:

@@ -331,7 +331,9 @@ def _writable(name: str, folder: Path, variable: str) -> Finding:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = f"make room on its disk, or set {variable} to a folder on another"
         return Finding(name, f"{folder}: {error.strerror}", False, fix)
-    return Finding(name, f"{folder}, {shutil.disk_usage(there).free / 1e9:.0f} GB free", True)
+    home = Path.home()
+    shown = Path("~", folder.relative_to(home)) if folder.is_relative_to(home) else folder
+    return Finding(name, f"{shown}, {shutil.disk_usage(there).free / 1e9:.0f} GB free", True)
 
 
 def _nvidia_driver() -> bool:

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Failure", "LaunchError", "RankError", "RanksInterrupted", "ranks_text", "resources_needed"]
+__all__ = ["Failure", "LaunchError", "RankError", "RanksInterrupted", "named", "ranks_text", "resources_needed"]
+
+NAMED = 20  # variables that a message names
 
 
 class LaunchError(RuntimeError):
@@ -86,6 +88,15 @@ def ranks_text(ranks: Sequence[int], world_size: int | None = None) -> str:
             runs.append([rank])
     spans = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(spans)}"
+
+
+def named(names: Sequence[str]) -> str:
+    """Names of variables as text: at most the first 20, then the number of the others.
+
+    >>> named(["model", "tables"])
+    'model, tables'
+    """
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 class RankError(RuntimeError):

@@ -31,7 +31,17 @@ import torch.distributed as dist
 import torch.distributed.c10d_logger
 
 from . import board, device_memory, groups
-from .cell import NOTHING, bundle, completions, describe, failure_text, no_keyboard, redirect_display, run_source
+from .cell import (
+    NOTHING,
+    bundle,
+    completions,
+    describe,
+    evaluate,
+    failure_text,
+    no_keyboard,
+    redirect_display,
+    run_source,
+)
 from .channel import Channel, Message
 from .collectives import Line
 from .engines.engine import end_children
@@ -167,6 +177,8 @@ class Rank:
         """Runs one cell or call and reports its result. No exception of it ends the rank."""
         started = time.perf_counter()
         outcome = self.attempt(cell, work)
+        if "OutOfMemoryError" in outcome.get("failure", {}).get("traceback", ""):
+            gc.collect()  # frames of the failed cell may be in cycles, which keep its tensors
         self.answered, self.asked_to_stop = cell, None
         outcome["seconds"] = time.perf_counter() - started
         try:
@@ -246,7 +258,7 @@ class Rank:
 
     def do_eval(self, message: Message) -> bytes:
         expression, shared = pickle.loads(message.payload)
-        data, self.attached = encode_apart(eval(expression, self.namespace), shared)
+        data, self.attached = encode_apart(evaluate(expression, self.namespace, self.names()), shared)
         return data
 
     def do_rebuild(self, message: Message) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from .collectives import Window
 from .engines import engine_for
-from .errors import LaunchError, RankError, RanksInterrupted, ranks_text, resources_needed
+from .errors import LaunchError, RankError, RanksInterrupted, named, ranks_text, resources_needed
 from .flight import Flight
 from .hangs import disagreeing
 from .lines import Printer
@@ -27,21 +27,11 @@ from .shape import Shape
 from .shared_memory import shelving
 from .wires import Wires, exit_text, opened
 
-__all__ = ["World", "named", "stop_button"]
+__all__ = ["World", "stop_button"]
 
 READY_S = 120.0  # a rank that has not joined by then never will
-NAMED = 20  # variables that a sentence names
 KEPT_LINES = 500  # of output
 LEAVE_S = 1.0  # for exit handlers when ranks are stopped
-
-
-def named(names: Sequence[str]) -> str:
-    """Names of variables as text: at most the first 20, then the number of the others.
-
-    >>> named(["model", "tables"])
-    'model, tables'
-    """
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 class World:

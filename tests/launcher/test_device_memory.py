@@ -58,6 +58,30 @@ def test_ranks_without_a_limit_report_their_process_and_follow_no_operator() -> 
         ranks.memory()
 
 
+FILLS = """
+import gc
+gc.disable()  # else it may run by chance
+
+class Holder:
+    pass
+
+def fill():
+    holder = Holder()
+    holder.itself, holder.tensor = holder, torch.zeros(10_000_000)
+    torch.zeros(10_000_000)
+"""
+
+
+def test_a_cell_that_ran_out_of_memory_leaves_nothing_in_it(small: Ranks) -> None:
+    small.exec(FILLS)
+    try:
+        with pytest.raises(RankError, match="out of memory"):
+            small.exec("fill()")
+        small.exec("torch.zeros(10_000_000)")
+    finally:
+        small.exec("gc.enable()")
+
+
 def test_a_plan_that_the_planner_refuses_runs_out_of_memory_and_the_plans_that_it_makes_run(small: Ranks) -> None:
     told = Topology(2).with_memory(GB)
     with pytest.raises(PlanError, match=r"does not fit on any rank with table_wise.*Fix: allow row_wise on 2 ranks"):

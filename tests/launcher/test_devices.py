@@ -295,7 +295,7 @@ def test_what_cannot_be_is_refused_with_a_fix(asked: dict[str, Any], words: str,
 
 
 def in_a_cell(shape: Shape) -> str:
-    """A shape as the README's table has it."""
+    """A shape as the table of docs/howto/gpus.md has it."""
     warning = ", warning" if shape.unused_gpus else ""
     if shape.devices[0] == "cpu":
         return f"CPU{warning}"
@@ -303,9 +303,9 @@ def in_a_cell(shape: Shape) -> str:
     return "NCCL" if shape.backend == "nccl" else f"Gloo, {per_gpu} ranks per GPU"
 
 
-def test_the_table_of_the_readme_is_what_launch_decides(machine: Machine) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    section = readme.partition("## Ranks and GPUs\n")[2].partition("\n## ")[0]
+def test_the_table_of_the_docs_is_what_launch_decides(machine: Machine) -> None:
+    page = (Path(__file__).parents[2] / "docs/howto/gpus.md").read_text()
+    section = page.partition("## Which device a rank gets\n")[2].partition("\n## ")[0]
     header, *rows = re.findall(r"^\| (call|`launch\(.*\)`) \| (.*) \|$", section, re.MULTILINE)
     machines = [int(cell.split()[0]) for cell in header[1].split(" | ")]
     assert machines == [0, 1, 2, 8]

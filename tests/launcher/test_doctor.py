@@ -147,6 +147,13 @@ def test_a_cache_that_cannot_be_written_names_the_variable_that_moves_it(
     assert temporary.ok is True
 
 
+def test_a_folder_below_the_home_folder_is_named_without_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache, _ = doctor.folders()
+    assert cache.value.startswith("~/cache/recshard_lab, ")
+
+
 def refuse(*args: object, **kwargs: object) -> None:
     raise OSError(1, "Operation not permitted")
 

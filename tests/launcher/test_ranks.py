@@ -122,8 +122,17 @@ def test_pull_fetches_a_variable_and_eval_evaluates_an_expression(ranks: Ranks) 
         ranks.pull("x.sum()")
     with pytest.raises(TypeError, match="an expression is a string"):
         ranks.eval(3)  # type: ignore[arg-type]
-    with pytest.raises(RankError, match="NameError: name 'nothing' is not defined"):
+
+
+def test_a_name_that_ranks_do_not_have_is_answered_with_a_fix(ranks: Ranks) -> None:
+    ranks.exec("model = rank\ndef of_model(): return modle")
+    with pytest.raises(RankError, match=r"no variable 'modle' on this rank, which has .*model.*Fix: use 'model'\n"):
+        ranks.eval("modle + 1")
+    with pytest.raises(RankError, match=r"Fix: run a cell on the ranks that defines 'nothing'\n") as error:
         ranks.pull("nothing")
+    assert "name 'nothing' is not defined" not in str(error.value)
+    with pytest.raises(RankError, match="NameError: name 'modle' is not defined"):  # a cell's own mistake
+        ranks.eval("of_model()")
 
 
 def test_a_destroyed_group_is_made_anew(ranks: Ranks) -> None:

@@ -72,7 +72,7 @@ def test_fresh_ranks_have_no_variable_of_the_old_ones(ranks: Ranks, again: Calla
     assert 5 not in ranks.eval("torch.initial_seed()") + seeds
     assert ranks.eval("__import__('math').tau > 6") == [True] * 3
     for name in ("kept", "mine", "only", "pushed"):
-        with pytest.raises(RankError, match=rf"NameError: name '{name}' is not defined"):
+        with pytest.raises(RankError, match=rf"NameError: no variable '{name}' on this rank, which has none"):
             ranks.pull(name)
     ranks.exec("t = torch.ones(1); dist.all_reduce(t)")
     assert ranks.eval("t.item()") == [3.0] * 3

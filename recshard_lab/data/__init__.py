@@ -19,6 +19,7 @@ from recshard_lab.data.registry import Splits as Splits
 from recshard_lab.data.registry import build_dataset as build_dataset
 from recshard_lab.data.registry import dataset_names as dataset_names
 from recshard_lab.data.registry import register_dataset as register_dataset
+from recshard_lab.data.sequences import SequenceDataset as SequenceDataset
 from recshard_lab.data.source import SamplePart as SamplePart
 from recshard_lab.data.source import SampleSource as SampleSource
 from recshard_lab.data.synthetic import SyntheticRatings as SyntheticRatings
@@ -36,6 +37,7 @@ __all__ = [
     "RatingsDataset",
     "SamplePart",
     "SampleSource",
+    "SequenceDataset",
     "Splits",
     "SyntheticClicks",
     "SyntheticRatings",

@@ -1,4 +1,4 @@
-"""Items prepared by a thread of its own while others are in use."""
+"""Items that a thread prepares while others are in use."""
 
 from __future__ import annotations
 

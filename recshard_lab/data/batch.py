@@ -1,4 +1,4 @@
-"""A batch of samples, and the numbers of samples it may be asked for by.
+"""A batch of samples, and the ways to select samples by number.
 
 Shape letters: b samples of one rank, B of the global batch, I dense features, W ranks.
 """
@@ -16,12 +16,12 @@ from torch import Tensor
 from recshard_lab.sparse import KeyedJaggedTensor, Pipelineable, record_stream
 
 Samples = range | NDArray[np.int64]
-"""Numbers of samples: a range of neighbours, read in one piece, or any numbers ``[b]`` in any order."""
+"""Numbers of samples: a range, read at once, or any numbers ``[b]`` in any order."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's piece of a global batch; b samples of B.
+    """One rank's share of a global batch: b samples of B.
 
     Args:
         dense_features: float ``[b, I]``; I may be 0.
@@ -54,12 +54,12 @@ class Batch:
         )
 
     def record_stream(self, stream: Any) -> None:
-        """Keeps device memory from being reused before `stream` is done with it."""
+        """Prevents reuse of device memory before `stream` has finished with it."""
         record_stream(stream, self.dense_features, self.labels)
         self.sparse_features.record_stream(stream)
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory, from where copies to a GPU overlap compute."""
+        """The same batch in page-locked memory. Copies from it to a GPU overlap with computation."""
         return replace(
             self,
             dense_features=self.dense_features.pin_memory(),
@@ -72,7 +72,7 @@ Pipelineable.register(Batch)
 
 
 def check_samples(samples: Samples, size: int) -> None:
-    """Refuses numbers that are no samples.
+    """Checks that these are samples of a source with `size` samples.
 
     >>> check_samples(range(3, 9), 8)
     Traceback (most recent call last):
@@ -81,7 +81,7 @@ def check_samples(samples: Samples, size: int) -> None:
     """
     if isinstance(samples, range):
         if samples.step != 1:
-            raise ValueError(f"a range of samples must have step 1, got {samples!r}: give an array of numbers")
+            raise ValueError(f"a range of samples must have step 1, got {samples!r}. Fix: pass an array of numbers")
         lowest, highest = samples.start, samples.stop - 1
     elif isinstance(samples, np.ndarray) and samples.ndim == 1 and samples.dtype == np.int64:
         lowest, highest = (int(samples.min()), int(samples.max())) if len(samples) else (0, -1)

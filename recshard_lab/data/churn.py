@@ -59,7 +59,7 @@ class ChurningClicks(SyntheticClicks):
         keys = [f"cat_{number}" for number in range(len(rows))]
         for name in churning:
             if name not in keys:
-                raise ValueError(f"churning has {name!r}, which is no feature. Fix: use one of {', '.join(keys)}")
+                raise ValueError(f"churning has {name!r}, which is not a feature. Fix: use one of {', '.join(keys)}")
         self.churning, self.replaced, self.per = list(churning), replaced, per
         self._columns = [keys.index(name) for name in churning]
         super().__init__(num_samples, rows, **options)

@@ -47,7 +47,7 @@ class _ParquetDay:
         try:
             file = pyarrow_parquet().ParquetFile(folder / day.files["parquet"].name)
         except (OSError, ArithmeticError) as error:
-            raise ValueError(f"{folder / day.files['parquet'].name} is no whole Parquet file: {error}") from error
+            raise ValueError(f"{folder / day.files['parquet'].name} is not a complete Parquet file: {error}") from error
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         if sum(rows) != day.rows:
             raise ValueError(f"{day.files['parquet'].name} has {sum(rows):,} rows, the manifest says {day.rows:,}")
@@ -71,7 +71,7 @@ def _opened(path: Path, rows: int, dtype: type, in_memory: bool) -> NDArray[Any]
     try:
         array: NDArray[Any] = np.load(path, mmap_mode=None if in_memory else "r")
     except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path} is no whole npy file: {error}") from error
+        raise ValueError(f"{path} is not a complete npy file: {error}") from error
     if array.ndim != 2 or len(array) != rows or array.dtype != dtype:
         raise ValueError(f"{path} holds {array.dtype} {list(array.shape)}, the manifest says {rows:,} rows of {dtype}")
     return array
@@ -109,7 +109,7 @@ class CriteoClicks:
                 checksum, and looks at every id and label.
 
         Raises:
-            FileNotFoundError: no such folder, or no manifest in it.
+            FileNotFoundError: the folder does not exist, or has no manifest.
             ValueError: preprocessing did not finish, a file that is missing, cut off or damaged, days that do
                 not exist.
         """

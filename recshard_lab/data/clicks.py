@@ -30,7 +30,7 @@ _MOST_ROWS = 1 << 31
 _LATENT = 2
 _TRIED = 4096
 MISSING = np.iinfo(np.int64).min
-"""Stands for a count that was not recorded."""
+"""The value of a count that was not recorded."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class SyntheticClicks:
                 f"{num_dense}, {seed}"
             )
         if not self.rows or not all(0 < own < _MOST_ROWS for own in self.rows):
-            raise ValueError(f"rows must be numbers from 1 to 2**31, one a feature, got {self.rows}")
+            raise ValueError(f"rows must be numbers from 1 to 2**31, one per feature, got {self.rows}")
         if not 0 <= zipf <= 10 or not 0 <= signal <= 100 or not 0 < click_rate < 1:
             raise ValueError(
                 f"zipf must be from 0 to 10, signal from 0 to 100, click_rate between 0 and 1, got {zipf}, {signal}, "

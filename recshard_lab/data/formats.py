@@ -50,7 +50,7 @@ class RawRatings:
     ratings: RatingColumns
     profiles: dict[str, list[int]]  # age, gender, occupation: one id a user [U]; empty when not published
     genres: list[list[int]]  # [M] the genres of each movie, possibly none
-    names: dict[str, tuple[str, ...]]  # what each id of a feature stands for
+    names: dict[str, tuple[str, ...]]  # the meaning of each id of a feature
 
 
 _WHOLE_STARS = {str(stars): float(stars) for stars in range(1, 6)}
@@ -234,7 +234,7 @@ FORMATS = (
     Format(_CSV, ("ratings.csv", "movies.csv"), "utf-8", _read_csv),
     Format(("100k",), ("ml-100k.inter", "ml-100k.user", "ml-100k.item"), "utf-8", _read_recbole),
 )
-# by which releases of one layout are told apart: the ratings that each is published with
+# number of ratings of each release of one layout
 _PUBLISHED = {100_836: "latest-small", 20_000_263: "20m", 25_000_095: "25m", 32_000_204: "32m"}
 
 
@@ -255,7 +255,7 @@ def read_ratings(path: str | os.PathLike[str], variant: str | None = None) -> tu
 
     Args:
         path: the folder (looked into three levels deep) or archive.
-        variant: which release is wanted; needed only where several lie in one place.
+        variant: the release to read; needed only if the folder has several.
 
     Raises:
         FileNotFoundError: nothing at that path.

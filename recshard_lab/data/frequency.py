@@ -1,10 +1,10 @@
-"""Ids in the order of how often they are used: row 0 the most used one, as splits by access want them.
+"""Ids sorted by use: row 0 is the most used, as splits by access need it.
 
-    counted ids      7 7 7 2 2 5          rows by use   7 2 5 0 1 3 4 6 ...     (those never met keep their order)
+    counted ids      7 7 7 2 2 5          rows by use   7 2 5 0 1 3 4 6 ...     (unused ids keep their order)
     place of an id   7 -> 0, 2 -> 1, 5 -> 2, 0 -> 3, ...
 
 A permutation of each table's rows, applied to ids before the model sees them. It belongs to the weights: keep its
-`state_dict` beside them (as ``extra`` of a checkpoint), and give the same one to whoever sends ids later.
+`state_dict` beside them (as ``extra`` of a checkpoint), and apply the same one to all later ids.
 
 Shape letters: E rows, N ids.
 """
@@ -38,7 +38,7 @@ class FrequencyOrder:
         features: feature -> table.
 
     Raises:
-        ValueError: what is no permutation, or a feature of no such table.
+        ValueError: not a permutation, or a feature of an unknown table.
 
     >>> order = FrequencyOrder({"movies": torch.tensor([2, 0, 1])}, {"seen": "movies"})
     >>> bags = KeyedJaggedTensor(["seen"], torch.tensor([1, 1, 2]), lengths=torch.tensor([2, 1]))
@@ -68,7 +68,7 @@ class FrequencyOrder:
             tables: whose ids are counted and renumbered.
 
         Raises:
-            ValueError: no batch, a feature that is missing or that two tables read, an id that is no row.
+            ValueError: no batch, a feature that is missing or that two tables read, an id outside the table.
         """
         owner: dict[str, Table] = {}
         for table in tables:
@@ -102,7 +102,7 @@ class FrequencyOrder:
             batch: a KeyedJaggedTensor, or a dataclass that has one as ``sparse_features``.
 
         Raises:
-            ValueError: another batch, or an id that is no row.
+            ValueError: another kind of batch, or an id outside the table.
         """
         features = _features(batch)
         if self.features.keys().isdisjoint(features.keys()):
@@ -128,7 +128,7 @@ class FrequencyOrder:
         """Rows ``[E, ...]`` of a table (its weights, say) in the new order.
 
         Raises:
-            ValueError: no such table, or another number of rows.
+            ValueError: an unknown table, or another number of rows.
         """
         if table not in self.places:
             raise ValueError(f"no table {table!r} is renumbered; these are: {', '.join(self.places)}")
@@ -144,7 +144,7 @@ class FrequencyOrder:
     @classmethod
     @names_wrong_arguments
     def from_state_dict(cls, state: Mapping[str, Any]) -> FrequencyOrder:
-        """What `state_dict` told.
+        """Restores the order from `state_dict`.
 
         Raises:
             ValueError: another state.

@@ -1,8 +1,7 @@
 """Batches of any source: sharded by rank, shuffled by seed, resumed exactly.
 
-A *global batch* is what all ranks train on in one step; rank r takes a contiguous piece of it (`rank_slice`), so that
-any number of ranks sees the samples of one process, in its order. That is why a pass can be gone on with by another
-number of ranks.
+A *global batch* has the samples of all ranks in one step. Rank r gets a contiguous share of it (`rank_slice`), so that
+any number of ranks gets the samples of one process, in the same order. So another number of ranks can resume a pass.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MOST = 1 << 62
 
 @dataclass(frozen=True)
 class Position:
-    """Where a loader stands: samples of all ranks handed out in this epoch, of how many, and how fast."""
+    """Position of a loader: samples of all ranks in this epoch, their total, and the rate."""
 
     epoch: int
     samples: int
@@ -48,18 +47,18 @@ class BatchLoader:
     Args:
         source: the samples.
         batch_size: B, samples of a *global* batch, shared by all ranks.
-        rank, world_size: which piece of each global batch is wanted.
+        rank, world_size: the share of each global batch to load.
         shuffle: visit the samples in a drawn order.
         seed: of that order.
         drop_last: leave out a last batch of fewer than B samples. It is kept otherwise and split as evenly as can be:
             a rank may get an empty batch, and every rank gets the same number of batches.
         window: how many samples are mixed at a time; a source of no more is mixed as a whole.
-        pin_memory: hand batches out in page-locked memory, from where copies to a GPU overlap compute.
-        prefetch: how many batches a thread of its own prepares ahead; 0 prepares each when it is asked for.
+        pin_memory: return batches in page-locked memory. Copies from it to a GPU overlap with computation.
+        prefetch: number of batches that a thread prepares ahead; 0 prepares each at its use.
         transform: applied to each batch, e.g. a `MultiHot`.
 
     Raises:
-        ValueError: sizes that cannot be, a rank outside the world, `pin_memory` where there is no CUDA device.
+        ValueError: sizes that cannot be, a rank outside the world, `pin_memory` without a CUDA device.
 
     >>> from recshard_lab.data import SyntheticClicks
     >>> loader = BatchLoader(SyntheticClicks(10, rows=[4, 9]), batch_size=4, shuffle=True, seed=1)
@@ -183,16 +182,16 @@ class BatchLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where another loader stood: on the same samples, at any world size and any batch size.
+        """Resumes from the position of another loader of the same samples, at any world size and batch size.
 
         Raises:
             ValueError: a state of other samples, features, seed, shuffling or window, named; nothing has changed then.
         """
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
-            raise ValueError(f"state must be what state_dict() of a BatchLoader gave (version {_VERSION})")
+            raise ValueError(f"state is not the state_dict() of a BatchLoader (version {_VERSION})")
         for name, own in self._identity().items():
             if state.get(name) != own:
-                raise ValueError(f"the state has {name} {state.get(name)!r}, this loader {own!r}: give it the same")
+                raise ValueError(f"the state has {name} {state.get(name)!r}, this loader {own!r}. Fix: use the same")
         epoch, samples = state.get("epoch"), state.get("samples")
         if not isinstance(epoch, int) or not isinstance(samples, int) or epoch < 0 or not 0 <= samples <= self.total:
             raise ValueError(f"the state stands at epoch {epoch!r}, sample {samples!r} of {self.total}")

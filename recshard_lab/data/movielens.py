@@ -49,7 +49,7 @@ class MovieLens:
 
         A click is a rating of 4 stars or more. Features: ``user``, ``movie``, ``age`` (7 bands), ``gender``,
         ``occupation`` and multi-hot ``genres``; 10M and all after it publish no user profiles, so they have
-        ``user``, ``movie`` and ``genres``. The dataset's `source` says which release was read, its `origin` from where.
+        ``user``, ``movie`` and ``genres``. The dataset's `source` names the release, its `origin` the place.
 
         Args:
             path: a folder, zip or wheel with the files of one release, or of the recbole package's copy.
@@ -80,12 +80,12 @@ def load_ratings(
 ) -> RatingsDataset:
     """MovieLens from a path, the variable, the cache or the network; synthetic ratings where there is none.
 
-    Which of them it took is never hidden: the dataset's `source` is the sentence for every figure, and its
-    `origin` tells where it was found or, for synthetic ratings, where it was looked for in vain.
+    The dataset's `source` names the data, for every figure. Its `origin` is the place where it was found or, for
+    synthetic ratings, the places that were searched.
 
     Args:
-        path, variant, download: as for `MovieLens.load`. A path that is given (here or by the variable) must
-            hold readable files: the synthetic ratings never stand in for a wrong path or a malformed file.
+        path, variant, download: as for `MovieLens.load`. A path (here or in the variable) must have readable
+            files: synthetic ratings never replace a wrong path or a malformed file.
         seed: of the synthetic ratings.
     """
     try:
@@ -137,7 +137,7 @@ def _check_hash(archive: Path, variant: str) -> None:
 def _unreachable(url: str) -> str | None:
     """Why the server cannot be reached, or None if it answers; decided within seconds.
 
-    Asked in a thread of its own, because looking up a name has no time limit where there is no network.
+    Runs in a thread, because a name lookup without a network has no time limit.
     """
     import requests
 

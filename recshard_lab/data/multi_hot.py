@@ -1,7 +1,7 @@
-"""One id a feature becomes a bag of fixed size, as MLPerf makes Criteo multi-hot.
+"""Replaces the one id of each feature by a bag of fixed size, as in MLPerf's multi-hot Criteo.
 
 Source: MLPerf Training's ``recommendation_v2``, where a bag is the sample's own id and further ones looked up in a
-table of random numbers with one row an id. Here a hash stands for the table: nothing is stored.
+table of random numbers with one row per id. Here a hash replaces the table, so nothing is stored.
 
 Shape letters: b samples, F features, M ids of a bag.
 """
@@ -54,7 +54,7 @@ class MultiHot:
         seed: int = 0,
     ) -> None:
         if len(sizes) != len(rows):
-            raise ValueError(f"sizes has {len(sizes)} entries, rows {len(rows)}: give one a feature")
+            raise ValueError(f"sizes has {len(sizes)} entries, rows {len(rows)}. Fix: pass one per feature")
         if not all(0 < size <= 1 << 16 for size in sizes) or not all(0 < own < _MOST_ROWS for own in rows):
             raise ValueError(f"sizes must be from 1 to 65,536 and rows from 1 to 2**31, got {sizes} and {rows}")
         if distribution not in ("uniform", "pareto") or not 0 <= seed < 1 << 62:
@@ -67,7 +67,7 @@ class MultiHot:
         """The batch with bags.
 
         Raises:
-            ValueError: another number of features, or other than one id each.
+            ValueError: another number of features, or a bag that has not exactly one id.
         """
         sparse = batch.sparse_features
         keys, size = sparse.keys(), len(batch.labels)

@@ -22,15 +22,15 @@ class RandomRecDataset(IterableDataset[Batch]):
         keys: the F features.
         batch_size: B.
         hash_size: ids are drawn from ``[0, hash_size)``, for every feature; 100 when neither is given.
-        hash_sizes: the same, one a feature.
+        hash_sizes: the same, one per feature.
         ids_per_feature: ids of each sample, for every feature; 2 when neither is given.
-        ids_per_features: the same, one a feature.
+        ids_per_features: the same, one per feature.
         num_dense: I.
         manual_seed: the same seed gives the same batches; drawn from torch's own when left out.
-        num_batches: how many batches an iteration gives; without end when left out.
-        num_generated_batches: how many different ones are drawn, ahead; they come again in turn. 0 draws each anew.
+        num_batches: number of batches in one iteration. Default: infinite.
+        num_generated_batches: number of different batches, drawn in advance and repeated. 0 draws each batch anew.
         min_ids_per_feature: each sample has from this many to `ids_per_feature` ids; exactly the latter when left out.
-        min_ids_per_features: the same, one a feature.
+        min_ids_per_features: the same, one per feature.
 
     Raises:
         ValueError: a list that does not fit the keys, both forms of one argument, sizes that cannot be.
@@ -105,8 +105,8 @@ class RandomRecDataset(IterableDataset[Batch]):
         """Batches of one iteration.
 
         Raises:
-            TypeError: there is no end to them.
+            TypeError: `num_batches` is None.
         """
         if self.num_batches is None:
-            raise TypeError("the batches have no end: give num_batches")
+            raise TypeError("the number of batches is infinite. Fix: pass num_batches")
         return self.num_batches

@@ -1,7 +1,7 @@
-"""Ratings line by line, millions a second: whole pieces of a file by numpy, and those that look odd once more by hand.
+"""Reads ratings at millions of lines per second: regular blocks of a file with numpy, others line by line.
 
-A piece whose lines are plain (four numbers, the separators where they belong, stars and ids that are known) is read by
-numpy. Any other is read line by line, which tells what is wrong with which line, or that nothing is.
+A block is regular if every line has four numbers, the separators, and known stars and ids. Reading line by line finds
+the malformed line and its problem, if the block has one.
 
 Shape letters: n ratings.
 """

@@ -1,9 +1,9 @@
-"""Ratings as a model eats them: one label and a bag of ids per feature for every sample, batched by rank.
+"""Ratings as samples of a model: one label, and a bag of ids per feature, in batches by rank.
 
 Shape letters: n samples, B samples of one global batch, F features, I dense features, W ranks.
 
-A *global batch* is what all ranks train on in one step. Rank r takes a contiguous piece of it, so that W ranks
-together see exactly the samples that one process would see, in the same order.
+A *global batch* is what all ranks train on in one step. Rank r gets a contiguous share of it, so that W ranks
+together get the samples of one process, in the same order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Column = Tensor | JaggedTensor
 
 
 def rank_slice(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Begin and end of the piece of `size` samples that a rank takes: as even as can be, longer pieces first.
+    """Begin and end of a rank's share of `size` samples: as even as possible, with longer shares first.
 
     >>> [rank_slice(10, rank, 4) for rank in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
@@ -40,11 +40,11 @@ class RatingsDataset:
             n bags.
         features: how many ids each feature has (`num_embeddings` of its table); same keys as `columns`.
         label: ``[n]``, 0 or 1.
-        source: the sentence that figures show, naming what was really used.
-        origin: where it was found: a path, the cache, the network, a generator and why.
+        source: names the data in figures.
+        origin: the place of the data: a path, the cache, the network, or a generator with the reason.
         timestamps: int64 ``[n]``, needed for the split by time.
         dense: float ``[n, I]``; no dense features when left out.
-        names: what the ids of a feature stand for, e.g. the movies' titles.
+        names: the meaning of the ids of a feature, e.g. the movies' titles.
 
     Raises:
         ValueError: columns of unequal length, ids outside their feature, labels other than 0 and 1.
@@ -162,12 +162,12 @@ class RatingsDataset:
             ValueError: another `by`, a fraction outside (0, 1), or no timestamps to split by.
         """
         if not 0.0 < test_fraction < 1.0:
-            raise ValueError(f"test_fraction must lie between 0 and 1, got {test_fraction}")
+            raise ValueError(f"test_fraction must be between 0 and 1, got {test_fraction}")
         if by == "random":
             order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         elif by == "time":
             if self.timestamps is None:
-                raise ValueError("this dataset has no timestamps: split by 'random'")
+                raise ValueError("this dataset has no timestamps. Fix: split by 'random'")
             order = torch.argsort(self.timestamps, stable=True)
         else:
             raise ValueError(f"split by 'random' or 'time', got {by!r}")
@@ -175,7 +175,7 @@ class RatingsDataset:
         return self.select(order[:train]), self.select(order[train:])
 
     def batch(self, samples: Samples) -> Batch:
-        """These samples, in this order, as one batch: what a `BatchLoader` asks for."""
+        """These samples, in this order, as one batch. A `BatchLoader` calls it."""
         check_samples(samples, len(self))
         numbers = torch.arange(samples.start, samples.stop) if isinstance(samples, range) else torch.from_numpy(samples)
         columns = [_take(column, numbers) for column in self.columns.values()]
@@ -208,14 +208,14 @@ class RatingsDataset:
         seed: int = 0,
         drop_last: bool = False,
     ) -> Iterator[Batch]:
-        """One pass over the samples, as the pieces of one rank.
+        """One pass over the samples, as the shares of one rank.
 
-        Every rank gets the same number of batches (a sharded model's ranks must step together); the pieces of
-        one step, put together in rank order, are the batch that ``world_size=1`` gives.
+        Every rank gets the same number of batches, because the ranks of a sharded model step together. The shares of
+        one step, in the order of ranks, are the batch of ``world_size=1``.
 
         Args:
             batch_size: B, samples of a *global* batch, shared by all ranks.
-            rank, world_size: which contiguous piece of each batch is wanted.
+            rank, world_size: the contiguous share of each batch to return.
             shuffle: visit the samples in an order drawn from `seed`.
             drop_last: leave out a last batch of fewer than B samples. It is kept otherwise, and split as evenly
                 as can be: a rank may get an empty batch.

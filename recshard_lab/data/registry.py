@@ -151,6 +151,6 @@ def criteo(path: str, test: str = "test", in_memory: bool = False, test_fraction
     if len(data.days) > 1:
         return Splits(data.stage("train"), data.stage(test))
     if not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction must lie between 0 and 1, got {test_fraction!r}")
+        raise ValueError(f"test_fraction must be between 0 and 1, got {test_fraction!r}")
     cut = len(data) - round(len(data) * test_fraction)
     return Splits(SamplePart(data, 0, cut), SamplePart(data, cut, len(data)))

@@ -1,4 +1,4 @@
-"""What a loader reads: samples by number, from memory, from memory-mapped files, from Parquet or out of a formula.
+"""Sources of a loader: samples by number, from memory, memory-mapped files, Parquet or a formula.
 
 Shape letters: b samples asked for, I dense features, F features.
 """
@@ -19,10 +19,10 @@ from recshard_lab.sparse import KeyedJaggedTensor
 
 @runtime_checkable
 class SampleSource(Protocol):
-    """Samples that can be had by their number; all that `BatchLoader` asks for.
+    """Samples by their number; the interface that `BatchLoader` uses.
 
-    `features` tells how many ids each feature has (`num_embeddings` of its table), in the order in which batches
-    hold them; `source` is the sentence for figures and logs.
+    `features` has the number of ids of each feature (`num_embeddings` of its table), in the order of the batches.
+    `source` names the data in figures and logs.
     """
 
     source: str
@@ -41,14 +41,14 @@ class SampleSource(Protocol):
 
 
 class SamplePart:
-    """A stretch of a source: days for training, a half day to validate.
+    """A range of a source: days to train on, half a day to validate.
 
     Args:
         whole: the source.
         begin, end: which samples of it.
 
     Raises:
-        ValueError: a stretch that does not lie in the source.
+        ValueError: a range outside the source.
 
     >>> from recshard_lab.data import SyntheticClicks
     >>> part = SamplePart(SyntheticClicks(10, rows=[3, 5]), 8, 10)
@@ -74,7 +74,7 @@ class SamplePart:
         return self.whole.num_dense_features
 
     def batch(self, samples: Samples) -> Batch:
-        """These samples of the stretch, in this order."""
+        """These samples of the range, in this order."""
         check_samples(samples, len(self))
         if isinstance(samples, range):
             return self.whole.batch(range(samples.start + self.begin, samples.stop + self.begin))

@@ -1,4 +1,4 @@
-"""Ratings out of a generator, for machines where no MovieLens file can be had: planted taste, Zipf popularity.
+"""Synthetic ratings, for machines without MovieLens files: planted taste, Zipf popularity.
 
     stars = thresholds( user bias + movie bias + <taste of the user, character of the movie> + logistic noise )
 
@@ -17,7 +17,7 @@ from recshard_lab.data.ratings import Column, RatingsDataset
 from recshard_lab.sparse import JaggedTensor
 
 _TASTE_DIMS = 4
-_NUM_OCCUPATIONS, _NUM_GENRES = 21, 19
+_NUM_OCCUPATIONS, _NUM_GENRES, _MOST_GENRES = 21, 19, 4
 _STAR_SHARES = (0.06, 0.11, 0.28, 0.34, 0.21)  # one to five stars, as in MovieLens 100K
 _MOVIE_EXPONENT, _USER_EXPONENT = 0.8, 0.6  # popularity ~ rank ** -exponent
 _MOST_PAIRS = 1 << 40
@@ -31,10 +31,10 @@ class SyntheticRatings(RatingsDataset):
     Args:
         num_ratings, num_users, num_movies: sizes; at most half of all (user, movie) pairs can be rated.
         seed: the same seed gives the same ratings.
-        why: added to `source`, e.g. why no real ratings were used.
+        why: added to `source`, e.g. the reason for not using real ratings.
 
     Attributes:
-        planted: the noiseless part of each rating ``[n]``. Its AUC is the best that any model can reach.
+        planted: the noiseless part of each rating ``[n]``. No model can have a higher AUC.
 
     Raises:
         ValueError: sizes below 1 or more ratings than half of all pairs.
@@ -54,7 +54,7 @@ class SyntheticRatings(RatingsDataset):
         if num_users * num_movies > _MOST_PAIRS:
             raise ValueError(
                 f"{num_users:,} users x {num_movies:,} movies: every pair gets a random number, and {_MOST_PAIRS:,} "
-                f"are the most"
+                f"pairs are the maximum"
             )
         if min(num_ratings, num_users, num_movies) < 1 or 2 * num_ratings > num_users * num_movies:
             raise ValueError(
@@ -111,10 +111,10 @@ def _zipf_pairs(count: int, users: int, movies: int, draw: torch.Generator) -> t
 
 
 def _draw_genres(movies: int, draw: torch.Generator) -> Tensor:
-    """One to three genres a movie, some genres far more common than others: 0/1 ``[M, genres]``."""
-    count = torch.randint(1, 4, (movies, 1), generator=draw)
-    picks = torch.multinomial(_zipf(_NUM_GENRES, _MOVIE_EXPONENT).expand(movies, -1), 3, generator=draw)
-    kept = (torch.arange(3) < count).float()
+    """Genres of each movie, 1 to 4, the first ids far more common than the last: 0/1 ``[M, genres]``."""
+    count = torch.randint(1, _MOST_GENRES + 1, (movies, 1), generator=draw)
+    picks = torch.multinomial(_zipf(_NUM_GENRES, _MOVIE_EXPONENT).expand(movies, -1), _MOST_GENRES, generator=draw)
+    kept = (torch.arange(_MOST_GENRES) < count).float()
     return torch.zeros(movies, _NUM_GENRES).scatter_(1, picks, kept)
 
 

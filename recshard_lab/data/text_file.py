@@ -82,7 +82,7 @@ class TextFile:
             raise self.refusal(reader.line_num, str(error)) from None
 
     def typed_rows(self, wanted: Sequence[str]) -> Iterator[Row]:
-        """(line number, the wanted columns) under recbole's header of `name:type` columns."""
+        """(line number, the selected columns) under recbole's header of `name:type` columns."""
         rows = self.rows("\t")
         _, header = next(rows)
         columns = [column.split(":")[0] for column in header]

@@ -1,4 +1,4 @@
-"""Models of the field, unaware of sharding."""
+"""Recommendation models as published. Their code does not depend on sharding."""
 
 from recshard_lab.models.crossnet import CrossNet as CrossNet
 from recshard_lab.models.crossnet import LowRankCrossNet as LowRankCrossNet
@@ -39,6 +39,7 @@ from recshard_lab.models.registry import register_model as register_model
 from recshard_lab.models.registry import settings_as_dict as settings_as_dict
 from recshard_lab.models.registry import settings_of as settings_of
 from recshard_lab.models.registry import train_task as train_task
+from recshard_lab.models.sasrec import SASRec as SASRec
 from recshard_lab.models.two_tower import TwoTower as TwoTower
 from recshard_lab.models.two_tower_train import StreamingFrequency as StreamingFrequency
 from recshard_lab.models.two_tower_train import TwoTowerTrainTask as TwoTowerTrainTask
@@ -69,6 +70,7 @@ __all__ = [
     "PositionWeightedModule",
     "PositionWeightedModuleCollection",
     "PositionWeightedProcessor",
+    "SASRec",
     "SimpleDeepFMNN",
     "SparseArch",
     "StreamingFrequency",

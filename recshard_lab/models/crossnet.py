@@ -1,4 +1,4 @@
-"""Cross networks: layers that multiply features with each other, one degree higher a layer.
+"""Cross networks: layers that multiply features with each other. Each layer raises the degree by one.
 
     x_0 [B, N] --+------------+------------+
                  v            v            v          each layer:  x_{l+1} = x_0 * (W_l x_l + b_l) + x_l
@@ -7,7 +7,7 @@
 Wang et al. 2021, "DCN V2", arXiv 2008.13535: the full rank form (eq. 1), the low-rank one ``W = U V`` (section 3.3),
 the mixture of low-rank experts (eq. 4); and the vector form of Wang et al. 2017, arXiv 1708.05123 (eq. 3).
 
-Names, arguments and parameters as in TorchRec, so that a state dict of its layers loads into these.
+Names, arguments and parameters are those of TorchRec, so that a state dict of its layers loads here.
 
 Shape letters: B batch, N features in a row, R rank, E experts.
 """
@@ -24,7 +24,7 @@ from recshard_lab.arguments import names_wrong_arguments
 
 
 class _Drawn(nn.ParameterList):
-    """Equal parameters, one a layer, which can be drawn again once they have left ``meta``."""
+    """One parameter per layer. `reset_parameters` initializes them after they were moved from ``meta``."""
 
     def __init__(
         self, layers: int, shape: Sequence[int], draw: Callable[[Tensor], Tensor], device: torch.device | str | None
@@ -34,7 +34,7 @@ class _Drawn(nn.ParameterList):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws every layer's values anew."""
+        """Initializes every layer."""
         for parameter in self:
             if not parameter.is_meta:
                 self._draw(parameter)
@@ -49,7 +49,7 @@ def _biases(layers: int, shape: Sequence[int], device: torch.device | str | None
 
 
 class _Cross(nn.Module):
-    """What all forms share: the checks."""
+    """Checks that all forms share."""
 
     def __init__(self, in_features: int, num_layers: int, **at_least_one: int) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class _Cross(nn.Module):
     def _checked(self, input: Tensor) -> Tensor:
         if input.dim() != 2 or input.shape[1] != self.in_features:
             raise ValueError(
-                f"{type(self).__name__} was built for [B, {self.in_features}], got {list(input.shape)}: flatten the "
-                f"features of a sample into one row"
+                f"{type(self).__name__} was built for [B, {self.in_features}], got {list(input.shape)}. Fix: flatten "
+                f"the features of a sample into one row"
             )
         return input
 
@@ -73,8 +73,8 @@ class CrossNet(_Cross):
 
     Args:
         in_features: N.
-        num_layers: how many layers.
-        device: where the weights live.
+        num_layers: number of layers.
+        device: of the weights.
 
     Raises:
         ValueError: fewer than one feature or layer.
@@ -102,9 +102,9 @@ class LowRankCrossNet(_Cross):
 
     Args:
         in_features: N.
-        num_layers: how many layers.
+        num_layers: number of layers.
         low_rank: R. A layer has 2 N R + N weights in place of N^2 + N: fewer where R < N / 2.
-        device: where the weights live.
+        device: of the weights.
 
     Raises:
         ValueError: fewer than one feature, layer or rank.
@@ -137,8 +137,8 @@ class VectorCrossNet(_Cross):
 
     Args:
         in_features: N.
-        num_layers: how many layers.
-        device: where the weights live.
+        num_layers: number of layers.
+        device: of the weights.
 
     Raises:
         ValueError: fewer than one feature or layer.
@@ -167,16 +167,16 @@ class LowRankMixtureCrossNet(_Cross):
         expert_e(x) = x_0 * (U_e g(C_e g(V_e x)) + b)
         x_{l+1}     = sum over e of softmax(x_l . gate)_e expert_e(x_l)  +  x_l
 
-    U ``[E, N, R]``, C ``[E, R, R]`` and V ``[E, R, N]`` are a layer's own; the bias is shared by its experts, the
-    gates by all layers.
+    U ``[E, N, R]``, C ``[E, R, R]`` and V ``[E, R, N]`` belong to one layer. Its experts share a bias. All layers share
+    the gates.
 
     Args:
         in_features: N.
-        num_layers: how many layers.
-        num_experts: E; with 1 there is no gate.
+        num_layers: number of layers.
+        num_experts: E. With 1 there is no gate.
         low_rank: R.
         activation: g.
-        device: where the weights live.
+        device: of the weights.
 
     Raises:
         ValueError: fewer than one feature, layer, expert or rank.

@@ -1,8 +1,8 @@
-"""DeepFM's parts as TorchRec has them, and the model that TorchRec builds of them; names and results as there.
+"""DeepFM's parts under TorchRec's names, and TorchRec's model of them, with the same results.
 
 The model of the paper (Guo et al. 2017, arXiv 1703.04247) is `DeepFMNN`: it adds the first-order weights, interacts
-features by the dot products of their vectors, and gives logits. `SimpleDeepFMNN` concatenates what this one adds up,
-counts the products of all pairs of *numbers*, those of one vector included, and gives probabilities.
+features by the dot products of their vectors, and returns logits. `SimpleDeepFMNN` concatenates these parts. It uses
+the products of all pairs of *numbers*, also of numbers in one vector, and returns probabilities.
 
 Shape letters: B batch, I dense features, F sparse features, D embedding dim, H width of the deep part.
 """
@@ -22,7 +22,7 @@ from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
 
 def _in_a_row(embeddings: Sequence[Tensor]) -> Tensor:
     if not len(embeddings):
-        raise ValueError("embeddings is empty: give at least one tensor [B, ...]")
+        raise ValueError("embeddings is empty. Fix: pass at least one tensor [B, ...]")
     return torch.cat([embedding.flatten(1) for embedding in embeddings], dim=1)
 
 
@@ -30,8 +30,8 @@ def _in_a_row(embeddings: Sequence[Tensor]) -> Tensor:
 class FactorizationMachine(nn.Module):
     """Sum of the products of all pairs of numbers of a sample: ``(sum(x)^2 - sum(x^2)) / 2`` over all features.
 
-    This is the second-order term of Rendle 2010 (ICDM) for inputs of one number; that of vectors, whose dot products
-    are added, is in `DeepFMNN`.
+    This is the second-order term of Rendle 2010 (ICDM) for inputs of one number. `DeepFMNN` has the term for vectors:
+    it adds their dot products.
 
     >>> FactorizationMachine()([torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]])]).item()
     11.0
@@ -46,7 +46,7 @@ class FactorizationMachine(nn.Module):
 
 @names_wrong_arguments
 class DeepFM(nn.Module):
-    """The deep part: a module over all embeddings of a sample in a row.
+    """The deep part: a module over the concatenated embeddings of a sample.
 
     Args:
         dense_module: ``[B, sum of widths] -> [B, H]``.
@@ -67,7 +67,7 @@ class DeepFM(nn.Module):
 
 
 class DenseArch(nn.Module):
-    """Two linear layers with relu: the dense features as one more vector."""
+    """Two linear layers with relu, from the dense features to one vector."""
 
     def __init__(
         self, in_features: int, hidden_layer_size: int, embedding_dim: int, device: torch.device | str | None = None
@@ -101,7 +101,7 @@ class SparseArch(nn.Module):
 
 
 class FMInteractionArch(nn.Module):
-    """The dense vector, the deep part and the pairwise products side by side.
+    """Concatenates the dense vector, the deep part and the pairwise products.
 
     Args:
         fm_in_features: columns of all vectors together.
@@ -144,14 +144,14 @@ class OverArch(nn.Module):
 
 @names_wrong_arguments
 class SimpleDeepFMNN(nn.Module):
-    """TorchRec's model of DeepFM's parts; it gives probabilities, not logits.
+    """TorchRec's model of DeepFM's parts. It returns probabilities, not logits.
 
     Args:
         num_dense_features: I, at least 1.
         embedding_bag_collection: the tables, all of one `embedding_dim` D. May be on the meta device.
         hidden_layer_size: of the dense part.
         deep_fm_dimension: H.
-        dense_device: where the dense weights live.
+        dense_device: of the dense weights.
 
     Raises:
         ValueError: tables of different widths, or sizes below 1.

@@ -36,7 +36,7 @@ class DenseFields(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the rows as a linear layer would draw its weights."""
+        """Initializes the rows like the weights of a linear layer."""
         bound = self.weight.shape[0] ** -0.5
         nn.init.uniform_(self.weight, -bound, bound)
 
@@ -47,17 +47,17 @@ class DenseFields(nn.Module):
 
 @names_wrong_arguments
 class DeepFMNN(nn.Module):
-    """The published DeepFM over one embedding collection; gives logits.
+    """The published DeepFM over one embedding collection. Returns logits.
 
     Args:
         embedding_bag_collection: the tables, all of one `embedding_dim` D, at least 2: a weight and a vector. May be on
             the meta device.
         dense_in_features: I; may be 0.
-        deep_layer_sizes: widths of the deep part; the layer that gives its one number comes on top.
-        dense_device: where the dense weights live.
+        deep_layer_sizes: widths of the deep part, without its last layer, whose width is 1.
+        dense_device: of the dense weights.
 
     Raises:
-        ValueError: tables of different widths or of one column, or a layer without width.
+        ValueError: tables of different widths or of one column, or a layer of width 0.
 
     >>> from recshard_lab.embedding import EmbeddingBagConfig
     >>> tables = [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=8, feature_names=["f", "g"])]

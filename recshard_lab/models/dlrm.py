@@ -4,8 +4,8 @@
                                                         dots of all pairs -- top MLP -> logit [B, 1]
     ids   KJT    -- embedding collection --> [B, F, D] /
 
-The model does not know whether its embedding collection is sharded: it calls it with a KeyedJaggedTensor and
-reads a KeyedTensor, whichever ranks hold the rows.
+The code is the same for a sharded and an unsharded embedding collection: the model calls it with a KeyedJaggedTensor
+and receives a KeyedTensor.
 
 Shape letters: B batch, I dense features, F sparse features, D embedding dim.
 """
@@ -23,9 +23,9 @@ from recshard_lab.sparse import KeyedJaggedTensor
 
 
 class DenseArch(nn.Module):
-    """The bottom MLP; without dense features, the one thing it could still output: a learned constant.
+    """The bottom MLP. Without dense features it is a learned constant vector.
 
-    A constant vector keeps the interaction whole: its dot with each embedding is that id's own bias.
+    The dot product of the constant with each embedding is a bias of its id.
     """
 
     def __init__(self, in_features: int, layer_sizes: Sequence[int], device: torch.device | str | None = None) -> None:
@@ -40,7 +40,7 @@ class DenseArch(nn.Module):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the constant as a linear layer of the same width would draw its bias."""
+        """Initializes the constant like the bias of a linear layer of this width."""
         if self.constant is not None:
             bound = self.constant.numel() ** -0.5
             nn.init.uniform_(self.constant, -bound, bound)
@@ -56,20 +56,23 @@ class DenseArch(nn.Module):
 
 
 def checked_dense(features: Tensor, in_features: int) -> Tensor:
-    """The dense features of a batch, if they are ``[B, in_features]``.
+    """Returns the dense features of a batch.
 
     Raises:
-        ValueError: they are not.
+        ValueError: their shape is not ``[B, in_features]``.
     """
     if features.dim() != 2:
         raise ValueError(f"dense_features must be [B, {in_features}], got {list(features.shape)}")
     if features.shape[1] != in_features:
-        raise ValueError(f"dense_features has {features.shape[1]} columns, the model was built for {in_features}")
+        raise ValueError(
+            f"dense_features has {features.shape[1]} columns, the model was built for {in_features}. Fix: build it "
+            f"with dense_in_features={features.shape[1]}"
+        )
     return features
 
 
 class SparseArch(nn.Module):
-    """An embedding collection whose output is one vector a feature.
+    """An embedding collection whose output is one vector per feature.
 
     Args:
         embedding_bag_collection: tables of one `embedding_dim` D; may be sharded.
@@ -95,7 +98,7 @@ class SparseArch(nn.Module):
 
 
 class OverArch(nn.Module):
-    """The top MLP, whose last layer is linear: it gives the logit."""
+    """The top MLP. Its last layer is linear and computes the logit."""
 
     def __init__(self, in_features: int, layer_sizes: Sequence[int], device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ class OverArch(nn.Module):
 
 
 class Interaction(Protocol):
-    """How the features of a sample meet: a module that says how wide its output is."""
+    """A module that combines the feature vectors of a sample."""
 
     def __call__(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
         """dense ``[B, D]``, sparse ``[B, F, D]`` -> ``[B, output_size(D)]``"""
@@ -125,11 +128,11 @@ class DLRM(nn.Module):
 
     Args:
         embedding_bag_collection: the tables, all of one `embedding_dim` D. May be on the meta device.
-        dense_in_features: I. With 0 there is no bottom MLP; a learned vector takes its place.
+        dense_in_features: I. With 0, a learned vector replaces the bottom MLP.
         dense_arch_layer_sizes: widths of the bottom MLP, the last must be D; ``[]`` or ``[D]`` without dense
             features.
         over_arch_layer_sizes: widths of the top MLP, the last one usually 1 (the logit).
-        dense_device: where the dense weights live.
+        dense_device: of the dense weights.
 
     Raises:
         ValueError: tables of different widths, or layer sizes that do not fit them.
@@ -168,7 +171,9 @@ class DLRM(nn.Module):
                 f"of embedding_dim {self.embedding_dim}, got {bottom}"
             )
         if not over:
-            raise ValueError("over_arch_layer_sizes is empty: its last layer gives the logit, e.g. [64, 1]")
+            raise ValueError(
+                "over_arch_layer_sizes is empty. Fix: pass widths such as [64, 1]; the last layer is the logit"
+            )
 
         self.num_sparse_features = sum(len(table.feature_names) for table in tables)
         self.embedding_bag_collection = embedding_bag_collection
@@ -181,7 +186,7 @@ class DLRM(nn.Module):
 
     @property
     def sparse_arch(self) -> SparseArch:
-        """The tables as TorchRec's DLRM shows them: a view, whose parameters have the names that they have here."""
+        """A view of the tables, as in TorchRec's DLRM. Its parameters have the names of this model."""
         return SparseArch(self.embedding_bag_collection)
 
     @names_wrong_arguments

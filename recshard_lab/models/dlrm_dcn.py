@@ -1,4 +1,4 @@
-"""DLRM-DCNv2: DLRM whose features interact in a low-rank cross network (Wang et al. 2021, arXiv 2008.13535).
+"""DLRM-DCNv2: DLRM with a low-rank cross network as interaction (Wang et al. 2021, arXiv 2008.13535).
 
     dense [B, I] -- bottom MLP ------------> [B, D]    \\
                                                         side by side [B, (F + 1) D] -- cross net -- top MLP -> logit
@@ -61,7 +61,7 @@ class DLRM_DCN(DLRM):
         over_arch_layer_sizes: widths of the top MLP, the last one usually 1 (the logit).
         dcn_num_layers: layers of the cross network.
         dcn_low_rank_dim: their rank.
-        dense_device: where the dense weights live.
+        dense_device: of the dense weights.
 
     Raises:
         ValueError: tables of different widths, layer sizes that do not fit them, or no cross layer.
@@ -85,7 +85,7 @@ class DLRM_DCN(DLRM):
         dcn_low_rank_dim: int,
         dense_device: torch.device | str | None = None,
     ) -> None:
-        self._cross_sizes = (dcn_num_layers, dcn_low_rank_dim)  # DLRM asks for the interaction while it builds the rest
+        self._cross_sizes = (dcn_num_layers, dcn_low_rank_dim)  # DLRM.__init__ calls _interaction
         super().__init__(
             embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes, dense_device
         )

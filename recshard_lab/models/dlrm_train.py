@@ -1,4 +1,4 @@
-"""DLRM with its loss, as training pipelines call it; names and results as in TorchRec."""
+"""DLRM with its loss, with the interface that training pipelines expect. Names and results are TorchRec's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from recshard_lab.models.dlrm import DLRM
 
 
 class DLRMTrain(nn.Module):
-    """A model whose forward takes a batch and gives ``(loss, (loss, logits, labels))``.
+    """A model whose forward takes a batch and returns ``(loss, (loss, logits, labels))``.
 
     Args:
-        dlrm_module: takes dense and sparse features and gives logits ``[B, 1]``.
+        dlrm_module: takes dense and sparse features, returns logits ``[B, 1]``.
 
     >>> import torch
     >>> from types import SimpleNamespace
@@ -33,7 +33,7 @@ class DLRMTrain(nn.Module):
         self.loss_fn = nn.BCEWithLogitsLoss()
 
     def forward(self, batch: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """The mean loss over the batch, then loss, logits ``[B]`` and labels ``[B]`` without gradients.
+        """The mean loss over the batch; then, without gradients, loss, logits ``[B]`` and labels ``[B]``.
 
         Args:
             batch: has ``dense_features``, ``sparse_features`` and ``labels``.

@@ -1,10 +1,10 @@
-"""Towers: tables beside the dense part that alone reads them, so that both may lie together; names as in TorchRec.
+"""Towers: tables with the only dense part that reads them, so that both can be on the same rank. Names are TorchRec's.
 
     features -- embeddings -- interaction --\\
     features -- embeddings -- interaction ----- side by side
 
-Sharding finds the collections inside, at ``towers.N.embedding``: a plan that keeps a tower's tables on one rank keeps
-their rows from travelling among ranks that do not need them.
+Sharding finds the collections at ``towers.N.embedding``. If a plan places all tables of a tower on one rank, other
+ranks do not receive their rows.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class EmbeddingTower(nn.Module):
     """Embeddings and the module that reads them.
 
     Args:
-        embedding_module: ids in, embeddings out.
-        interaction_module: embeddings in, one tensor ``[B, ...]`` out.
-        device: where both are moved; left where they are when left out.
+        embedding_module: takes ids, returns embeddings.
+        interaction_module: takes embeddings, returns one tensor ``[B, ...]``.
+        device: where both are moved. Default: they are not moved.
 
     >>> tower = EmbeddingTower(nn.Embedding(5, 4), nn.Linear(4, 2))
     >>> tower(torch.tensor([1, 3])).shape
@@ -42,17 +42,17 @@ class EmbeddingTower(nn.Module):
         self.interaction = interaction_module if device is None else interaction_module.to(device)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """What `embedding_module` takes -> what `interaction_module` gives."""
+        """Arguments of `embedding_module` -> result of `interaction_module`."""
         found: Tensor = self.interaction(self.embedding(*args, **kwargs))
         return found
 
 
 @names_wrong_arguments
 class EmbeddingTowerCollection(nn.Module):
-    """Several towers, each on what it reads: a tower is given the batch of ids, or that of weighted ids, or both.
+    """Several towers. Each receives the batch of ids, the batch of weighted ids, or both.
 
     Args:
-        towers: the towers; see `tower_input_params` for what each is given.
+        towers: the towers. `tower_input_params` decides the inputs of each.
         device: where they are moved.
 
     Raises:
@@ -62,7 +62,7 @@ class EmbeddingTowerCollection(nn.Module):
     def __init__(self, towers: Sequence[EmbeddingTower], device: torch.device | str | None = None) -> None:
         super().__init__()
         if not len(towers):
-            raise ValueError("towers is empty: give at least one EmbeddingTower")
+            raise ValueError("towers is empty. Fix: pass at least one EmbeddingTower")
         self.towers = nn.ModuleList(tower if device is None else tower.to(device) for tower in towers)
         self._input_params = [tower_input_params(tower.embedding) for tower in towers]
 
@@ -73,23 +73,23 @@ class EmbeddingTowerCollection(nn.Module):
         """Batches of ids -> the towers' outputs side by side ``[B, ...]``.
 
         Raises:
-            ValueError: a tower reads a batch that is not there.
+            ValueError: a tower needs a batch that was not passed.
         """
         outputs = []
         for number, (tower, (plain, weighted)) in enumerate(zip(self.towers, self._input_params, strict=True)):
             if (plain and features is None) or (weighted and weighted_features is None):
                 name = "features" if plain and features is None else "weighted_features"
-                raise ValueError(f"tower {number} reads {name}, which were not given")
-            given = [batch for batch, read in ((features, plain), (weighted_features, weighted)) if read]
-            outputs.append(tower(*given))
+                raise ValueError(f"tower {number} needs {name}, which is None. Fix: pass {name}=")
+            inputs = [batch for batch, read in ((features, plain), (weighted_features, weighted)) if read]
+            outputs.append(tower(*inputs))
         return torch.cat(outputs, dim=1)
 
 
 def tower_input_params(module: nn.Module) -> tuple[bool, bool]:
     """Whether an embedding module reads ids without weights, and ids with weights.
 
-    A collection says so by ``is_weighted``; any other module by a parameter of its forward named
-    ``weighted_features``, beside others.
+    A collection has ``is_weighted``. Any other module reads weighted ids if its forward has a parameter
+    ``weighted_features``.
 
     >>> from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
     >>> table = EmbeddingBagConfig(name="t", num_embeddings=5, embedding_dim=4, feature_names=["f"])

@@ -1,13 +1,13 @@
-"""Feature processors: what is made of ids before they are looked up, with weights that are learned.
+"""Feature processors: learned weights of ids, applied before the lookup.
 
-The one there is gives each id a weight by its place in its bag: the first click of a history counts otherwise than the
-tenth. Weights start as ones, which changes nothing.
+`PositionWeightedModule` gives each id a weight by its place in its bag: the first click of a history may count more
+than the tenth. Weights start as ones, which changes nothing.
 
     ids of a bag          [7, 3, 9]
     learned, by place     [w0, w1, w2, w3, ...]          pooled = w0 row7 + w1 row3 + w2 row9
 
-Names, arguments and state dicts as in TorchRec. A processor is dense: every rank has it whole, and its gradient comes
-home from wherever the rows lie.
+Names, arguments and state dicts are those of TorchRec. A processor is dense: every rank has a replica. Its gradient
+comes from the ranks that store the rows.
 
 Shape letters: N ids, L longest bag.
 """
@@ -26,7 +26,7 @@ from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 
 class FeatureProcessor(nn.Module, ABC):
-    """Makes one feature's weights: a JaggedTensor in, the same ids with weights out."""
+    """Computes the weights of one feature: takes a JaggedTensor, returns the same ids with weights."""
 
     @abstractmethod
     def forward(self, features: JaggedTensor) -> JaggedTensor:
@@ -34,7 +34,7 @@ class FeatureProcessor(nn.Module, ABC):
 
 
 class FeatureProcessorsCollection(nn.Module, ABC):
-    """Makes the weights of several features: a KeyedJaggedTensor in, the same ids with weights out."""
+    """Computes the weights of several features: takes a KeyedJaggedTensor, returns the same ids with weights."""
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -42,7 +42,7 @@ class FeatureProcessorsCollection(nn.Module, ABC):
 
 
 class _Ones(nn.ParameterDict):
-    """Weights by name, which can be set to ones again once they have left ``meta``."""
+    """Weights by name. `reset_parameters` sets them to ones after they were moved from ``meta``."""
 
     def reset_parameters(self) -> None:
         for weight in self.values():
@@ -55,8 +55,8 @@ class PositionWeightedModule(FeatureProcessor):
     """One learned weight for each place in a bag.
 
     Args:
-        max_feature_length: L; no bag may be longer.
-        device: where the weights live.
+        max_feature_length: L, the longest bag.
+        device: of the weights.
 
     Raises:
         ValueError: a length below 1.
@@ -72,7 +72,7 @@ class PositionWeightedModule(FeatureProcessor):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Ones, which change nothing."""
+        """Sets all weights to one, which changes nothing."""
         if not self.position_weight.is_meta:
             nn.init.ones_(self.position_weight)
 
@@ -91,11 +91,11 @@ class PositionWeightedModule(FeatureProcessor):
 
 @names_wrong_arguments
 class PositionWeightedModuleCollection(FeatureProcessorsCollection):
-    """`PositionWeightedModule` for each of some features; ids of others have weight 1.
+    """A `PositionWeightedModule` per feature. Ids of other features have weight 1.
 
     Args:
         max_feature_lengths: feature -> L.
-        device: where the weights live.
+        device: of the weights.
 
     Raises:
         ValueError: no feature, or a length below 1.
@@ -108,7 +108,7 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
     def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None) -> None:
         super().__init__()
         if not max_feature_lengths:
-            raise ValueError("max_feature_lengths is empty: name a feature and its longest bag")
+            raise ValueError("max_feature_lengths is empty. Fix: pass {feature: length of its longest bag}")
         self.max_feature_lengths = {name: _length(longest, name) for name, longest in max_feature_lengths.items()}
         self.position_weights = _Ones(
             {
@@ -119,7 +119,7 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Ones, which change nothing."""
+        """Sets all weights to one, which changes nothing."""
         self.position_weights.reset_parameters()
 
     @names_wrong_arguments
@@ -131,7 +131,10 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         """
         missing = sorted(set(self.max_feature_lengths) - set(features.keys()))
         if missing:
-            raise ValueError(f"features {missing} have a processor and are not in the batch: {features.keys()}")
+            raise ValueError(
+                f"features {missing} have a processor and are not in the batch, which has {features.keys()}. Fix: add "
+                f"them to the batch"
+            )
         ends, bags = features.offset_per_key(), features.lengths_offset_per_key()
         lengths = features.lengths().reshape(-1)
         parts = []
@@ -147,11 +150,11 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
 
 
 class PositionWeightedProcessor(PositionWeightedModuleCollection):
-    """TorchRec's older name of the same."""
+    """TorchRec's older name of `PositionWeightedModuleCollection`."""
 
 
 class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
-    """One processor a feature; ids of features without one have weight 1.
+    """One processor per feature. Ids of features without a processor have weight 1.
 
     Args:
         feature_processors: feature -> its processor.
@@ -173,16 +176,16 @@ class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
 
 @names_wrong_arguments
 class FeatureProcessedEmbeddingBagCollection(nn.Module):
-    """An `EmbeddingBagCollection` behind feature processors.
+    """Feature processors, then an `EmbeddingBagCollection` that looks up their weighted ids.
 
-    Sharding finds the collection inside, at ``_embedding_bag_collection``.
+    Sharding finds the collection at ``_embedding_bag_collection``.
 
     Args:
         embedding_bag_collection: built with ``is_weighted=True``.
         feature_processors: feature -> processor, or a collection of them.
 
     Raises:
-        ValueError: a collection that does not read weights, or processors of features that it does not read.
+        ValueError: the collection does not take weights, or a processor's feature is not one of its features.
 
     >>> from recshard_lab.embedding import EmbeddingBagConfig
     >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
@@ -199,7 +202,7 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
     ) -> None:
         super().__init__()
         if not embedding_bag_collection.is_weighted():
-            raise ValueError("feature processors make weights: build the collection with is_weighted=True")
+            raise ValueError("the collection ignores weights. Fix: build it with is_weighted=True")
         tables = embedding_bag_collection.embedding_bag_configs()
         read = {feature for table in tables for feature in table.feature_names}
         self._embedding_bag_collection = embedding_bag_collection
@@ -209,7 +212,9 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         else:
             strange = sorted(set(feature_processors) - read)
             if strange:
-                raise ValueError(f"there are processors for {strange}, and the tables read {sorted(read)}")
+                raise ValueError(
+                    f"no table has the features {strange} of processors. Fix: use features of {sorted(read)}"
+                )
             self._feature_processors = FeatureProcessorDictWrapper(nn.ModuleDict(dict(feature_processors)))
 
     @names_wrong_arguments
@@ -219,12 +224,12 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         return pooled
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables: models that take a collection take this in its place."""
+        """The tables. Models accept this module in place of a collection."""
         return self._embedding_bag_collection.embedding_bag_configs()
 
 
 def with_weights(features: KeyedJaggedTensor, weights: Tensor) -> KeyedJaggedTensor:
-    """The same bags with these weights ``[N]``."""
+    """The same bags with weights ``[N]``."""
     variable, inverse = features.variable_stride_per_key(), features.inverse_indices_or_none()
     return KeyedJaggedTensor._unchecked(
         features.keys(),
@@ -252,8 +257,8 @@ def _places(lengths: Tensor, count: int, longest: int, feature: str) -> Tensor:
         bag = int((lengths > longest).nonzero()[0])
         of = f"feature {feature!r}: " if feature else ""
         raise ValueError(
-            f"{of}bag {bag} has {int(lengths[bag])} ids, and there are weights for {longest} places: cut the bag, or "
-            f"build the processor for longer ones"
+            f"{of}bag {bag} has {int(lengths[bag])} ids, and the processor has weights for {longest} places. Fix: "
+            f"build the processor for {int(lengths[bag])} places, or shorten the bag"
         )
     starts = lengths.cumsum(0) - lengths
     place = torch.arange(count, device=lengths.device)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 
 class SwishLayerNorm(nn.Module):
-    """``x * sigmoid(layer_norm(x))``: swish (Ramachandran et al. 2017, arXiv 1710.05941) of what is normalised first.
+    """``x * sigmoid(layer_norm(x))``: swish (Ramachandran et al. 2017, arXiv 1710.05941) with layer norm.
 
     Args:
-        input_dims: the last axes' sizes, over which it normalises.
-        device: where the weights live.
+        input_dims: sizes of the last axes, which are normalized.
+        device: of the weights.
 
     >>> SwishLayerNorm(4)(torch.zeros(2, 4)).shape
     torch.Size([2, 4])
@@ -39,7 +39,7 @@ class Perceptron(nn.Module):
 
     Args:
         in_size, out_size: widths.
-        bias: whether it has one.
+        bias: whether it has a bias.
         activation: applied to the output.
         device, dtype: of the weights.
 
@@ -71,15 +71,15 @@ class MLP(nn.Module):
     Args:
         in_size: width of the input.
         layer_sizes: widths of the layers, the last one that of the output; may be empty (identity).
-        bias: whether the layers have one.
+        bias: whether the layers have a bias.
         activation: applied after every layer: a function, a module (shared by the layers), or a class of modules (one
-            for each layer); "relu", "sigmoid" and "swish_layernorm" (a `SwishLayerNorm` each) go by name.
-        device: where the weights live; "meta" holds none.
+            for each layer), or a name: "relu", "sigmoid" or "swish_layernorm" (one `SwishLayerNorm` per layer).
+        device: of the weights; "meta" allocates nothing.
         dtype: of the weights.
-        activation_on_last: whether the last layer has one too.
+        activation_on_last: whether the last layer has an activation.
 
     Raises:
-        ValueError: a layer without width, or the name of no activation.
+        ValueError: a layer of width 0, or an unknown name of an activation.
 
     >>> MLP(13, [8, 4])(torch.zeros(2, 13)).shape
     torch.Size([2, 4])
@@ -125,7 +125,7 @@ def _activation_of(
     if isinstance(activation, str):
         if activation not in _ACTIVATIONS:
             known = ", ".join([*_ACTIVATIONS, "swish_layernorm"])
-            raise ValueError(f"no activation is named {activation!r}: use one of {known}, or a function")
+            raise ValueError(f"no activation is named {activation!r}. Fix: use one of {known}, or a function")
         return _ACTIVATIONS[activation]
     return activation() if isinstance(activation, type) else activation
 
@@ -137,7 +137,7 @@ def _as_it_is(input: Tensor) -> Tensor:
 class InteractionArch(nn.Module):
     """Dot products between all pairs of feature vectors (DLRM, arXiv 1906.00091, section 2.1.3).
 
-    The output holds the dense vector itself, then the dots of the pairs (i, j), i < j, where vector 0 is the
+    The output has the dense vector, then the dots of the pairs (i, j), i < j, where vector 0 is the
     dense one and 1..F are the sparse features': D + (F + 1) F / 2 columns.
 
     Args:

@@ -1,6 +1,6 @@
-"""Models by name: what a config file calls them, their settings, and how they and their loss are built from tables.
+"""Models by name: the names in config files, their settings, and how a model and its loss are built from tables.
 
-A settings class is a frozen dataclass of plain values; ``register_model`` adds a model, in a notebook as well.
+A settings class is a frozen dataclass of plain values. ``register_model`` adds a model, also in a notebook.
 
 Shape letters: I dense features, D embedding dim.
 """
@@ -29,7 +29,7 @@ Device = torch.device | str | None
 
 @dataclass(frozen=True)
 class DLRMSettings:
-    """Of `DLRM`.
+    """Settings of `DLRM`.
 
     Args:
         dense_in_features: I.
@@ -48,7 +48,7 @@ class DLRMSettings:
 
 @dataclass(frozen=True)
 class DLRMDCNSettings(DLRMSettings):
-    """Of `DLRM_DCN`: beside those of DLRM, layers and rank of the cross network."""
+    """Settings of `DLRM_DCN`: those of DLRM, and layers and rank of the cross network."""
 
     dcn_num_layers: int = 3
     dcn_low_rank_dim: int = 32
@@ -56,7 +56,7 @@ class DLRMDCNSettings(DLRMSettings):
 
 @dataclass(frozen=True)
 class DeepFMSettings:
-    """Of `DeepFMNN`."""
+    """Settings of `DeepFMNN`."""
 
     dense_in_features: int = 0
     deep_layer_sizes: Sequence[int] = (128, 64)
@@ -64,13 +64,13 @@ class DeepFMSettings:
 
 @dataclass(frozen=True)
 class TwoTowerSettings:
-    """Of `TwoTower` and its training.
+    """Settings of `TwoTower` and its training.
 
     Args:
-        layer_sizes: of either tower.
-        query_tables: names of the query's tables; the first one when left out.
+        layer_sizes: widths of the layers of both towers.
+        query_tables: names of the query's tables. Default: the first table.
         normalize, in_batch_negatives, temperature, candidate_id: as of `TwoTower` and `TwoTowerTrainTask`.
-        frequency_buckets: of the correction for frequent candidates; 0 for none.
+        frequency_buckets: buckets of the correction for frequent candidates; 0 for no correction.
     """
 
     layer_sizes: Sequence[int] = (64, 32)
@@ -84,13 +84,13 @@ class TwoTowerSettings:
 
 @dataclass(frozen=True)
 class ModelKind:
-    """A model that is known by name.
+    """A registered model.
 
     Args:
-        name: of the model.
-        settings: its dataclass, every field with a default.
+        name: of the model in configs.
+        settings: its dataclass; every field has a default.
         build: (tables, settings, device of the dense part) -> the model.
-        task: (model, settings, ranks that share a batch) -> a module that takes a batch and gives
+        task: (model, settings, ranks that share a batch) -> a module that takes a batch and returns
             ``(loss, (loss, logits, labels))``.
     """
 
@@ -104,10 +104,10 @@ _KINDS: dict[str, ModelKind] = {}
 
 
 def register_model(kind: ModelKind) -> ModelKind:
-    """Makes a model known under its name, in place of an older one so named.
+    """Registers a model under its name. It replaces a model of the same name.
 
     Raises:
-        ValueError: settings that are no dataclass with a default for every field.
+        ValueError: the settings are not a dataclass with a default for every field.
     """
     if not is_dataclass(kind.settings):
         raise ValueError(f"settings of model {kind.name!r} must be a dataclass, got {kind.settings!r}")
@@ -120,7 +120,7 @@ def register_model(kind: ModelKind) -> ModelKind:
 
 
 def model_names() -> list[str]:
-    """The models there are.
+    """Names of the registered models, sorted.
 
     >>> model_names()
     ['deepfm', 'dlrm', 'dlrm_dcn', 'two_tower']
@@ -132,21 +132,23 @@ def model_named(name: str) -> ModelKind:
     """A model by name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the name is not registered.
     """
     if not isinstance(name, str) or name not in _KINDS:
-        raise ValueError(f"there is no model {name!r}{_meant(name, _KINDS)}: choose one of {', '.join(model_names())}")
+        raise ValueError(
+            f"no model is named {name!r}{_meant(name, _KINDS)}. Fix: use one of {', '.join(model_names())}"
+        )
     return _KINDS[name]
 
 
 def settings_of(name: str, given: Mapping[str, Any] | Any = None) -> Any:
-    """A model's settings, from plain values.
+    """The settings of a model, from plain values.
 
     Args:
-        given: setting -> value; those left out have their defaults. The dataclass itself is taken as it is.
+        given: setting -> value, or an instance of the dataclass. Missing settings have their defaults.
 
     Raises:
-        ValueError: no such model, or a setting that it does not have.
+        ValueError: an unknown model or setting, or a value of another type.
 
     >>> settings_of("dlrm_dcn", {"dcn_num_layers": 2})
     DLRMDCNSettings(dense_in_features=0, dense_hidden_sizes=(64,), over_arch_layer_sizes=(128, 64, 1), dcn_num_layers=2,
@@ -162,7 +164,7 @@ def settings_of(name: str, given: Mapping[str, Any] | Any = None) -> Any:
     for key, value in (given or {}).items():
         if key not in known:
             hint = _meant(key, known)
-            raise ValueError(f"model {name!r} has no setting {key!r}{hint}: it has {', '.join(known)}")
+            raise ValueError(f"model {name!r} has no setting {key!r}{hint}. Fix: use one of {', '.join(known)}")
         chosen[key] = tuple(value) if isinstance(value, list) else value
         _check_like(name, key, chosen[key], known[key].default)
     return kind.settings(**chosen)
@@ -177,17 +179,17 @@ def build_model(
     device: Device = None,
     dense_device: Device = None,
 ) -> nn.Module:
-    """A model, unaware of sharding.
+    """Builds an unsharded model.
 
     Args:
         name: of the model.
         tables: its embedding tables.
         settings: setting -> value, or the model's settings class.
-        device: where the tables live; "meta" allocates nothing.
-        dense_device: where the rest lives.
+        device: of the tables; "meta" allocates nothing.
+        dense_device: of the other parameters.
 
     Raises:
-        ValueError: no such model or setting, or values that do not fit the tables.
+        ValueError: an unknown model or setting, or values that do not fit the tables.
 
     >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=8, feature_names=["f"])
     >>> type(build_model("dlrm_dcn", [table], {"over_arch_layer_sizes": [4, 1]}, device="meta")).__name__
@@ -201,15 +203,15 @@ def build_model(
 def train_task(
     name: str, model: nn.Module, settings: Mapping[str, Any] | Any = None, *, peers: Peers | None = None
 ) -> nn.Module:
-    """The model with its loss: takes a batch, gives ``(loss, (loss, logits [b], labels [b]))``.
+    """The model with its loss: takes a batch, returns ``(loss, (loss, logits [b], labels [b]))``.
 
     Args:
         name, settings: as for `build_model`.
-        model: what `build_model` gave.
+        model: from `build_model`.
         peers: the ranks that share a batch, for losses that compare its samples.
 
     Raises:
-        ValueError: no such model or setting.
+        ValueError: an unknown model or setting.
     """
     return model_named(name).task(model, settings_of(name, settings), peers)
 
@@ -224,7 +226,7 @@ def settings_as_dict(settings: Any) -> dict[str, Any]:
 
 
 def _check_like(model: str, key: str, value: Any, default: Any) -> None:
-    """Of the default's kind: a number for a number, a list of integers for a list."""
+    """Raises unless the value has the default's type: a number for a number, a list of integers for a list."""
     if isinstance(default, bool) or default is None:
         fits = isinstance(value, bool) if default is not None else value is None or isinstance(value, str | tuple)
     elif isinstance(default, tuple):
@@ -237,7 +239,9 @@ def _check_like(model: str, key: str, value: Any, default: Any) -> None:
         fits = True
     if not fits:
         like = list(default) if isinstance(default, tuple) else default
-        raise ValueError(f"setting {key!r} of model {model!r} must be of the kind of {like!r}, got {value!r}")
+        raise ValueError(
+            f"setting {key!r} of model {model!r} must have the type of its default {like!r}, got {value!r}"
+        )
 
 
 def _meant(name: Any, known: Mapping[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""Two towers for retrieval: queries and candidates become vectors of one space, near where they belong together.
+"""Two towers for retrieval: queries and candidates become vectors of one space. Matching vectors are close.
 
     query features     -- their rows side by side -- MLP --> u [B, K]
                                                               score = <u, v>
     candidate features -- their rows side by side -- MLP --> v [B, K]
 
-Candidates do not see the query, so that their vectors are computed once and searched by an index
+A candidate's vector does not depend on the query, so it is computed once and searched by an index
 (``recshard_lab.serving.retrieval``).
 Huang et al. 2013 (DSSM, CIKM); in this form Yi et al. 2019, "Sampling-Bias-Corrected Neural Modeling for Large Corpus
 Item Recommendations" (RecSys). Training is in ``two_tower_train.py``.
@@ -32,14 +32,14 @@ class TwoTower(nn.Module):
 
     Args:
         embedding_bag_collection: the tables of both towers. May be on the meta device.
-        layer_sizes: widths of either MLP, the last one K; its last layer is linear.
-        device: where the MLPs live.
-        query_tables: names of the tables of the query tower; the first table when left out. All others are the
-            candidate's.
-        normalize: vectors of length 1, so that scores are cosines (Yi et al., section 4.2).
+        layer_sizes: widths of both MLPs; the last one is K, and its layer is linear.
+        device: of the MLPs.
+        query_tables: names of the tables of the query tower. Default: the first table. The candidate tower has all
+            other tables.
+        normalize: whether vectors have length 1, so that scores are cosines (Yi et al., section 4.2).
 
     Raises:
-        ValueError: no layer, a table that is not there, or a tower without one.
+        ValueError: no layer, an unknown table, or a tower without a table.
 
     >>> from recshard_lab.embedding import EmbeddingBagConfig
     >>> tables = [
@@ -67,9 +67,11 @@ class TwoTower(nn.Module):
         names = [table.name for table in tables]
         chosen = names[:1] if query_tables is None else list(query_tables)
         if not set(chosen) <= set(names) or not 0 < len(set(chosen)) < len(names):
-            raise ValueError(f"query_tables must be some of {names}, and leave one for the candidates; got {chosen}")
+            raise ValueError(
+                f"query_tables must be some of {names}, but not all, got {chosen}. Fix: leave a table for candidates"
+            )
         if not len(layer_sizes):
-            raise ValueError("layer_sizes is empty: its last layer is the width of the common space, e.g. [64, 32]")
+            raise ValueError("layer_sizes is empty. Fix: pass widths such as [64, 32]; the last is that of the vectors")
         self.embedding_bag_collection = embedding_bag_collection
         self.normalize = normalize
         keys = dict(zip(names, embedding_names_by_table(tables), strict=True))
@@ -89,13 +91,13 @@ class TwoTower(nn.Module):
 
     @names_wrong_arguments
     def query(self, kjt: KeyedJaggedTensor) -> Tensor:
-        """ids of B queries, candidates' features may be missing -> ``[B, K]``"""
+        """ids of B queries -> ``[B, K]``. Features of candidates may be missing."""
         rows = self.embedding_bag_collection(with_all(kjt, self.features))
         return self._through(self.query_proj, rows, self.query_keys)
 
     @names_wrong_arguments
     def candidate(self, kjt: KeyedJaggedTensor) -> Tensor:
-        """ids of B candidates, queries' features may be missing -> ``[B, K]``"""
+        """ids of B candidates -> ``[B, K]``. Features of queries may be missing."""
         return self._candidates(self.embedding_bag_collection(with_all(kjt, self.features)))
 
     def _candidates(self, rows: KeyedTensor) -> Tensor:
@@ -111,7 +113,7 @@ def _tower(width: int, sizes: Sequence[int], device: torch.device | str | None) 
 
 
 def with_all(kjt: KeyedJaggedTensor, features: Sequence[str]) -> KeyedJaggedTensor:
-    """The batch with empty bags for features that it does not have."""
+    """The batch, with empty bags for missing features."""
     there = kjt.keys()
     missing = [feature for feature in features if feature not in there]
     if not missing:

@@ -1,10 +1,10 @@
-"""Training two towers: by the other candidates of the batch, or by labels alone.
+"""Training of two towers: against the other candidates of the batch, or with labels only.
 
-In-batch negatives (Yi et al. 2019, section 3): each query is to score its own candidate above those of all other
-queries. Popular candidates are there more often, and would be pushed down for it: the logarithm of the chance that a
-candidate is in the batch is taken off its score (eq. 3), estimated as batches go by (algorithm 2).
+In-batch negatives (Yi et al. 2019, section 3): each query should score its candidate above the candidates of all other
+queries. Popular candidates occur in more batches, so training would lower their scores. The correction subtracts the
+logarithm of the chance that a candidate is in the batch (eq. 3). It is estimated during training (algorithm 2).
 
-The batch is that of *all* ranks: how candidates come together is `peers`' affair, the model knows no ranks.
+The batch is that of *all* ranks. `peers` gathers the candidates. The model does not depend on ranks.
 
 Shape letters: b samples of this rank, B of all ranks, K width of the common space.
 """
@@ -22,16 +22,16 @@ from recshard_lab.models.two_tower import TwoTower
 
 
 class Peers(Protocol):
-    """The ranks whose batches are one batch."""
+    """Ranks whose local batches form one batch."""
 
     @property
     def world_size(self) -> int:
         """W."""
 
     def gather(self, own: Tensor) -> tuple[Tensor, int]:
-        """``[b, ...]`` -> that of all ranks ``[B, ...]``, and where this rank's begins.
+        """``[b, ...]`` -> the rows of all ranks ``[B, ...]``, and the index at which this rank's begin.
 
-        Backward brings each row's gradient home, summed over the ranks that used it.
+        Backward returns each row's gradient to its rank, summed over the ranks that used it.
         """
 
     def total(self, own: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Peers(Protocol):
 
 
 class Alone:
-    """One process on its own."""
+    """A single process."""
 
     world_size = 1
 
@@ -51,16 +51,16 @@ class Alone:
 
 
 class StreamingFrequency(nn.Module):
-    """The chance that an id is in a batch, from the steps between its appearances (Yi et al. 2019, algorithm 2)::
+    """The chance that an id is in a batch, from the steps between its occurrences (Yi et al. 2019, algorithm 2)::
 
         interval[id] <- (1 - rate) * interval[id] + rate * (step - last[id]);  last[id] <- step;  chance = 1 / interval
 
     Args:
-        num_buckets: ids share a bucket when they are equal modulo this.
+        num_buckets: ids that are equal modulo this number share a bucket.
         rate: alpha, in (0, 1].
 
     Raises:
-        ValueError: no bucket, or another rate.
+        ValueError: `num_buckets` below 1, or a rate outside (0, 1].
 
     >>> frequency = StreamingFrequency(10, rate=1.0)
     >>> for step in range(4):
@@ -84,7 +84,7 @@ class StreamingFrequency(nn.Module):
 
     @torch.no_grad()
     def update(self, ids: Tensor) -> None:
-        """Takes in the ids ``[B]`` of a step."""
+        """Counts the ids ``[B]`` of a step."""
         self.step += 1
         seen = torch.unique(ids % len(self.last))
         since = (self.step - self.last[seen]).float()
@@ -94,7 +94,7 @@ class StreamingFrequency(nn.Module):
         self.last[seen] = self.step
 
     def log_chance(self, ids: Tensor) -> Tensor:
-        """``[B] -> [B]``, at most 0; of an id never seen, that of one seen now for the first time."""
+        """``[B] -> [B]``, at most 0. An id that never occurred counts as one that occurs now for the first time."""
         interval = self.interval[ids % len(self.last)]
         never = (self.step + 1).to(interval.dtype)
         return -torch.where(interval > 0, interval, never).clamp(min=1).log()
@@ -102,20 +102,21 @@ class StreamingFrequency(nn.Module):
 
 @names_wrong_arguments
 class TwoTowerTrainTask(nn.Module):
-    """Two towers with their loss, called as pipelines call a model.
+    """Two towers with their loss, with the interface that pipelines expect.
 
     Args:
         two_tower: the model.
-        in_batch_negatives: softmax over the candidates of the batch, for samples with label 1; those with label 0 only
-            lend their candidates. False is the cross entropy of each sample's score with its label.
-        temperature: scores are divided by it; with `normalize` something like 0.05.
-        candidate_id: feature with one id a candidate. Equal candidates of other samples are then no negatives, and
-            can be corrected for being frequent.
+        in_batch_negatives: True is the softmax over the candidates of the batch, for samples with label 1. Samples with
+            label 0 only add candidates. False is the cross entropy of each sample's score with its label.
+        temperature: scores are divided by it. With `normalize`, about 0.05 is common.
+        candidate_id: feature with one id per candidate. Equal candidates of other samples are then not negatives, and
+            frequent candidates can be corrected.
         frequency: the correction for frequent candidates; needs `candidate_id`.
-        peers: the ranks that share a batch; this process alone when left out (`recshard_lab.distributed.RankPeers`).
+        peers: the ranks that share a batch (`recshard_lab.distributed.RankPeers`). Default: this process only.
 
     Raises:
-        ValueError: a temperature not above 0, a feature that is not the candidate's, a correction without ids.
+        ValueError: a temperature that is not above 0, a `candidate_id` that is not a feature of candidates, or a
+            `frequency` without `candidate_id`.
 
     >>> from types import SimpleNamespace
     >>> from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
@@ -147,16 +148,16 @@ class TwoTowerTrainTask(nn.Module):
         if candidate_id is not None and candidate_id not in two_tower.candidate_keys:
             raise ValueError(f"candidate_id must be one of {two_tower.candidate_keys}, got {candidate_id!r}")
         if frequency is not None and candidate_id is None:
-            raise ValueError("frequency counts candidates by their id: say candidate_id=...")
+            raise ValueError("frequency counts candidates by their id. Fix: pass candidate_id=")
         self.two_tower, self.in_batch_negatives = two_tower, in_batch_negatives
         self.temperature, self.candidate_id = temperature, candidate_id
         self.frequency = frequency
         self.peers: Peers = peers if peers is not None else Alone()
 
     def forward(self, batch: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """The loss, then loss, scores ``[b]`` of query and own candidate, and labels ``[b]`` without gradients.
+        """The loss; then, without gradients, loss, scores ``[b]`` of each query with its candidate, and labels ``[b]``.
 
-        Averaged over ranks, the losses are that of all ranks' batch.
+        The mean of the losses over ranks is the loss of the batch of all ranks.
 
         Args:
             batch: has ``sparse_features`` and ``labels``.
@@ -193,6 +194,9 @@ class TwoTowerTrainTask(nn.Module):
     def _ids(self, batch: Any) -> Tensor:
         bags = batch.sparse_features[self.candidate_id]
         if not bool((bags.lengths() == 1).all()):
-            raise ValueError(f"candidate_id {self.candidate_id!r} must have one id a sample, some samples do not")
+            raise ValueError(
+                f"candidate_id {self.candidate_id!r} must have one id per sample, but some samples do not. "
+                f"Fix: choose a feature with one id per sample"
+            )
         ids: Tensor = bags.values().long()
         return ids

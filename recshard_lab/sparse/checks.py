@@ -1,7 +1,7 @@
-"""What a jagged batch must satisfy, and messages that say where it does not.
+"""Checks of jagged batches, with errors that name the wrong feature and sample.
 
-Shapes, types and counts are compared always. Whatever needs the numbers themselves is looked at on
-CPU tensors only, where reading them does not make the host wait for a device.
+Shapes, types and counts are always compared. Values are read on CPU tensors only, because reading values of a GPU
+makes the host wait.
 
 Shape letters: B batch, F features, N ids.
 """
@@ -135,14 +135,14 @@ def check_keys(keys: Sequence[str]) -> list[str]:
 
 
 def index_keys(keys: Sequence[str]) -> dict[str, int]:
-    """Key to position; refuses a key that stands in two places, since it would not say which is meant."""
+    """Maps each key to its position. Raises if a key occurs twice."""
     index = {key: place for place, key in enumerate(keys)}
     if len(index) != len(keys):
         twice = next(key for place, key in enumerate(keys) if index[key] != place)
         places = [place for place, key in enumerate(keys) if key == twice]
         raise ValueError(
-            f"key {twice!r} stands at positions {places}, so its name alone does not say which is meant: "
-            f"rename one, or select by position with split() or permute()"
+            f"key {twice!r} is at positions {places}: its name is ambiguous. Fix: rename one, or select by position "
+            f"with split() or permute()"
         )
     return index
 

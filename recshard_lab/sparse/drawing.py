@@ -1,7 +1,7 @@
-"""How jagged batches look: as text, one line a feature, and as HTML, one band a feature with a row a sample.
+"""Jagged batches as text, with one line per feature, and as HTML, with one row per sample.
 
-Both show the first features, samples and ids and say how many more there are. Only what is shown is
-read, so that printing a batch of a million ids costs what printing a small one does.
+Both show the first features, samples and ids, and the number of the others. Only the values that are shown are
+read, so a large batch prints as fast as a small one.
 
 Shape letters: B samples, F features, N ids.
 """

@@ -17,7 +17,7 @@ from recshard_lab.sparse.storage import JaggedStorage
 def jt_is_equal(jt_1: JaggedTensor, jt_2: JaggedTensor) -> bool:
     """Whether two JaggedTensors have the same bags and weights, to floating-point tolerance (`torch.allclose`).
 
-    One may have been given by lengths and the other by offsets. Anything that is no JaggedTensor equals nothing.
+    One may have lengths and the other offsets. False if an argument is not a JaggedTensor.
 
     >>> one = JaggedTensor(torch.tensor([1.0, 2.0]), lengths=torch.tensor([2, 0]))
     >>> jt_is_equal(one, JaggedTensor(torch.tensor([1.0, 2.0]), offsets=torch.tensor([0, 2, 2])))

@@ -25,7 +25,7 @@ class JaggedTensor(JaggedStorage):
 
     Args:
         values: `[N]` ids, or `[N, D]` vectors.
-        weights: `[N]`, one for each value, or None.
+        weights: `[N]`, one per value, or None.
         lengths: `[B]` integers that sum to N.
         offsets: `[B + 1]` integers from 0 to N. One of lengths and offsets is enough.
 
@@ -76,7 +76,7 @@ class JaggedTensor(JaggedStorage):
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> JaggedTensor:
-        """The same without a look at anything, for parts that are right by construction."""
+        """The same without checks, for tensors that are correct by construction."""
         self = cls.__new__(cls)
         self._values = values
         self._weights = weights
@@ -182,10 +182,10 @@ class JaggedTensor(JaggedStorage):
         return JaggedTensor(joined, None if weights is None else torch.cat(weights), lengths)
 
     def validate(self) -> JaggedTensor:
-        """Looks at every number, on any device, as the constructor does on CPU; returns itself.
+        """Checks every value on any device, as the constructor does on CPU. Returns itself.
 
         Raises:
-            ValueError: lengths that are negative or do not sum to N, offsets that fall; says at which row.
+            ValueError: lengths that are negative or do not sum to N, offsets that fall. The error names the row.
         """
         checks.check_values(self._values, self._weights)
         if self._values.is_meta:

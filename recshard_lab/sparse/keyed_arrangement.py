@@ -64,8 +64,8 @@ class KeyedArrangement(KeyedStorage):
         """Features in another order; repeats and omissions are fine.
 
         Args:
-            indices: positions of the wanted features.
-            indices_tensor: the same on this device, where it is at hand; spares a copy to a GPU.
+            indices: positions of the features to keep.
+            indices_tensor: the same as a tensor on this device. If you pass it, no copy to a GPU is needed.
 
         >>> from recshard_lab import KeyedJaggedTensor
         >>> kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))

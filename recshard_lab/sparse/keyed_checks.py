@@ -1,4 +1,4 @@
-"""Whether keys, lengths, offsets and stride of a KeyedJaggedTensor fit together.
+"""Checks that keys, lengths, offsets and stride of a KeyedJaggedTensor are consistent.
 
 Shape letters: F features (keys), B samples (stride), N values.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def stride_of(keys: list[str], lengths: Tensor | None, offsets: Tensor | None, stride: int | None) -> int:
-    """B, given or derived; refuses counts that are not F * B."""
+    """Returns B, passed or derived. Raises if the counts are not F * B."""
     if stride is not None:
         stride = checks.check_count("stride", stride)
     bags = 0
@@ -49,7 +49,7 @@ def _check_bags(name: str, bags: int, keys: list[str], stride: int | None) -> No
         more = ", and one more" if name == "offsets" else ""
         raise ValueError(
             f"{name} describes {bags} bags, which is not {len(keys)} keys x {samples}: "
-            f"give one entry for each feature and sample{more}"
+            f"pass one entry for each feature and sample{more}"
         )
 
 
@@ -61,12 +61,12 @@ def check_derived(
     lengths_offset_per_key: list[int] | None,
     index_per_key: dict[str, int] | None,
 ) -> None:
-    """What TorchRec lets a caller hand over although it follows from the rest: refused where it says otherwise."""
+    """Checks arguments that TorchRec accepts although they follow from the others. Raises if they differ."""
     expected = [stride] * len(keys) if bags is None else bags
     if stride_per_key is not None and checks.check_list("stride_per_key", stride_per_key) != expected:
         raise ValueError(
-            f"stride_per_key {stride_per_key} says otherwise than the bags {expected}: for features with bags of "
-            f"their own number give stride_per_key_per_rank={[[number] for number in stride_per_key]}"
+            f"stride_per_key {stride_per_key} differs from the bags {expected}. Fix: for features with different "
+            f"numbers of bags pass stride_per_key_per_rank={[[number] for number in stride_per_key]}"
         )
     if lengths_offset_per_key is None:
         pass
@@ -76,7 +76,7 @@ def check_derived(
 
 
 def common_strides(batches: Sequence[KeyedStorage]) -> list[list[int]] | None:
-    """Strides of batches side by side; None where all have the same samples."""
+    """Strides of joined batches; None if all have the same samples."""
     if not any(batch.variable_stride_per_key() for batch in batches):
         strides = [batch.stride() for batch in batches]
         if len(set(strides)) > 1:
@@ -91,7 +91,7 @@ def common_strides(batches: Sequence[KeyedStorage]) -> list[list[int]] | None:
 
 
 def common_inverse(batches: Sequence[KeyedStorage]) -> tuple[list[str] | None, Tensor | None]:
-    """Inverse indices of batches side by side: all have them, for the same samples, or none has."""
+    """Inverse indices of joined batches. All batches have them, for the same samples, or none has."""
     found = [batch.inverse_indices_or_none() for batch in batches]
     given = [pair for pair in found if pair is not None]
     if not given:
@@ -106,7 +106,7 @@ def common_inverse(batches: Sequence[KeyedStorage]) -> tuple[list[str] | None, T
 def check_host_counts(
     keys: list[str], values: Tensor, length_per_key: list[int] | None, offset_per_key: list[int] | None
 ) -> list[int] | None:
-    """length_per_key from what the caller knows, after comparing it with N."""
+    """length_per_key from the caller's counts, after a comparison with N."""
     for name, given in (("length_per_key", length_per_key), ("offset_per_key", offset_per_key)):
         for number in checks.check_list(name, [] if given is None else given):
             checks.check_count(f"each of {name}", number)
@@ -128,7 +128,7 @@ def check_host_counts(
 def check_numbers(
     keys: list[str], values: Tensor, lengths: Tensor | None, offsets: Tensor | None, stride: checks.Stride
 ) -> list[int]:
-    """Ids of each feature, after looking at every length and offset. CPU only."""
+    """Ids of each feature, after a check of every length and offset. CPU only."""
     if offsets is not None:
         checks.check_offsets(offsets, values, keys, stride)
         if lengths is None:
@@ -145,20 +145,20 @@ def check_numbers(
 
 
 def all_or_none(weighted: Sequence[bool], names: Sequence[str]) -> bool:
-    """Whether all have weights; refuses a mixture, naming those without."""
+    """Whether all have weights. Raises for a mixture, and names those without."""
     if any(weighted) and not all(weighted):
         without = [name for name, has in zip(names, weighted, strict=True) if not has]
-        raise ValueError(f"some have weights, but {without} have none: give weights to all or to none")
+        raise ValueError(f"some have weights, but {without} have none. Fix: pass weights to all or to none")
     return all(weighted)
 
 
 def join(name: str, tensors: list[Tensor]) -> Tensor:
-    """One after the other; refuses integers beside floats, which would turn ids into floats."""
+    """Concatenates. Raises for integers and floats together, because ids would become floats."""
     if torch.compiler.is_compiling():  # sizes are not known yet
         return torch.cat(tensors)
     filled = [tensor for tensor in tensors if tensor.numel()]
     if len({tensor.is_floating_point() for tensor in filled}) > 1:
         raise ValueError(
-            f"{name} mix integers and floats {[str(tensor.dtype) for tensor in tensors]}: convert them to one type"
+            f"{name} mix integers and floats {[str(tensor.dtype) for tensor in tensors]}. Fix: convert them to one type"
         )
     return torch.cat(filled or tensors)

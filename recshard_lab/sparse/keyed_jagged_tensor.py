@@ -34,22 +34,22 @@ class KeyedJaggedTensor(KeyedArrangement):
     Args:
         keys: F feature names.
         values: `[N]` ids, feature-major.
-        weights: `[N]`, one for each value, or None.
+        weights: `[N]`, one per value, or None.
         lengths: `[F * B]` (or `[F, B]`) integers that sum to N.
         offsets: `[F * B + 1]` integers from 0 to N. One of lengths and offsets is enough.
         stride: B, the number of samples; follows from lengths or offsets when left out.
-        stride_per_key_per_rank: `[F][R]`, how many bags of each feature came from each rank, where features have
-            bags of their own number (a variable batch); lengths are then `[sum of B_f]`. On one rank `[[B_0], ...]`.
-        length_per_key: ids of each feature, where the caller knows them; spares a wait on CUDA.
+        stride_per_key_per_rank: `[F][R]`, number of bags of each feature from each rank, for a variable batch:
+            features have different numbers of bags. Lengths are then `[sum of B_f]`. On one rank `[[B_0], ...]`.
+        length_per_key: ids of each feature, if the caller knows them; this avoids a wait on CUDA.
         offset_per_key: `[F + 1]` their running sum.
         stride_per_key, lengths_offset_per_key, index_per_key, jt_dict: accepted as TorchRec does; derived here,
-            and refused where they say something else.
+            and rejected if they differ.
         inverse_indices: for a variable batch, (keys, `[keys, B]` integers): which bag of each key belongs to each
             sample of the full batch. A pooled lookup expands its rows by them.
 
     Raises:
         ValueError: shapes, types or devices that do not belong together; on CPU also negative lengths,
-            lengths that do not sum to N, offsets that fall. Says which feature and sample.
+            lengths that do not sum to N, offsets that fall. The error names feature and sample.
 
     >>> ids = torch.tensor([10, 11, 12, 3, 4, 5, 6, 7])
     >>> kjt = KeyedJaggedTensor(["movie", "genre"], ids, lengths=torch.tensor([2, 0, 1, 1, 1, 3]))
@@ -312,7 +312,7 @@ def _concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     if not checks.check_all("kjt_list", kjt_list, KeyedJaggedTensor):
         raise ValueError("kjt_list is empty: give at least one KeyedJaggedTensor")
     if len({kjt.device() for kjt in kjt_list}) > 1:
-        raise ValueError(f"all must lie on one device, got {[str(kjt.device()) for kjt in kjt_list]}: move them")
+        raise ValueError(f"all must be on one device, got {[str(kjt.device()) for kjt in kjt_list]}: move them")
     strides = keyed_checks.common_strides(kjt_list)
     inverse_keys, inverse = keyed_checks.common_inverse(kjt_list)
     names = [f"kjt_list[{place}]" for place in range(len(kjt_list))]
@@ -343,7 +343,7 @@ def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJag
     return kjt._apply(lambda tensor: torch.empty_like(tensor, device=there))
 
 
-# -- pytree: context is (keys, stride where nothing else tells it, names of the tensors, ...) -------
+# -- pytree: context is (keys, stride if it does not follow from the tensors, names of the tensors, ...) -------
 
 
 def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Tensor], tuple[Any, ...]]:

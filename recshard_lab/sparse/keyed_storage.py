@@ -1,7 +1,7 @@
-"""Which keys a KeyedJaggedTensor has, how many samples, and where each key's ids lie.
+"""The keys of a KeyedJaggedTensor, its number of samples, and the position of each key's ids.
 
-Counts on the host (`length_per_key`, `offset_per_key`) are read from the lengths when first asked for
-and kept; on CUDA that reading waits for the device, so whoever knows them hands them over.
+Counts on the host (`length_per_key`, `offset_per_key`) are read from the lengths at first use and then stored. On
+CUDA this waits for the device. To avoid the wait, pass them to the constructor.
 
 Shape letters: F features (keys), B samples (stride), B_f bags of feature f, N values.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class KeyedStorage(JaggedStorage):
-    """Bags by feature and sample, and the counts that say what is where. Abstract: use KeyedJaggedTensor."""
+    """Bags by feature and sample, and the counts that locate them. Abstract: use KeyedJaggedTensor."""
 
     _FIELDS: ClassVar[tuple[str, ...]] = (*JaggedStorage._FIELDS, "_inverse")
 
@@ -97,7 +97,7 @@ class KeyedStorage(JaggedStorage):
         return [] if self._strides is None else self._strides
 
     def variable_stride_per_key(self) -> bool:
-        """Whether each feature has a number of bags of its own (given `stride_per_key_per_rank`)."""
+        """Whether features have different numbers of bags (`stride_per_key_per_rank` was passed)."""
         return self._strides is not None
 
     def inverse_indices(self) -> tuple[list[str], Tensor]:

@@ -107,7 +107,7 @@ class KeyedTensor(metaclass=Traceable):
             if not isinstance(dim, int) or not -least <= dim < least:
                 raise ValueError(f"{name} is {dim!r}, but a tensor has {least} dimensions")
         if len({tensor.device for tensor in tensors}) > 1:
-            raise ValueError(f"tensors lie on several devices, {[str(tensor.device) for tensor in tensors]}: move them")
+            raise ValueError(f"tensors are on several devices, {[str(tensor.device) for tensor in tensors]}: move them")
         shapes = {key: list(tensor.shape) for key, tensor in zip(keys, tensors, strict=True)}
         rest = {(*shape[: cat_dim % len(shape)], *shape[cat_dim % len(shape) + 1 :]) for shape in shapes.values()}
         if len(rest) > 1 or len({len(shape) for shape in shapes.values()}) > 1:
@@ -196,7 +196,7 @@ class KeyedTensor(metaclass=Traceable):
         return {key: regrouped[place] for place, key in enumerate(keys)}
 
     def record_stream(self, stream: Any) -> None:
-        """Keeps the memory from being reused before `stream` is done with it; host memory needs no such care."""
+        """Prevents reuse of device memory before `stream` has finished with it. No effect on host memory."""
         record_stream(stream, self._values)
 
     def to(self, device: Device, non_blocking: bool = False) -> KeyedTensor:
@@ -292,7 +292,7 @@ def _flatten(kt: KeyedTensor) -> tuple[list[Tensor], tuple[Any, ...]]:
 
 
 def register_like_keyed_tensor(cls: type[KeyedTensor]) -> None:
-    """Makes a subclass without state of its own a tree node."""
+    """Registers a subclass without additional state as a tree node."""
 
     def unflatten(leaves: Sequence[Any], context: tuple[Any, ...]) -> KeyedTensor:
         keys, lengths, key_dim = context

@@ -1,7 +1,7 @@
 """Arithmetic on jagged segments: offsets from lengths, and segments in another order.
 
-A jagged array is `values [N]` cut into n consecutive segments by `lengths [n]`; `offsets [n + 1]`
-are where the cuts lie. These two functions run in every training step, on CPU and CUDA alike.
+A jagged array is `values [N]` split into n consecutive segments by `lengths [n]`; `offsets [n + 1]` are their
+boundaries. These two functions run in every training step, on CPU and CUDA.
 
 Shape letters: N ids, n input segments, m output segments.
 """

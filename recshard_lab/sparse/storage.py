@@ -108,7 +108,7 @@ class JaggedStorage(metaclass=Traceable):
         return self
 
     def record_stream(self, stream: Any) -> None:
-        """Keeps the memory from being reused before `stream` is done with it; host memory needs no such care."""
+        """Prevents reuse of device memory before `stream` has finished with it. No effect on host memory."""
         record_stream(stream, *self._tensors().values())
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -116,13 +116,13 @@ class JaggedStorage(metaclass=Traceable):
         return {name: getattr(self, name) for name in self._FIELDS if getattr(self, name) is not None}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: no caches of views, and no storage beyond what a slice shows."""
+        """The state to pickle: no cached views, and of a slice only its own elements."""
         state = {**self.__dict__, **{name: compact(tensor) for name, tensor in self._tensors().items()}}
         return {name: None if name == "_jt_dict" else value for name, value in state.items()}
 
 
 def record_stream(stream: Any, *tensors: Tensor) -> None:
-    """Tells the allocator of device memory that `stream` uses these."""
+    """Registers the use of these tensors by `stream` with the device allocator."""
     for tensor in tensors:
         if tensor.device.type == "cpu":
             continue

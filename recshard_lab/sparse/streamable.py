@@ -1,4 +1,4 @@
-"""What a batch must be able to do to travel through a training pipeline, under TorchRec's names."""
+"""Interfaces of batches in a training pipeline, with TorchRec's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recshard_lab.sparse.keyed_tensor import KeyedTensor
 
 
 class Multistreamable(ABC):
-    """Its memory can be told that another stream uses it.
+    """A batch whose use by another stream can be recorded.
 
     >>> isinstance(KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1])), Multistreamable)
     True
@@ -21,11 +21,11 @@ class Multistreamable(ABC):
 
     @abstractmethod
     def record_stream(self, stream: Any) -> None:
-        """Keeps device memory from being reused before `stream` is done with it."""
+        """Prevents reuse of device memory before `stream` has finished with it."""
 
 
 class Pipelineable(Multistreamable):
-    """It can be copied to another device, and pinned for that."""
+    """A batch that can be copied to another device, and pinned for the copy."""
 
     @abstractmethod
     def to(self, device: torch.device, non_blocking: bool = False) -> Any:
@@ -35,7 +35,7 @@ class Pipelineable(Multistreamable):
         """The same in page-locked memory.
 
         Raises:
-            NotImplementedError: a class that does not say how.
+            NotImplementedError: the class does not implement it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define pin_memory()")
 

@@ -1,6 +1,6 @@
-"""How the drawn batches are coloured: JupyterLab's own variables, so that they follow its themes.
+"""Colours of drawn batches: JupyterLab's variables, so that they follow its themes.
 
-Boxes are outlined, empty bags are written out and nothing is told by colour alone.
+Boxes have outlines and empty bags have text, so that nothing depends on colour alone.
 """
 
 STYLE = """<style>

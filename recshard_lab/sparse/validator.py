@@ -1,4 +1,4 @@
-"""A thorough look at a batch whose parts were put together without one, or that lies on a device."""
+"""A complete check of a batch that was built without checks, or that is on a device."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from recshard_lab.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 
 def validate_keyed_jagged_tensor(kjt: KeyedJaggedTensor) -> None:
-    """Looks at every key, length, offset, stride and inverse index; reads the numbers of any device.
+    """Checks every key, length, offset, stride and inverse index, on any device.
 
-    Constructors look at numbers on the CPU only, since on a GPU that would make the host wait.
+    Constructors check values on the CPU only, because on a GPU this makes the host wait.
 
     Args:
-        kjt: the batch; not on ``meta``, where there are no numbers.
+        kjt: the batch; not on ``meta``, which has no values.
 
     Raises:
         ValueError: which feature and which sample are wrong, and how: lengths that are negative or do not sum to
             the values, offsets that fall or start late, lengths and offsets that disagree, weights of another
-            size, a key that stands twice, strides and bags that differ, an inverse index that names no bag,
+            size, a key that occurs twice, strides and bags that differ, an inverse index that names no bag,
             counts on the host that are not those of the lengths, parts on several devices.
 
     >>> validate_keyed_jagged_tensor(KeyedJaggedTensor(["a"], torch.tensor([5]), lengths=torch.tensor([1, 0])))

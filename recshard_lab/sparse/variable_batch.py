@@ -1,8 +1,8 @@
-"""Batches of a size of their own for each feature (VBE), and how they become one batch again.
+"""Variable batches (VBE): features with different numbers of bags, and their expansion to one batch.
 
 A feature that many samples share (a user's, in a batch of one user's items) is stored once for each distinct
-bag. `stride_per_key_per_rank[f][r]` bags of feature f came from rank r; `inverse_indices` say for every sample
-of the full batch which of the feature's bags is its own::
+bag. `stride_per_key_per_rank[f][r]` bags of feature f came from rank r; `inverse_indices` have, for every
+sample of the full batch, the number of its bag::
 
     "user"   bags [u0] [u1]         inverse [0 0 1 0]      sample 0 -> [u0], 1 -> [u0], 2 -> [u1], 3 -> [u0]
     "item"   bags [a] [b] [c] [d]   inverse [0 1 2 3]
@@ -55,7 +55,7 @@ def check_bags(keys: list[str], lengths: Tensor | None, offsets: Tensor | None, 
 
 
 def full_stride(given: int | None, stride_per_key: list[int], inverse: Tensor | None) -> int:
-    """B: samples that `inverse_indices` tell apart, without them the most bags of a feature."""
+    """B: the samples of `inverse_indices`; without them, the largest number of bags of a feature."""
     expected = inverse.shape[1] if inverse is not None else None
     if given is not None:
         given = checks.check_count("stride", given)

@@ -50,7 +50,7 @@ def test_a_mistake_ends_in_one_line(
 ) -> None:
     run("synthetic-criteo", "--out", tmp_path / "in", "--samples", 50)
     for arguments, says in (
-        (["criteo", str(tmp_path / "day_9"), "--out", str(tmp_path / "out")], "day_9 is not there"),
+        (["criteo", str(tmp_path / "day_9"), "--out", str(tmp_path / "out")], "day_9 does not exist"),
         (["synthetic-criteo", "--out", str(tmp_path / "in")], "is there already: give another folder"),
         (["check", str(tmp_path / "in")], "has no manifest.json: make it with `recshard data criteo"),
     ):

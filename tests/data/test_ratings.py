@@ -144,7 +144,7 @@ def test_wrong_arguments_are_refused_before_the_first_batch() -> None:
         data.batches(0)
     with pytest.raises(ValueError, match=r"rank must lie in \[0, 2\), got 2"):
         data.batches(8, rank=2, world_size=2)
-    with pytest.raises(ValueError, match="test_fraction must lie between 0 and 1"):
+    with pytest.raises(ValueError, match="test_fraction must be between 0 and 1"):
         data.split(test_fraction=1.0)
     with pytest.raises(ValueError, match="split by 'random' or 'time', got 'user'"):
         data.split("user")

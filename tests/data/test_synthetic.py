@@ -16,7 +16,16 @@ def test_shaped_like_movielens_100k() -> None:
     pairs = data.columns["user"] * 1682 + data.columns["movie"]
     assert len(torch.unique(pairs)) == 100_000
     genres = data.columns["genres"].lengths()
-    assert (int(genres.min()), int(genres.max())) == (1, 3)
+    assert (int(genres.min()), int(genres.max())) == (1, 4)
+    assert float((genres > 1).float().mean()) > 0.7
+
+
+def test_the_first_batch_of_a_split_is_jagged() -> None:
+    """The first notebook shows it: bags of one id each would show nothing."""
+    train, _ = SyntheticRatings().split("random", test_fraction=0.2, seed=0)
+    lengths = next(train.batches(4)).sparse_features["genres"].lengths()
+    assert len(lengths.unique()) > 1
+    assert int(lengths.max()) > 1
 
 
 def test_a_tenth_of_the_movies_gets_a_third_of_the_ratings() -> None:

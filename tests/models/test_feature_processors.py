@@ -109,15 +109,15 @@ def test_weights_on_meta_are_ones_once_they_have_memory() -> None:
 
 
 def test_what_cannot_be_weighed_is_refused() -> None:
-    with pytest.raises(ValueError, match="feature 'f': bag 0 has 3 ids, and there are weights for 2 places"):
+    with pytest.raises(ValueError, match="feature 'f': bag 0 has 3 ids, and the processor has weights for 2 places"):
         PositionWeightedModuleCollection({"f": 2})(ids())
     with pytest.raises(ValueError, match="bag 0 has 3 ids"):
         PositionWeightedModule(2)(ids()["f"])
     with pytest.raises(ValueError, match=r"features \['h'\] have a processor and are not in the batch"):
         PositionWeightedModuleCollection({"h": 2})(ids())
-    with pytest.raises(ValueError, match="build the collection with is_weighted=True"):
+    with pytest.raises(ValueError, match="build it with is_weighted=True"):
         FeatureProcessedEmbeddingBagCollection(collection(weighted=False), by_module())
-    with pytest.raises(ValueError, match=r"processors for \['h'\], and the tables read \['f', 'g'\]"):
+    with pytest.raises(ValueError, match=r"features \['h'\] of processors. Fix: use features of \['f', 'g'\]"):
         FeatureProcessedEmbeddingBagCollection(collection(), {"h": PositionWeightedModule(2)})
     with pytest.raises(ValueError, match="the longest bag of feature 'f' must be an integer from 1, got 0"):
         PositionWeightedModuleCollection({"f": 0})
@@ -152,7 +152,7 @@ def test_each_tower_gets_what_it_reads() -> None:
         (False, True),
         (True, True),
     ]
-    with pytest.raises(ValueError, match="tower 1 reads weighted_features, which were not given"):
+    with pytest.raises(ValueError, match="tower 1 needs weighted_features, which is None"):
         EmbeddingTowerCollection([plain, weighted])(kjt)
     with pytest.raises(ValueError, match="towers is empty"):
         EmbeddingTowerCollection([])

@@ -139,9 +139,9 @@ def test_meta_holds_no_memory() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"query_tables must be some of .*; got \['movie'\]"):
+    with pytest.raises(ValueError, match=r"query_tables must be some of .*, but not all, got \['movie'\]"):
         TwoTower(collection(), [3], query_tables=["movie"])
-    with pytest.raises(ValueError, match="leave one for the candidates"):
+    with pytest.raises(ValueError, match="leave a table for candidates"):
         TwoTower(collection(), [3], query_tables=["users", "movies", "genres"])
     with pytest.raises(ValueError, match="layer_sizes is empty"):
         TwoTower(collection(), [])
@@ -151,5 +151,5 @@ def test_what_does_not_fit_is_refused() -> None:
         TwoTowerTrainTask(model(), candidate_id="user")
     with pytest.raises(ValueError, match="frequency counts candidates by their id"):
         TwoTowerTrainTask(model(), frequency=StreamingFrequency(10))
-    with pytest.raises(ValueError, match="candidate_id 'genre' must have one id a sample"):
+    with pytest.raises(ValueError, match="candidate_id 'genre' must have one id per sample"):
         TwoTowerTrainTask(model(), in_batch_negatives=True, candidate_id="genre")(batch([1.0] * 5))

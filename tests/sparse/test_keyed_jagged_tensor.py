@@ -201,7 +201,7 @@ def test_a_repeated_key_is_kept_but_cannot_be_asked_for_by_name() -> None:
     twice = small().permute([0, 1, 0])
     assert twice.keys() == ["movie", "genre", "movie"]
     for ask in (lambda: twice["movie"], twice.to_dict, twice.index_per_key):
-        with pytest.raises(ValueError, match=r"'movie' stands at positions \[0, 2\]"):
+        with pytest.raises(ValueError, match=r"'movie' is at positions \[0, 2\]"):
             ask()
 
 
@@ -343,7 +343,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "stride per key of its own": (
         lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS, stride_per_key=[2, 4]),
-        r"give stride_per_key_per_rank=\[\[2\], \[4\]\]",
+        r"pass stride_per_key_per_rank=\[\[2\], \[4\]\]",
     ),
     "lengths offsets of its own": (
         lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS, lengths_offset_per_key=[0, 2, 6]),

@@ -103,7 +103,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown": (lambda: small()["c"], "no key 'c'; there are: 'a', 'b'"),
     "repeated": (
         lambda: KeyedTensor(["a", "a"], [1, 2], torch.ones(2, 3))["a"],
-        r"'a' stands at positions \[0, 1\]",
+        r"'a' is at positions \[0, 1\]",
     ),
     "unknown in a group": (lambda: KeyedTensor.regroup([small()], [["a", "c"]]), "no key 'c'"),
     "in two tensors": (lambda: KeyedTensor.regroup([small(), small()], [["a"]]), "'a' is in more than one place"),

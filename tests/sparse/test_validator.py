@@ -44,7 +44,7 @@ WRONG: dict[str, tuple[Callable[[], KeyedJaggedTensor], str]] = {
         "disagree at feature 'movie', sample 2",
     ),
     "stride": (lambda: unchecked(stride=4), "lengths describes 6 bags, which is not 2 keys x stride 4"),
-    "keys": (lambda: unchecked(keys=["a", "a"]), r"key 'a' stands at positions \[0, 1\]"),
+    "keys": (lambda: unchecked(keys=["a", "a"]), r"key 'a' is at positions \[0, 1\]"),
     "weights": (lambda: unchecked(weights=torch.ones(7)), "weights has 7 entries for 8 values"),
     "counts": (
         lambda: unchecked(length_per_key=[4, 4]),

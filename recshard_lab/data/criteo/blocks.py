@@ -1,4 +1,4 @@
-"""Ids on their way from lines to numbers: a file of blocks, each category's ids of a block side by side.
+"""A file of blocks of raw ids, between parsing and numbering. In a block, the ids of each category are contiguous.
 
 A block is the count of its samples (int64) and the ids, uint32 ``[F, n]``; one category can be read without
 the rest.
@@ -20,7 +20,7 @@ _COUNT_BYTES, _ID_BYTES = 8, 4
 
 
 class Blocks:
-    """Reads such a file; several threads may.
+    """Reads such a file. Several threads may use it.
 
     Args:
         path: the file.
@@ -68,5 +68,5 @@ class Blocks:
 
 
 def head_of(ids: NDArray[Any]) -> NDArray[np.int64]:
-    """What stands before a block's ids ``[F, n]``."""
+    """Header of a block of ids ``[F, n]``."""
     return np.array([ids.shape[1]], np.int64)

@@ -3,9 +3,8 @@
 The numbers are TorchRec's: 2, 3, ... in the order in which the frequent ids appear first, 1 for all that appear fewer
 times than the threshold (``sparse_to_contiguous`` of ``torchrec.datasets.criteo``); 0 stays unused.
 
-A category is counted in memory that does not grow with the data: where its ids would need more, the table keeps the
-half of them whose hash says so, and the others are counted by a further pass over the category, halved again if need
-be.
+A category is counted in memory that does not grow with the data: if its ids need more, the table keeps
+half of them, chosen by their hash. A further pass over the category counts the others, and halves them again if needed.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ _MERGED_AT_ONCE = 1 << 18
 _FOUND = np.dtype([("first", np.int64), ("id", np.uint32), ("count", np.uint32)])
 
 Ids = Callable[[], Iterator[NDArray[np.uint32]]]
-"""One category's ids, from the first day's first sample to the last's last, as often as asked for."""
+"""One category's ids, in the order of days and samples. Each call starts again."""
 
 
 def count_days(work: Work, manifest: Manifest) -> None:
-    """Numbers the ids of the categories that the manifest does not know as counted yet, side by side."""
+    """Numbers the ids of the categories that are not yet counted according to the manifest, in parallel."""
     done = {column.name for column in manifest.columns}
     left = [number for number, name in enumerate(DEFAULT_CAT_NAMES) if name not in done]
     total = sum(day.text_bytes for day in manifest.days)
@@ -70,15 +69,15 @@ def _count_column(work: Work, readers: list[Blocks], number: int) -> Column:
 
 
 class Counter:
-    """Counts ids within a memory.
+    """Counts ids within a memory limit.
 
     Args:
         memory_bytes: of its tables.
         threshold: ids that appear fewer times are left out.
-        scratch: where parts lie until they are put together, as files of this name and a number.
+        scratch: name of the temporary files of the parts; each adds a number to it.
 
     Attributes:
-        distinct: different ids; passes: how often the ids were looked at.
+        distinct: number of different ids; passes: number of times that the ids were read.
     """
 
     def __init__(self, memory_bytes: int, threshold: int, scratch: Path) -> None:
@@ -96,7 +95,7 @@ class Counter:
             left += self._count_part(ids(), part, parts)
 
     def _count_part(self, ids: Iterator[NDArray[np.uint32]], part: int, parts: int) -> list[tuple[int, int]]:
-        """Counts the ids of a part; returns the parts that had to be left out."""
+        """Counts the ids of a part. Returns the parts that did not fit."""
         bits = min(_FIRST_BITS, self.most_bits)
         slots, firsts = np.zeros(1 << bits, np.uint64), np.empty(1 << bits, np.int64)
         used, begin, out = 0, 0, []
@@ -130,11 +129,11 @@ class Counter:
         return out
 
     def in_order(self) -> Iterator[NDArray[np.void]]:
-        """The frequent ids (first, id, count) in the order of their first places, piece by piece."""
+        """The frequent ids (first, id, count) in the order of their first occurrence, in blocks."""
         at = [0] * len(self.parts)
         while any(begin < len(part) for begin, part in zip(at, self.parts, strict=True)):
             ends = [begin + _MERGED_AT_ONCE for begin in at]
-            # nobody may give what comes after the earliest end of a piece that has more behind it
+            # stop at the earliest end of a part that has more ids after it
             bound = min(
                 (part["first"][end - 1] for end, part in zip(ends, self.parts, strict=True) if end < len(part)),
                 default=np.iinfo(np.int64).max,

@@ -1,7 +1,7 @@
-"""The folder that preprocessing fills: a manifest that says what is finished, and files that are whole or not there.
+"""The output folder of preprocessing: a manifest of the finished steps, and files that are complete or absent.
 
 A file is written under another name and renamed once it is whole and on disk; then the manifest, which is replaced in
-one step as well, names it with its size and checksum. Whatever stops a run, the folder tells what is left to do.
+one step as well, names it with its size and checksum. So a run can resume after any interruption.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FileEntry:
 
 @dataclass
 class Day:
-    """One input file and what has become of it."""
+    """One input file and its finished outputs."""
 
     name: str
     source: str
@@ -55,7 +55,7 @@ class Day:
 
 @dataclass
 class Column:
-    """One category: `num_embeddings` of its table, distinct ids in the files, and looks at them that counting took."""
+    """One category: `num_embeddings` of its table, distinct ids in the files, and passes of counting."""
 
     name: str
     num_embeddings: int
@@ -66,7 +66,7 @@ class Column:
 
 @dataclass
 class Manifest:
-    """What a folder holds, and of which input under which settings it was made."""
+    """Contents of a folder, with the input and the settings."""
 
     settings: dict[str, Any]
     days: list[Day]
@@ -109,7 +109,7 @@ class Manifest:
             columns = [Column(**{**own, "files": _entries(own["files"])}) for own in told["columns"]]
             return Manifest(told["settings"], days, columns, told["complete"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is no manifest of preprocessed clicks: {error}") from None
+            raise ValueError(f"{path} is not a manifest of preprocessed clicks: {error}") from None
 
 
 def _entries(told: dict[str, Any]) -> dict[str, FileEntry]:
@@ -117,7 +117,7 @@ def _entries(told: dict[str, Any]) -> dict[str, FileEntry]:
 
 
 class FileWriter:
-    """Writes a file that appears under its name when it is whole; its checksum is taken on the way.
+    """Writes a file that gets its name when it is complete, and computes its checksum.
 
     Args:
         path: where it will be.
@@ -146,7 +146,7 @@ class FileWriter:
             view = view[self.file.write(view) :]
 
     def finish(self) -> FileEntry:
-        """Puts it on disk under its name."""
+        """Flushes the file to disk and renames it."""
         with naming_full_disk(self.part):
             if self.row:
                 kind, width = np.dtype(self.row[0]), self.row[1]
@@ -159,7 +159,7 @@ class FileWriter:
         return FileEntry(self.path.name, self.size + self.header, self.crc, self.header)
 
     def abandon(self) -> None:
-        """Leaves nothing behind."""
+        """Removes the incomplete file."""
         self.file.close()
         self.part.unlink(missing_ok=True)
 
@@ -173,7 +173,7 @@ def _npy_header(kind: np.dtype[Any], shape: tuple[int, int]) -> bytes:
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Makes a full disk say which file it cut off and what to do."""
+    """Adds the file's name and a fix to the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -214,7 +214,7 @@ def _lock(file: int) -> None:
 
 
 def check_sizes(folder: Path, entries: list[FileEntry]) -> None:
-    """Refuses files that are missing or of another length than the manifest says.
+    """Raises for files that are missing or differ in length from the manifest.
 
     Raises:
         ValueError: by name.
@@ -228,7 +228,7 @@ def check_sizes(folder: Path, entries: list[FileEntry]) -> None:
 
 
 def check_sums(folder: Path, entries: list[FileEntry]) -> None:
-    """Refuses files whose contents are not what was written.
+    """Raises for files whose checksum differs from the manifest.
 
     Raises:
         ValueError: by name.

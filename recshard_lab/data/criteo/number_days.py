@@ -1,7 +1,7 @@
-"""Third step: raw ids become their new numbers, sample by sample, in the final files.
+"""Third step: replaces raw ids by their new numbers, sample by sample, in the final files.
 
-The tables of all categories are in memory at once where they fit. The largest that do not are taken before that, one
-after the other and part by part, into a file of numbers of their own.
+The tables of all categories are in memory at the same time if they fit. The largest that do not fit are numbered
+first, one after another and part by part, each into a separate file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def number_days(work: Work, manifest: Manifest) -> None:
 
 
 def _bits_for(count: int) -> int:
-    """Of the smallest table that holds so many ids.
+    """Bits of the smallest table that holds this number of ids.
 
     >>> _bits_for(9), _bits_for(10)
     (4, 5)
@@ -88,7 +88,7 @@ def _resident_tables(work: Work, manifest: Manifest) -> _Tables:
 
 
 def _fill(path: Path, slots: NDArray[np.uint64], bits: int, part: int, parts: int) -> bool:
-    """Puts a category's ids into an empty table, with their numbers; False if they are too many for it."""
+    """Inserts a category's ids and numbers into an empty table. False if they do not fit."""
     ids = np.load(path, mmap_mode="r").reshape(-1)
     room = int(FULL * len(slots))
     for begin in range(0, len(ids), _IDS_AT_ONCE):
@@ -100,7 +100,7 @@ def _fill(path: Path, slots: NDArray[np.uint64], bits: int, part: int, parts: in
 
 
 def _number_day(work: Work, manifest: Manifest, tables: _Tables, day: Day, done: int, total: int) -> list[str]:
-    """Numbers a day; returns the names of the files that are of no more use."""
+    """Numbers a day. Returns the names of the files that are no longer needed."""
     scratch = {column: f"{day.name}_cat_{column}.numbers" for column in tables.before}
     with Blocks(work.folder / day.files["ids"].name) as blocks:
         for column, name in scratch.items():
@@ -138,7 +138,7 @@ def _number_day(work: Work, manifest: Manifest, tables: _Tables, day: Day, done:
 
 
 class _Writer(Protocol):
-    """What takes numbered samples."""
+    """Interface of a writer of numbered samples."""
 
     def write(self, numbers: NDArray[np.int32]) -> None: ...
     def finish(self) -> FileEntry: ...
@@ -154,7 +154,7 @@ def _writer(work: Work, day: Day) -> _Writer:
 
 
 def _number_alone(work: Work, blocks: Blocks, column: int, count: int, target: Path) -> None:
-    """One category of a day whose table does not fit: part by part, each into its samples' places.
+    """Numbers one category of a day whose table does not fit, part by part.
 
     Written in place: a run that is stopped here writes the same once more.
     """

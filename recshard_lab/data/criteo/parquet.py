@@ -1,4 +1,4 @@
-"""Days as Parquet: one row a sample, columns named as TorchRec names Criteo's; written and read by pyarrow."""
+"""Days as Parquet: one row per sample, with TorchRec's names of Criteo's columns; written and read by pyarrow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pyarrow_parquet() -> Any:
 
 
 class _Counted:
-    """What pyarrow takes for a file: everything goes through the writer that counts, checks and renames."""
+    """A file object for pyarrow, whose bytes go to the writer that counts, checks and renames."""
 
     closed = False
 
@@ -77,7 +77,7 @@ class ParquetDayWriter:
         )
 
     def write(self, numbers: NDArray[np.int32]) -> None:
-        """Takes the ids of the next samples, ``[n, F]``; writes whole row groups."""
+        """Adds the ids of the next samples, ``[n, F]``. Writes complete row groups."""
         self.rest.append(numbers)
         while sum(map(len, self.rest)) >= GROUP_ROWS:
             joined = np.concatenate(self.rest)
@@ -102,7 +102,7 @@ class ParquetDayWriter:
         return self.out.finish()
 
     def abandon(self) -> None:
-        """Leaves nothing behind."""
+        """Removes the incomplete file."""
         self.out.abandon()
 
 

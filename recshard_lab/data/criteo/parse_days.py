@@ -55,7 +55,7 @@ def _line_at(chunk: Chunk, begin: int) -> bytes:
 
 
 def parse_days(work: Work, manifest: Manifest) -> None:
-    """Parses the days that the manifest does not know as parsed yet.
+    """Parses the days that are not yet parsed according to the manifest.
 
     Raises:
         ValueError: a malformed line, by file and number, unless they are to be skipped; a file without a good line.
@@ -82,10 +82,10 @@ def _parse_day(work: Work, day: Day, before: int, total: int) -> None:
     bad: list[str] = []
     try:
         for parsed in in_order(work, lambda chunk: parse(chunk, work.settings), ahead(chunks(source), 2)):
-            told = [f"line {lines + line + 1:,}: {what}" for line, what in parsed.bad]
-            if told and not work.settings.skip_bad:
-                raise ValueError(f"{source}, {told[0]}. Malformed lines are counted and left out with --skip-bad")
-            bad = (bad + told)[:KEPT_BAD]
+            problems = [f"line {lines + line + 1:,}: {what}" for line, what in parsed.bad]
+            if problems and not work.settings.skip_bad:
+                raise ValueError(f"{source}, {problems[0]}. Fix: correct the line, or pass --skip-bad")
+            bad = (bad + problems)[:KEPT_BAD]
             writers["labels"].write(parsed.labels)
             writers["dense"].write(parsed.dense)
             if work.settings.one_step:

@@ -52,7 +52,7 @@ def preprocess_criteo(
     Args:
         inputs: one file a day. Days are in the order of the numbers in names like ``day_3.gz``, else as given.
         out: the folder; made if it is not there, empty or begun by the same call.
-        threshold: how often an id must appear to have a number of its own; 3 when left out, 1 for all.
+        threshold: number of times that an id must appear to get a separate number. 1 numbers all ids.
         hash_size: ids are the logged number modulo this instead, and nothing is counted.
         max_ind_range: ids are taken modulo this before they are counted, as the DLRM reference's option of this name.
         format: "npy", or "parquet" (needs pyarrow).
@@ -92,7 +92,7 @@ def preprocess_criteo(
 
 
 def _silent(progress: Progress) -> None:
-    """Nobody listens."""
+    """Ignores progress."""
 
 
 def _run(work: Work, manifest: Manifest) -> None:
@@ -137,14 +137,14 @@ def _needs_numba() -> None:
 
 
 def _days(inputs: list[Path]) -> list[Day]:
-    """One a file, in their order."""
+    """One per file, in their order."""
     if not inputs:
-        raise ValueError("inputs is empty: give the files to read, one a day")
+        raise ValueError("inputs is empty. Fix: pass the files to read, one per day")
     if len({path.resolve() for path in inputs}) < len(inputs):
         raise ValueError(f"inputs names a file twice: {', '.join(map(str, inputs))}")
     for path in inputs:
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is not there, or is no file: give Criteo's files themselves")
+            raise FileNotFoundError(f"{path} does not exist, or is not a file. Fix: pass Criteo's files")
     numbers = [re.fullmatch(r"day_(\d+)(\..*)?", path.name) for path in inputs]
     found = [int(match[1]) for match in numbers if match]
     numbered = len(set(found)) == len(inputs)
@@ -160,17 +160,19 @@ def _begun(folder: Path, settings: Settings, days: list[Day], resume: bool) -> M
     there = [path.name for path in folder.iterdir() if path.name not in ("lock", f"{MANIFEST}.part")]
     if MANIFEST not in there:
         if there:
-            raise ValueError(f"{folder} holds other files ({', '.join(sorted(there)[:3])} ...): give an empty folder")
+            raise ValueError(
+                f"{folder} holds other files ({', '.join(sorted(there)[:3])} ...). Fix: pass an empty folder"
+            )
         manifest = Manifest(asdict(settings), days)
         manifest.save(folder)
         return manifest
     if not resume:
-        raise ValueError(f"{folder} holds a run already: go on with it by --resume, or give another folder")
+        raise ValueError(f"{folder} already holds a run. Fix: pass --resume, or another folder")
     manifest = Manifest.load(folder)
     if manifest.settings != asdict(settings):
         changed = [name for name, value in asdict(settings).items() if manifest.settings.get(name) != value]
-        told = ", ".join(f"{name} {manifest.settings.get(name)!r}" for name in changed)
-        raise ValueError(f"{folder} was begun with {told}: give the same, or another folder")
+        settings_then = ", ".join(f"{name} {manifest.settings.get(name)!r}" for name in changed)
+        raise ValueError(f"{folder} was begun with {settings_then}. Fix: use the same, or another folder")
     known = [(day.name, day.source, day.source_bytes, day.source_mtime_ns) for day in manifest.days]
     if known != [(day.name, day.source, day.source_bytes, day.source_mtime_ns) for day in days]:
         raise ValueError(
@@ -183,7 +185,7 @@ def _begun(folder: Path, settings: Settings, days: list[Day], resume: bool) -> M
 
 
 def _clear(folder: Path, manifest: Manifest) -> None:
-    """Removes what a run that was stopped left half done."""
+    """Removes the incomplete files of an interrupted run."""
     named = {entry.name for entry in manifest.entries()}
     for path in folder.iterdir():
         unfinished = path.suffix in (".part", ".blocks", ".numbers") or ".parts" in path.name

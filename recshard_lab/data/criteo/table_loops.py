@@ -3,8 +3,8 @@
 A slot is one number of 64 bits: the id in the upper half, its count or its new number in the lower one; 0 is an empty
 slot, for counts and new numbers begin at 1. A table of 2**bits slots; capacity is kept below 0.6 of them.
 
-An id belongs to part p of P (a power of two) when its hash says so: a table that would not fit into memory is made part
-by part, each from a further look at the same ids.
+The hash of an id selects its part p of P (a power of two). A table that does not fit into memory is built part by part,
+and each part reads the same ids again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _slot(identifier: np.uint32, bits: int) -> np.int64:
 
 @njit(nogil=True, cache=True, inline="always")
 def _part(identifier: np.uint32, parts: int) -> np.int64:
-    """Other bits than `_slot`'s: a part's ids lie all over its table."""
+    """Uses other bits than `_slot`, so that the ids of a part spread over its table."""
     mixed = np.uint32(np.uint32(identifier ^ (identifier >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     return np.int64((mixed ^ (mixed >> np.uint32(13))) & np.uint32(parts - 1))
 
@@ -65,7 +65,7 @@ def count_ids(
 
 @njit(nogil=True, cache=True)
 def rehash(old: Any, old_firsts: Any, slots: Any, firsts: Any, bits: int, part: int, parts: int) -> int:
-    """Moves the part's ids into an empty table; returns how many."""
+    """Moves the part's ids into an empty table. Returns their number."""
     mask = (1 << bits) - 1
     used = 0
     for at in range(len(old)):
@@ -83,7 +83,7 @@ def rehash(old: Any, old_firsts: Any, slots: Any, firsts: Any, bits: int, part: 
 
 @njit(nogil=True, cache=True)
 def count_frequent(slots: Any, threshold: int) -> int:
-    """How many ids were counted `threshold` times or more."""
+    """Number of ids that were counted `threshold` times or more."""
     frequent = 0
     for at in range(len(slots)):
         if slots[at] != 0 and np.int64(slots[at] & _LOW) >= threshold:
@@ -93,7 +93,7 @@ def count_frequent(slots: Any, threshold: int) -> int:
 
 @njit(nogil=True, cache=True)
 def take_frequent(slots: Any, firsts: Any, threshold: int, ids: Any, counts: Any, seen: Any) -> None:
-    """Copies the frequent ids, their counts and where they were seen first."""
+    """Copies the frequent ids, their counts and their first positions."""
     row = 0
     for at in range(len(slots)):
         if slots[at] != 0 and np.int64(slots[at] & _LOW) >= threshold:
@@ -122,7 +122,7 @@ def insert_ids(ids: Any, number: int, slots: Any, bits: int, part: int, parts: i
 
 @njit(nogil=True, cache=True)
 def number_part(ids: Any, slots: Any, bits: int, part: int, parts: int, other: int, out: Any) -> None:
-    """Writes the part's new numbers of ids [n] into out [n], `other` where the table lacks an id; leaves the rest."""
+    """Writes the part's new numbers of ids [n] into out [n], `other` for unknown ids. The rest stays."""
     mask = (1 << bits) - 1
     for at in range(len(ids)):
         identifier = ids[at]

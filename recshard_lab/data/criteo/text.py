@@ -1,4 +1,4 @@
-"""A file of Criteo's, plain or gzipped, in pieces of whole lines; what is malformed is told by file and line."""
+"""A Criteo file, plain or gzipped, in blocks of complete lines. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines: the first `size` bytes of `text`; `position` is how much of the file on disk is read by then."""
+    """Whole lines: the first `size` bytes of `text`; `position` counts bytes of the file on disk."""
 
     text: NDArray[np.uint8]
     size: int
@@ -31,7 +31,7 @@ class Chunk:
 
 
 def chunks(path: Path) -> Iterator[Chunk]:
-    """A file in pieces that end with a newline; the last one may lack it in the file.
+    """Reads a file in chunks that end with a newline. The last line of the file may lack it.
 
     Raises:
         ValueError: a gzip stream that is cut off or corrupt, a line longer than a chunk.
@@ -40,7 +40,7 @@ def chunks(path: Path) -> Iterator[Chunk]:
     with path.open("rb", buffering=0) as raw:
         zipped = raw.read(2) == _GZIP
         if path.suffix == ".gz" and not zipped and os.path.getsize(path):
-            raise ValueError(f"{path} is named .gz but is no gzip file: rename it if it is plain text")
+            raise ValueError(f"{path} is named .gz but is not a gzip file. Fix: rename it if it is plain text")
         raw.seek(0)
         text: BinaryIO = gzip.GzipFile(fileobj=raw) if zipped else raw  # type: ignore[assignment]
         rest = np.empty(0, np.uint8)
@@ -90,7 +90,7 @@ def _after_last_newline(piece: NDArray[np.uint8]) -> int:
 
 
 def complaint(line: bytes) -> str:
-    """What is wrong with a line, in words.
+    """Describes the problem of a malformed line.
 
     >>> complaint(b"2" + b"\\t" * 39)
     "the label must be 0 or 1, got '2'"

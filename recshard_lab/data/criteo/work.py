@@ -1,4 +1,4 @@
-"""What the steps of preprocessing share: settings, threads, progress."""
+"""Shared by the steps of preprocessing: settings, threads, progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FREQUENCY_THRESHOLD = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides about the output; see `preprocess_criteo`."""
+    """Settings that determine the output; see `preprocess_criteo`."""
 
     threshold: int = FREQUENCY_THRESHOLD
     hash_size: int = 0
@@ -31,18 +31,18 @@ class Settings:
 
     @property
     def one_step(self) -> bool:
-        """Whether lines become the final files at once."""
+        """Whether parsing writes the final files directly."""
         return self.format == "npy" and not self.numbers_ids
 
     @property
     def modulo(self) -> int:
-        """What raw ids are reduced by while they are read; 0 for none."""
+        """The modulus of raw ids while they are read; 0 for none."""
         return self.hash_size or self.max_ind_range
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a step is: `done` of `total` bytes of text, of all files, as if it read them itself."""
+    """Progress of a step: `done` of `total` bytes of text of all files."""
 
     step: str
     doing: str
@@ -55,7 +55,7 @@ OnProgress = Callable[[Progress], object]
 
 @dataclass(frozen=True)
 class Work:
-    """Where and with what the steps work."""
+    """Folder, settings and threads of the steps."""
 
     folder: Path
     settings: Settings
@@ -65,7 +65,7 @@ class Work:
     on_progress: OnProgress
 
     def tell(self, step: str, doing: str, done: float, total: int) -> None:
-        """Reports how far a step is."""
+        """Reports the progress of a step."""
         self.on_progress(Progress(step, doing, round(done), total))
 
 

@@ -1,4 +1,4 @@
-"""Planted clicks as the text that Criteo publishes: tabs, empty fields for what is missing, ids of 8 hex digits."""
+"""Planted clicks in Criteo's text format: tabs, empty fields for missing values, ids of 8 hex digits."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def format_lines(labels: Any, counts: Any, raw: Any, may_miss: Any, digits: Any,
 
 
 def criteo_text(clicks: SyntheticClicks, begin: int = 0, end: int | None = None) -> Iterator[NDArray[np.uint8]]:
-    """The lines of these samples, piece by piece.
+    """The lines of these samples, in blocks.
 
     Raises:
         ValueError: clicks with other than 13 counts and 26 categories.
@@ -102,7 +102,7 @@ def write_criteo(
     compress: bool = False,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> list[Path]:
-    """Writes days of Criteo's text, ``day_0`` and so on; the samples are dealt out in order.
+    """Writes days of Criteo's text, ``day_0`` and so on; the samples are distributed in order.
 
     Args:
         clicks: with 13 counts and 26 categories.

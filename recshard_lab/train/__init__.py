@@ -1,4 +1,4 @@
-"""Training: the loop, the metrics, and recipes that are known to work."""
+"""Training: loop, pipelines, metrics, recipes, and runs from a config."""
 
 import lazy_loader
 

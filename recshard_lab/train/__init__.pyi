@@ -1,6 +1,7 @@
 # The names of this package, with their types; `__init__.py` loads each when it is first used.
 
 from .averaging import WeightAverage as WeightAverage
+from .job import Reporter as Reporter
 from .job import TrainConfig as TrainConfig
 from .job import export_run as export_run
 from .job import read_config as read_config
@@ -33,6 +34,9 @@ from .metrics import log_loss as log_loss
 from .metrics import ndcg as ndcg
 from .metrics import normalized_entropy as normalized_entropy
 from .metrics import recall_at_k as recall_at_k
+from .next_item import NextItem as NextItem
+from .next_item import evaluate_next_item as evaluate_next_item
+from .next_item import rank_held_out as rank_held_out
 from .pipelines import EvalPipelineSparseDist as EvalPipelineSparseDist
 from .pipelines import GradientAccumulationConfig as GradientAccumulationConfig
 from .pipelines import GradientAccumulationWrapper as GradientAccumulationWrapper
@@ -47,5 +51,9 @@ from .recipes import MOVIELENS_100K as MOVIELENS_100K
 from .recipes import Recipe as Recipe
 from .recipes import dense_parameters as dense_parameters
 from .stages import COMPUTE_STAGES as COMPUTE_STAGES
+from .stages import StageEvent as StageEvent
+from .stages import StageLog as StageLog
 from .stages import events_from_collectives as events_from_collectives
 from .stages import hidden_share as hidden_share
+from .timing import TimedSteps as TimedSteps
+from .timing import timed_steps as timed_steps

@@ -1,10 +1,10 @@
 """Averaging of weights over the steps of a training run (Polyak and Juditsky 1992, SIAM J. Control Optim. 30(4)).
 
-The steps of stochastic descent end scattered around a minimum; their mean lies nearer to it than the last one, and
-generalises better, most of all with a learning rate too large to settle (Izmailov et al. 2018, arXiv 1803.05407).
+The steps of stochastic gradient descent scatter around a minimum. Their mean is nearer to it than the last step, and it
+generalises better, most of all with a learning rate too large to converge (Izmailov et al. 2018, arXiv 1803.05407).
 
-Averaging is elementwise, so a rank averages whatever rectangles of the tables it holds, and the averages of all ranks
-are the average of the whole model, under every sharding scheme and without a message.
+Averaging is elementwise: each rank averages its shards, and the averages of all ranks are the average of the whole
+model, under every sharding scheme and without a message.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class WeightAverage:
-    """The running mean of a model's parameters: exponential, but at first of all steps alike.
+    """The running mean of a model's parameters: exponential, after a plain mean over the first steps.
 
     After step t:  ``a += max(1 - decay, 1 / t) * (w - a)``. Until step 1 / (1 - decay) this is the plain mean of the
-    weights after each step; from then on a step that lies k back weighs in with ``decay^k``, and the initial weights
-    never do.
+    weights after each step. After that, the step k steps ago has the weight ``decay^k``. The initial weights do not
+    count.
 
-    Each update reads and writes every weight that this rank holds, rows that no sample touched included, and the
-    averages take as much memory as the weights. Buffers are not averaged.
+    Each update reads and writes every weight of this rank, also rows that no sample used. The averages take as much
+    memory as the weights. Buffers are not averaged.
 
     Args:
-        model: unsharded, or a `DistributedModelParallel`: then this rank's rectangles and its replicas.
+        model: unsharded, or a `DistributedModelParallel`: then this rank's shards and replicas.
         decay: in [0, 1]; 0 keeps the last weights, 1 is the plain mean of all steps.
 
     Raises:
@@ -42,7 +42,7 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         if not 0.0 <= decay <= 1.0:
-            raise ValueError(f"decay must lie in [0, 1], got {decay}")
+            raise ValueError(f"decay must be in [0, 1], got {decay}")
         self.decay = decay
         self.steps = 0
         self._weights = [parameter.detach() for parameter in model.parameters()]
@@ -51,7 +51,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Takes in the weights as they are now; to be called after each step."""
+        """Adds the current weights to the average. Call it after each step."""
         self.steps += 1
         if self._weights:
             now: list[Tensor] = [w.to(mean.dtype) for w, mean in zip(self._weights, self._means, strict=True)]
@@ -59,7 +59,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def copy_to_model(self) -> None:
-        """Overwrites the model's weights by their mean; before the first update it leaves them."""
+        """Overwrites the model's weights with their mean. Does nothing before the first update."""
         if self.steps:
             for weight, mean in zip(self._weights, self._means, strict=True):
                 weight.copy_(mean)

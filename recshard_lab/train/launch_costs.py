@@ -1,17 +1,18 @@
-"""Switches that make a step launch less: for batches so small that starting kernels costs more than running them.
+"""Switches that reduce the launches of a step, for batches so small that starting kernels costs more than running them.
 
-What NVIDIA's MLPerf submissions of DLRM-DCNv2 name behind their 7.68 -> 3.4 ms, and where it is switched here:
+The changes that NVIDIA's MLPerf submissions of DLRM-DCNv2 name for their step of 7.68, then 3.4 ms, and the switch of
+each:
 
 ================================  ==========================================================================
 fewer and cheaper launches        ``batch_tables=`` of the sharders (one lookup for all tables),
                                   ``fuse_exchanges=`` of the pipelines (one message for all collections),
                                   `compile_dense` (torch.compile of the dense part)
 CUDA graphs                       `graph_dense`; needs a GPU
-input_dist in a thread of its own ``threads=`` of the pipelines
+input_dist in a separate thread   ``threads=`` of the pipelines
 pinned host memory                ``pin_memory=`` of the pipelines; needs a GPU
 ================================  ==========================================================================
 
-``recshard bench train`` measures each that this machine can run, over local batch sizes.
+``recshard bench train`` measures those that this machine can run, over local batch sizes.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from recshard_lab.distributed import DistributedModelParallel, ShardedCollection
 
 
 def dense_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The largest parts of a model that have no sharded collection inside, losses left out.
+    """The largest parts of a model without a sharded collection inside, except losses.
 
     Args:
-        model: sharded or not yet; wrappers are looked through.
+        model: sharded or unsharded, with or without wrappers.
 
     >>> model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
     >>> list(dense_modules(model))
@@ -50,20 +51,20 @@ def _dense(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def compile_dense(model: nn.Module, **options: Any) -> list[str]:
-    """Has torch.compile compile the dense parts in place, each as it is first called.
+    """Compiles the dense parts in place with torch.compile, each at its first call.
 
-    Sharded collections stay as they are: their exchanges cannot be compiled, and their kernels are compiled already.
+    Sharded collections stay uncompiled: their exchanges cannot be compiled, and their kernels are compiled already.
     Results may differ from the uncompiled model's by rounding.
 
     Args:
-        model: sharded; before or after it was replicated.
+        model: sharded, before or after it is replicated.
         options: of ``torch.nn.Module.compile``: ``backend=``, ``mode=``, ``dynamic=``, ``fullgraph=``.
 
     Returns:
-        The paths of what will be compiled.
+        The paths of the compiled modules.
 
     Raises:
-        ValueError: the model has no dense part, or is no module.
+        ValueError: the model has no dense part, or is not a module.
 
     >>> compile_dense(nn.Linear(2, 1), backend="eager")
     ['']
@@ -77,9 +78,9 @@ def compile_dense(model: nn.Module, **options: Any) -> list[str]:
 def graph_dense(model: nn.Module, batch: Any, warm_up: int = 3) -> list[str]:
     """Records the forward and backward of the dense parts as CUDA graphs, each then one launch. Needs a GPU.
 
-    Shapes are those of ``batch`` from then on: every batch must be of its size. Gradients land where they did. Graph
-    first, replicate then: make the model with ``init_data_parallel=False``, and call ``model.init_data_parallel()``
-    afterwards; DDP's all-reduce is launched as ever, between the graphs.
+    Every later batch must have the shapes of ``batch``. Gradients are stored as before. Record the graphs before the
+    model is replicated: make it with ``init_data_parallel=False``, and call ``model.init_data_parallel()`` afterwards.
+    DDP's all-reduce is launched between the graphs.
 
     Args:
         model: sharded, on a GPU, called with a batch, and not replicated yet.
@@ -87,7 +88,7 @@ def graph_dense(model: nn.Module, batch: Any, warm_up: int = 3) -> list[str]:
         warm_up: runs before the recording.
 
     Returns:
-        The paths of what was recorded.
+        The paths of the recorded modules.
 
     Raises:
         ValueError: no GPU, a model that is elsewhere, is replicated already or has no dense part.
@@ -143,5 +144,5 @@ def _some_dense(model: nn.Module) -> dict[str, nn.Module]:
 
 def _bare(model: nn.Module) -> nn.Module:
     while isinstance(model, DistributedModelParallel | nn.parallel.DistributedDataParallel):
-        model = model.module
+        model = model._dmp_wrapped_module if isinstance(model, DistributedModelParallel) else model.module
     return model

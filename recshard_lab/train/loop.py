@@ -1,10 +1,10 @@
-"""The plain training loop and the evaluation, the same on one process and on every rank of a group.
+"""The plain training loop and the evaluation, for one process and for the ranks of a group.
 
 Shape letters: n samples of a dataset, b samples of this rank in one step, B of all ranks, W ranks.
 
 The loss of a step is the mean over the *global* batch. Gradients are averaged over ranks (by DDP for the dense
-part, by the sharded tables for theirs), so each rank hands in  sum over its b samples x W / B : the average is
-the mean over B, whatever the pieces' sizes, an empty one included.
+part, by the sharded tables for theirs). Each rank contributes  sum over its b samples x W / B , so the average is
+the mean over B, for parts of any size, also empty ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recshard_lab.arguments import checks_arguments, device_named
-from recshard_lab.data import Batch, RatingsDataset, rank_slice
+from recshard_lab.data import Batch, RatingsDataset, SequenceDataset, rank_slice
 from recshard_lab.train import metrics
 
 _MOST_EPOCHS = 1 << 31
@@ -27,7 +27,7 @@ _MOST_EPOCHS = 1 << 31
 
 @dataclass(frozen=True)
 class Step:
-    """What `on_step` is told: `loss` is this rank's part, a tensor that has not left its device."""
+    """The argument of `on_step`: `loss` is this rank's part, a tensor on its device."""
 
     number: int
     total: int
@@ -42,7 +42,7 @@ class TrainResult:
 
     Args:
         losses: mean loss of each step's global batch, the same list on every rank.
-        seconds: wall clock of all steps, evaluation and start-up left out.
+        seconds: wall clock of all steps, without evaluation and start-up.
         samples: samples of all ranks.
     """
 
@@ -56,7 +56,7 @@ class TrainResult:
         return self.samples / self.seconds if self.seconds else 0.0
 
     def curve(self, points: int = 100) -> list[tuple[float, float]]:
-        """(step, mean loss) over at most this many equal stretches: a curve that can be read.
+        """(step, mean loss) over at most this many equal intervals: a smoothed curve.
 
         >>> TrainResult([4.0, 2.0, 1.0, 1.0], 1.0, 8).curve(2)
         [(0.5, 3.0), (2.5, 1.0)]
@@ -68,7 +68,7 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a model does on a dataset, all ranks' samples together.
+    """The metrics of a model on a dataset, of all ranks' samples together.
 
     Args:
         auc, log_loss, normalized_entropy: of all n samples.
@@ -94,7 +94,7 @@ def batch_loss(logits: Tensor, batch: Batch) -> Tensor:
 @checks_arguments
 def train_epochs(
     model: nn.Module,
-    dataset: RatingsDataset,
+    dataset: RatingsDataset | SequenceDataset,
     optimizer: torch.optim.Optimizer | None,
     *,
     epochs: int = 1,
@@ -106,25 +106,25 @@ def train_epochs(
     group: dist.ProcessGroup | None = None,
     on_step: Callable[[Step], object] | None = None,
 ) -> TrainResult:
-    """Trains in place. In a process group each rank trains on its piece of every global batch.
+    """Trains in place. In a process group, each rank trains on its part of every global batch.
 
     Args:
         model: ``model(dense_features, sparse_features) -> logits [b, 1]``; sharded or not.
-        optimizer: of the dense parameters; tables step by themselves where their optimizer is fused into
-            backward. None where there is nothing else to step.
-        batch_size: B, of all ranks together: the same steps whatever the number of ranks.
+        optimizer: of the dense parameters. Tables with an optimizer fused into backward need none. None if all
+            parameters are in such tables.
+        batch_size: B, of all ranks together: the same steps on any number of ranks.
         seed: of the order of samples; epoch e is shuffled by ``seed + e``.
-        device: where batches go; the model's own when left out.
-        group: the ranks that train together; the default group when one is initialised, else alone.
+        device: device of the batches. Default: the model's.
+        group: the ranks that train together. Default: the default group, if one is initialised.
         on_step: called after each step with a `Step`.
 
     Raises:
-        ValueError: a dataset that gives no batch.
+        ValueError: the dataset has no batch.
     """
     if not 0 <= epochs < _MOST_EPOCHS:
-        raise ValueError(f"epochs must lie in [0, {_MOST_EPOCHS:,}), got {epochs:,}")
-    rank, world_size = _place(group)
-    device = _device_of(model) if device is None else device_named(device)
+        raise ValueError(f"epochs must be in [0, {_MOST_EPOCHS:,}), got {epochs:,}")
+    rank, world_size = rank_in(group)
+    device = device_of(model) if device is None else device_named(device)
     per_epoch = dataset.num_batches(batch_size, drop_last)
     if per_epoch * epochs == 0:
         raise ValueError(f"nothing to train on: {len(dataset):,} samples in batches of {batch_size}, {epochs} epochs")
@@ -162,17 +162,17 @@ def evaluate(
     device: torch.device | str | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Evaluation:
-    """Scores every sample once, shared out over the ranks, and measures on all of them.
+    """Scores every sample once, split over the ranks, and computes the metrics of all of them.
 
-    Each rank fills in its samples' scores in a vector ``[n]`` of zeros; their sum over ranks is the scores in
-    the dataset's order, exact whatever the number of ranks.
+    Each rank writes its samples' scores into a vector ``[n]`` of zeros. The sum over ranks has the scores in the
+    dataset's order, exactly, on any number of ranks.
 
     Args:
-        model, device, group: as for `train_epochs`.
+        model, device, group: as in `train_epochs`.
         batch_size: of all ranks together.
     """
-    rank, world_size = _place(group)
-    device = _device_of(model) if device is None else device_named(device)
+    rank, world_size = rank_in(group)
+    device = device_of(model) if device is None else device_named(device)
     was_training = model.training
     model.eval()
     scores = torch.zeros(len(dataset), device=device)
@@ -195,14 +195,15 @@ def evaluate(
     )
 
 
-def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """(rank, world size); alone without a process group."""
+def rank_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """(rank, world size); (0, 1) without a process group."""
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(group), dist.get_world_size(group)
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
+    """Device of the model's first parameter; the CPU if it has none."""
     for parameter in model.parameters():
         return parameter.device
     return torch.device("cpu")

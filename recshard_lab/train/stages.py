@@ -1,8 +1,8 @@
-"""What the stages of a pipeline did when, and how much of one was hidden behind another.
+"""When the stages of a pipeline ran, and how much of one overlapped with another.
 
-A pipeline notes every stage of every batch as a `StageEvent`; ``lab.views.timeline`` draws them. While torch.profiler
-runs, each stage is a range named ``## stage batch ##`` in its trace as well, and `events_from_chrome_trace` reads such
-ranges back from an exported file, those of other pipelines that name theirs so included.
+A pipeline records every stage of every batch as a `StageEvent`; ``lab.views.timeline`` draws them. While torch.profiler
+runs, each stage is also a range named ``## stage batch ##`` in its trace. `events_from_chrome_trace` reads such ranges
+from an exported file, also those of other pipelines with the same names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from recshard_lab.comm import Trace, times_note
 
 COMPUTE_STAGES = ("forward", "backward", "optimizer")
-"""The stages that a step cannot do without: what others hide behind."""
+"""The stages of a step itself. Other stages are hidden while these run."""
 
 KEPT = 8192  # events of a pipeline
 
@@ -34,12 +34,12 @@ class StageEvent:
     """One stage of one batch on one rank.
 
     Attributes:
-        rank: whose.
+        rank: the rank.
         stage: ``load``, ``copy``, ``input_dist``, ``prefetch``, ``lookup``, ``wait``, ``forward``, ``backward``,
             ``optimizer``.
-        batch: its number, from 0.
+        batch: the batch's number, from 0.
         start_s, end_s: ``time.perf_counter``, which ranks of one machine share.
-        times_note: what to print beside the times, `comm.times_note` of the rank.
+        times_note: a note to print beside the times, `comm.times_note` of the rank.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class StageEvent:
 
     @property
     def ms(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return 1e3 * (self.end_s - self.start_s)
 
 
@@ -59,7 +59,7 @@ class StageLog:
     """The last events of a pipeline. Any thread may add some.
 
     Args:
-        rank: whose they are.
+        rank: the rank.
 
     >>> log = StageLog(rank=1)
     >>> with log.stage("copy", 7):
@@ -74,16 +74,16 @@ class StageLog:
 
     @property
     def events(self) -> list[StageEvent]:
-        """In the order in which they ended."""
+        """The events, by end time."""
         return list(self._events)
 
     def clear(self) -> None:
-        """Forgets them."""
+        """Removes all events."""
         self._events.clear()
 
     @contextmanager
     def stage(self, name: str, batch: int) -> Iterator[None]:
-        """Notes what happens inside, also when it fails."""
+        """Records the block as a stage, also if it raises."""
         begun = perf_counter()
         profiled = getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
         try:
@@ -93,19 +93,19 @@ class StageLog:
             self.note(name, batch, begun)
 
     def note(self, name: str, batch: int, begun: float) -> None:
-        """Notes a stage that ends now."""
+        """Records a stage that ends now."""
         self._events.append(StageEvent(self.rank, name, batch, begun, perf_counter(), self._times_note))
 
 
 def events_from_chrome_trace(trace: str | Path | dict[str, Any], rank: int | None = None) -> list[StageEvent]:
-    """The stages in what ``torch.profiler.profile.export_chrome_trace`` wrote.
+    """The stages in a file that ``torch.profiler.profile.export_chrome_trace`` wrote.
 
     Args:
-        trace: the file, or what it holds.
-        rank: whose trace it is; as the file says, else 0, when left out.
+        trace: the file, or its content.
+        rank: the rank of the trace. Default: the rank in the file, otherwise 0.
 
     Raises:
-        ValueError: no such trace, or one without a stage.
+        ValueError: not a Chrome trace, or a trace without stages.
 
     >>> ranges = [{"ph": "X", "cat": "user_annotation", "name": "## forward 3 ##", "ts": 10.0, "dur": 5.0}]
     >>> [event] = events_from_chrome_trace({"traceEvents": ranges})
@@ -116,7 +116,7 @@ def events_from_chrome_trace(trace: str | Path | dict[str, Any], rank: int | Non
         try:
             trace = json.loads(Path(trace).read_text())
         except (OSError, TypeError, ValueError) as error:
-            raise ValueError(f"no Chrome trace of torch.profiler in {str(trace)!r:.80}: {error}") from error
+            raise ValueError(f"{str(trace)!r:.80} has no Chrome trace of torch.profiler: {error}") from error
     found = []
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise ValueError("a Chrome trace is an object with a list 'traceEvents', as export_chrome_trace writes it")
@@ -137,9 +137,9 @@ def events_from_chrome_trace(trace: str | Path | dict[str, Any], rank: int | Non
 
 
 def events_from_collectives(trace: Trace, rank: int) -> list[StageEvent]:
-    """The exchanges of a `comm.trace` as stages, named by their labels and numbered as they came.
+    """The exchanges of a `comm.trace` as stages, named by their labels and numbered in order.
 
-    Those that nobody waited for through this library, as DDP's all-reduce, have no length and are left out.
+    Exchanges without a recorded wait, such as DDP's all-reduce, have no duration and are omitted.
 
     >>> from recshard_lab.comm import CollectiveEvent
     >>> sent = Trace([CollectiveEvent("all_to_all", "input_dist/ids", (8,), 1.0, ms=2.0)])
@@ -161,7 +161,7 @@ def events_from_collectives(trace: Trace, rank: int) -> list[StageEvent]:
 def hidden_share(
     events: Iterable[StageEvent], stage: str = "input_dist", behind: Sequence[str] = COMPUTE_STAGES
 ) -> float:
-    """The part of a stage's time in which the same rank was in one of the stages ``behind``; NaN where it took none.
+    """The share of a stage's time in which the same rank was in one of the stages ``behind``; NaN without such a stage.
 
     >>> dist = StageEvent(0, "input_dist", 1, 0.0, 4.0)
     >>> hidden_share([dist, StageEvent(0, "forward", 0, 1.0, 2.0), StageEvent(0, "backward", 0, 2.0, 4.5)])
@@ -189,7 +189,7 @@ def hidden_share(
 
 
 def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same time without overlaps, in order.
+    """The spans without overlaps, in order.
 
     >>> merged([(2.0, 3.0), (0.0, 1.0), (0.5, 1.5)])
     [(0.0, 1.5), (2.0, 3.0)]
@@ -204,7 +204,7 @@ def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def stage_ms(events: Iterable[StageEvent], stage: str) -> float:
-    """Mean milliseconds a batch and rank in a stage; 0 where there was none."""
+    """Mean milliseconds per batch and rank in a stage; 0 without such a stage."""
     batches: dict[tuple[int, int], float] = {}
     for event in events:
         if event.stage == stage:

@@ -485,7 +485,7 @@ def accumulated(kind: str, num_steps: int, warm_up: int) -> tuple[list[str], lis
     for number, batch in enumerate(data):
         last = (number + 1) % num_steps == 0 or number == len(data) - 1
         travels = last or number < warm_up
-        ddp = plain.module
+        ddp = plain._dmp_wrapped_module
         with nullcontext() if travels or place()[1] == 1 else ddp.no_sync():
             plain(batch)[0].backward()
         if last:

@@ -91,7 +91,7 @@ def test_before_the_first_step_there_is_nothing_to_take() -> None:
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan")])
 def test_a_decay_outside_0_to_1_is_refused(decay: float) -> None:
-    with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\], got"):
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\], got"):
         WeightAverage(nn.Linear(2, 2), decay)
 
 

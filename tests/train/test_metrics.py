@@ -51,7 +51,7 @@ def test_normalized_entropy_of_the_rate_alone_is_one() -> None:
 @pytest.mark.parametrize("metric", [auc, log_loss, normalized_entropy])
 def test_what_cannot_be_measured_is_refused(metric: object) -> None:
     assert callable(metric)
-    with pytest.raises(ValueError, match="as many scores as labels"):
+    with pytest.raises(ValueError, match="scores and labels must have the same length"):
         metric(torch.zeros(3), torch.zeros(2))
     with pytest.raises(ValueError, match="score number 1 is nan: the model diverged"):
         metric(torch.tensor([0.0, math.nan]), torch.tensor([0.0, 1.0]))

@@ -112,7 +112,7 @@ def test_replicas_are_brought_together_as_often_as_asked(ranks: Any, interval: i
     [
         ("state", "its ids go through module 'shift', whose weights a step changes"),
         ("flow", "its ids are not the batch's own, and the model cannot be traced: TraceError"),
-        ("lot", "what the model makes of the batch before it is another thing at every call"),
+        ("lot", "the model computes other ids from the same batch at every call"),
     ],
 )
 def test_what_cannot_be_sent_ahead_stays_in_the_forward_and_is_named(ranks: Any, why: str, words: str) -> None:
@@ -140,4 +140,4 @@ def test_training_and_evaluating_pipelines_may_take_turns(ranks: Any) -> None:
 def test_a_model_that_reads_another_batch_than_was_sent_is_told_so(ranks: Any) -> None:
     for told in ranks.run(jobs.called_otherwise):
         assert told.startswith("stage 'forward' of batch 2 failed on rank")
-        assert "is called with other ids than those of the batch that were sent ahead" in told
+        assert "is called with other ids than those that were sent ahead" in told

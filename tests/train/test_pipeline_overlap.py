@@ -93,7 +93,7 @@ def test_a_trace_without_stages_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no stage in this trace"):
         events_from_chrome_trace(tmp_path / "empty.json")
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ValueError, match="no Chrome trace"):
+    with pytest.raises(ValueError, match="has no Chrome trace"):
         events_from_chrome_trace(tmp_path / "broken.json")
     with pytest.raises(ValueError, match="a list 'traceEvents'"):
         events_from_chrome_trace({"events": 3})

@@ -32,7 +32,7 @@ def test_ten_steps_give_the_plain_loops_bits(ranks: Any, kind: str, model: str, 
         elif model == "dlrm":
             where, note = found.report.split("\n")
             assert where == "model.embedding_bag_collection: its ids are sent ahead, from batch.sparse_features"
-            assert ("in threads of their own" in note) == threads
+            assert ("Separate threads" in note) == threads
         else:
             assert found.pipelined == ["left", "right"]
 

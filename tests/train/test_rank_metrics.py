@@ -183,12 +183,16 @@ def ones(size: int) -> Tensor:
 @pytest.mark.parametrize(
     ("kind", "given", "says"),
     [
-        (NEMetric, {"predictions": 3 * ones(2), "labels": ones(2)}, "takes probabilities, got 3 to 3: give logits.sig"),
+        (
+            NEMetric,
+            {"predictions": 3 * ones(2), "labels": ones(2)},
+            "takes probabilities, got 3 to 3. Fix: pass logits.sig",
+        ),
         (AUCMetric, {"predictions": ones(2), "labels": 2 * ones(2)}, "labels must be 0 or 1, got 2"),
         (NDCGMetric, {"predictions": ones(2), "labels": -ones(2), "groups": ZEROS}, "finite and not negative, got -1"),
         (NEMetric, {"predictions": ones(2), "labels": ones(3)}, r"must be of one size, got \[2, 3, 2, 2\]"),
         (NEMetric, {"predictions": ones(2), "labels": ones(2), "weights": -ones(2)}, "weights must be finite and not"),
-        (GAUCMetric, {"predictions": ones(2), "labels": ones(2)}, r"give update\(groups=\.\.\.\)"),
+        (GAUCMetric, {"predictions": ones(2), "labels": ones(2)}, r"pass update\(groups=\.\.\.\)"),
         (GAUCMetric, {"predictions": ones(2), "labels": ones(2), "groups": ones(2)}, "groups must be integers, got"),
         (NEMetric, {"predictions": {"b": ones(2)}, "labels": ones(2)}, r"task 'DefaultTask' is missing: got \['b'\]"),
     ],

@@ -22,7 +22,7 @@ from recshard_lab.distributed.state.checkpoint import read_extra
 from recshard_lab.saved.files import CheckpointError
 from recshard_lab.train.job import TrainConfig, export_run, read_config, run_training
 from recshard_lab.train.job.config import Schedule
-from recshard_lab.train.job.progress import Reporter, Told
+from recshard_lab.train.job.progress import LogReporter, Reporter
 from tests.train_job.runs import config_of, told_on_rank, wait_for_saves
 
 
@@ -38,26 +38,32 @@ RIGHT = "model: {name: dlrm}\ndata: {name: synthetic-ratings}\n"
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (RIGHT + "epoch: 2", r"line 3, field 'epoch': there is no such field \(did you mean 'epochs'\?\)"),
+        (RIGHT + "epoch: 2", r"line 3, field 'epoch': unknown field \(did you mean 'epochs'\?\)"),
         (RIGHT + "optimizer:\n  dense:\n    lrr: 1", r"line 5, field 'optimizer.dense.lrr': .*did you mean 'lr'"),
         (RIGHT + "optimizer: {dense: {lr: 0}}", "field 'optimizer.dense.lr': input should be greater than 0, got 0"),
         (RIGHT + "optimizer: {tables: {name: adamm}}", r"must be one of .* got 'adamm' \(did you mean 'adam'\?\)"),
-        (RIGHT + "optimizer: {tables: {name: exact_sgd, eps: 1e-3}}", "eps=0.001 has no place in exact_sgd"),
+        (RIGHT + "optimizer: {tables: {name: exact_sgd, eps: 1e-3}}", "exact_sgd has no eps, got eps=0.001"),
         (RIGHT + "optimizer: {tables: {momentum: 0.9}}", "momentum=0.9 is not read by exact_row_wise_adagrad"),
         (RIGHT + "batch_size: 1.5", "field 'batch_size': input should be a valid integer.* got 1.5"),
         (RIGHT + "batch_size: yes", "field 'batch_size': input should be a valid integer, got True"),
         (RIGHT + "batch_size: '32'", "field 'batch_size': input should be a valid integer, got '32'"),
         (RIGHT + "metrics: [auk]", r"field 'metrics\[0\]': must be one of .*did you mean 'auc'"),
         (RIGHT + "checkpoint: {every_steps: 3}", "line 3, field 'checkpoint': field 'path' is missing"),
-        (RIGHT + "plan: {path: p.json, scheme: row_wise}", "path and scheme say where tables lie"),
-        (RIGHT + "pipeline: {name: sparse_dst}", r"no pipeline is named 'sparse_dst' \(did you mean 'sparse_dist'\?\)"),
+        (RIGHT + "plan: {path: p.json, scheme: row_wise}", "path and scheme each determine the plan"),
+        (
+            RIGHT + "pipeline: {name: sparse_dst}",
+            r"pipeline 'sparse_dst' does not exist \(did you mean 'sparse_dist'\?\)",
+        ),
         (RIGHT + "pipeline: {name: base, thread: false}", r"has no setting 'thread' \(did you mean 'threads'\?\)"),
         (RIGHT + "seed: 1\nseed: 2", "line 4: field 'seed' occurs twice"),
         ("data: {name: movielens}", "field 'model' is missing"),
-        ("model: {name: dlmr}\ndata: {name: movielens}", r"there is no model 'dlmr' \(did you mean 'dlrm'\?\)"),
+        ("model: {name: dlmr}\ndata: {name: movielens}", r"no model is named 'dlmr' \(did you mean 'dlrm'\?\)"),
         ("model: {name: dlrm, dim: 3}\ndata: {name: movielens}", "model 'dlrm' has no setting 'dim'"),
-        ("model: {name: dlrm}\ndata: {name: movielen}", r"no dataset is named 'movielen' \(did you mean 'movielens'"),
-        (RIGHT + "optimizer: {schedule: {decay_start: 3}}", "decay_start and decay_steps belong together"),
+        (
+            "model: {name: dlrm}\ndata: {name: movielen}",
+            r"dataset 'movielen' does not exist \(did you mean 'movielens'",
+        ),
+        (RIGHT + "optimizer: {schedule: {decay_start: 3}}", "decay_start and decay_steps need each other"),
         ("[1]", "must be an object, got "),
         ("model: {", "not YAML"),
     ],
@@ -72,7 +78,7 @@ def test_a_config_that_cannot_be_is_named_with_its_line(tmp_path: Path, text: st
 def test_every_mistake_of_a_config_is_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"model": {"name": "dlrm"}, "data": {"name": "x"}, "epoch": 1, "seed": -1}))
-    with pytest.raises(ValueError, match="no dataset is named 'x'") as told:
+    with pytest.raises(ValueError, match="dataset 'x' does not exist") as told:
         read_config(file)
     assert [line.partition(": ")[0].partition(", ")[2] for line in str(told.value).splitlines()] == [
         "field 'data'",
@@ -133,7 +139,7 @@ def test_a_label_that_is_not_0_or_1_is_named_on_every_rank_and_what_was_saved_st
     words = "training sample 128 of " if train else "test sample 128 of "
     for each in told:  # it is of rank 1's piece of the thirteenth batch
         assert "StageError: stage 'load' of batch 12 failed on rank 1: ValueError: " + words in each
-        assert "has the label 2, and labels are 0 or 1" in each
+        assert "has the label 2, but labels must be 0 or 1" in each
     assert read_extra(tmp_path / "checkpoint")["step"] == (12 if train else 8)
 
 
@@ -155,7 +161,7 @@ DROPPING = {"model": {"name": "tests.train_job.runs:Dropping"}}
         ),
         (
             {"data": {"name": "synthetic-criteo", "num_samples": 99, "rows": [40, 300, 7, 5]}, **DROPPING},
-            r"has a feature 'cat_3' that the model does not know.*features: \[cat_0, cat_1, cat_2\]",
+            r"has a feature 'cat_3' that the model does not read.*features: \[cat_0, cat_1, cat_2\]",
         ),
         (
             {"data": {"name": "synthetic-criteo", "num_samples": 99, "rows": [41, 300, 7]}, **DROPPING},
@@ -164,12 +170,12 @@ DROPPING = {"model": {"name": "tests.train_job.runs:Dropping"}}
         ({"model": {"name": "tests.train_job.runs:Dropping", "rat": 1}}, "raised TypeError.*'rat'"),
         ({"model": {"name": "tests.train_job.runs:free"}}, "has no 'free'"),
         ({"data": {"name": "movielens", "path": "nowhere"}}, "nowhere"),
-        ({"data": {"name": "synthetic-criteo", "num_samples": 0}}, "nothing to train on"),
+        ({"data": {"name": "synthetic-criteo", "num_samples": 0}}, "has no training samples"),
         ({"drop_last": True, "batch_size": 5000}, "no whole batch of 5,000"),
         ({"plan": {"scheme": "row_wize"}}, "row_wize"),
-        ({"plan": {"topology": "h100x8"}}, "has 8 ranks and 1 run"),
+        ({"plan": {"topology": "h100x8"}}, "has 8 ranks, but 1 are running"),
         ({"plan": {"path": "nothing.json"}}, "nothing.json"),
-        ({"optimizer": {"dense": {"name": "adam", "momentum": 0.9}}}, "adam cannot take .*momentum"),
+        ({"optimizer": {"dense": {"name": "adam", "momentum": 0.9}}}, "adam does not take .*momentum"),
     ],
 )
 def test_data_and_model_that_do_not_belong_together_are_named(tmp_path: Path, changes: Any, words: str) -> None:
@@ -205,12 +211,12 @@ def test_a_checkpoint_of_another_model_is_named_and_stays(tmp_path: Path) -> Non
 
 def test_what_is_there_is_gone_on_with_only_where_it_may_be(tmp_path: Path) -> None:
     path = {"path": str(tmp_path / "checkpoint")}
-    with pytest.raises(CheckpointError, match="'always', and there is no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"'always', but .* has no checkpoint"):
         trained(tmp_path, checkpoint={**path, "resume": "always"})
     rs.save_checkpoint(tmp_path / "checkpoint", nn.Linear(2, 1))
     with pytest.raises(CheckpointError, match="not of a training run"):
         trained(tmp_path)
-    with pytest.raises(CheckpointError, match="'never', and there is a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"'never', but .* has a checkpoint"):
         trained(tmp_path, checkpoint={**path, "resume": "never"})
     other = tmp_path / "other"
     other.mkdir()
@@ -308,7 +314,7 @@ def test_a_device_profile_beside_the_file_is_what_is_planned_for(tmp_path: Path)
     file.write_text(yaml.safe_dump(run))
     assert run_training(read_config(file)).step == 1
     file.write_text(yaml.safe_dump(run | {"plan": {"topology": "machine3.json"}, "checkpoint": None}))
-    with pytest.raises(ValueError, match=r"machine3.json' has 3 ranks and 1 run"):
+    with pytest.raises(ValueError, match=r"machine3.json' has 3 ranks, but 1 are running"):
         run_training(read_config(file))
 
 
@@ -342,7 +348,7 @@ def test_a_terminal_shows_a_bar_with_samples_a_second_loss_and_auc(tmp_path: Pat
 
     screen = Terminal()
     config = TrainConfig.model_validate(config_of(tmp_path, log={"every_steps": 5}))
-    run_training(config, Told(config.log, screen))
+    run_training(config, LogReporter(config.log, screen))
     words = screen.getvalue()
     assert "26/26" in words
     assert "━" in words

@@ -1,4 +1,4 @@
-"""From a config to what trains: data, model, plan, sharded model, optimizers."""
+"""From a config to objects: data, model, plan, sharded model, optimizers."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ DENSE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def build_sources(config: TrainConfig) -> tuple[CheckedSource, CheckedSource]:
-    """Samples to train on and to test on.
+    """The training samples and the test samples.
 
     Raises:
-        ValueError: data that cannot be had, or a feature that they do not have; no sample to train on.
+        ValueError: data that cannot be read, a feature that they do not have, or no training sample.
     """
     splits = build_dataset(config.data.mapping)
     train, test = (
@@ -49,21 +49,21 @@ def build_sources(config: TrainConfig) -> tuple[CheckedSource, CheckedSource]:
         for source, what in ((splits.train, "training"), (splits.test, "test"))
     )
     if not len(train):
-        raise ValueError(f"there is nothing to train on: {train.source} has no samples")
+        raise ValueError(f"{train.source} has no training samples")
     if config.multi_hot is not None:
-        told = config.multi_hot.model_dump(exclude_none=True)
-        train.transform = test.transform = MultiHot(rows=list(train.features.values()), **told)
+        settings = config.multi_hot.model_dump(exclude_none=True)
+        train.transform = test.transform = MultiHot(rows=list(train.features.values()), **settings)
     return train, test
 
 
 def build_unsharded(section: ModelSection, source: CheckedSource, env: ShardingEnv | None = None) -> nn.Module:
-    """The model, on meta where it can be.
+    """The model. Registered models are on the meta device.
 
     Args:
         env: the ranks, for losses that compare the samples of all of them.
 
     Raises:
-        ValueError: no such model, settings that it does not have, or one that does not fit the samples.
+        ValueError: an unknown model or setting, or a model that does not fit the samples.
     """
     if ":" not in section.name:
         model = _registered(section, source, env or ShardingEnv.from_local(1, 0))
@@ -71,16 +71,16 @@ def build_unsharded(section: ModelSection, source: CheckedSource, env: ShardingE
         factory = named_object(section.name)
         try:
             model = factory(**section.settings) if not isinstance(factory, nn.Module) else factory
-        except Exception as error:  # a reader's function may do anything
+        except Exception as error:  # user code may raise anything
             raise ValueError(f"model {section.name} raised {type(error).__name__}: {error}") from error
         if not isinstance(model, nn.Module):
-            raise ValueError(f"model {section.name} gives a {type(model).__name__}, expected a torch.nn.Module")
+            raise ValueError(f"model {section.name} returns a {type(model).__name__}, expected a torch.nn.Module")
     check_features(model, source)
     return model
 
 
 def _registered(section: ModelSection, source: CheckedSource, env: ShardingEnv) -> nn.Module:
-    """A model by name; with its own loss around it, where it has one."""
+    """A model by name, inside its loss if it has one."""
     own = {key: value for key, value in section.settings.items() if key in TABLE_SETTINGS}
     settings = of_the_model(section.settings)
     kind = model_named(section.name)
@@ -94,12 +94,12 @@ def _registered(section: ModelSection, source: CheckedSource, env: ShardingEnv) 
 
 
 def brings_its_loss(section: ModelSection) -> bool:
-    """Whether the model takes a batch and gives ``(loss, (loss, logits, labels))``, rather than logits."""
+    """Whether the model takes a batch and returns ``(loss, (loss, logits, labels))`` instead of logits."""
     return ":" not in section.name and model_named(section.name).task is not _PLAIN
 
 
 def build_sharders(config: TrainConfig) -> list[Any]:
-    """What shards the model's collections, with the tables' optimizer in it."""
+    """The sharders of the model's collections, with the tables' optimizer."""
     fused = config.optimizer.tables.fused_params
     codecs: Registry | None = None
     if config.communication is not None:
@@ -111,11 +111,11 @@ def build_sharders(config: TrainConfig) -> list[Any]:
 def build_plan(
     config: TrainConfig, model: nn.Module, source: CheckedSource, env: ShardingEnv, device: torch.device, sharders: Any
 ) -> ShardingPlan:
-    """The plan that the config asks for; planned on rank 0. All ranks must call it.
+    """The plan of the config, planned on rank 0. All ranks must call it.
 
     Raises:
-        PlanError: a plan that cannot be on these ranks.
-        ValueError: a file that cannot be read as one.
+        PlanError: a plan that does not fit these ranks.
+        ValueError: a file that is not a plan.
     """
     said = config.plan
     if said.path is not None:
@@ -130,10 +130,10 @@ def build_plan(
 def planner_of(
     config: TrainConfig, model: nn.Module, source: CheckedSource, topology: Topology
 ) -> EmbeddingShardingPlanner:
-    """The planner that the config asks for; the step is measured on the first batches of the data.
+    """The planner of the config. Its workload is measured on the first batches of the data.
 
     Raises:
-        ValueError: wishes that cannot be read, or samples that cannot.
+        ValueError: constraints or samples that cannot be read.
     """
     said = config.plan
     inside = tuple(f"{path}." if path else "" for path in tables_of(model))
@@ -149,8 +149,9 @@ def planner_of(
         pipeline=pipeline_kind(config.pipeline.name).overlap,
     )
     names = [table.name for table in tables]
-    wishes = read_constraints(said.constraints, names) if said.constraints is not None else None
-    return EmbeddingShardingPlanner(topology, None, wishes, workload, solver=said.solver, cost_model=said.cost_model)
+    constraints = read_constraints(said.constraints, names) if said.constraints is not None else None
+    options = {"solver": said.solver, "cost_model": said.cost_model}
+    return EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload, **options)
 
 
 def _read_plan(path: str, tables: Mapping[str, Any], env: ShardingEnv) -> ShardingPlan:
@@ -167,8 +168,8 @@ def _topology(said: PlanSection, env: ShardingEnv, device: torch.device) -> Topo
         machine = Topology.from_profile(said.topology) if profile else Topology.preset(said.topology)
         if machine.world_size != env.world_size:
             raise PlanError(
-                f"plan.topology {said.topology!r} has {machine.world_size} ranks and {env.world_size} run: name one "
-                f"for as many"
+                f"plan.topology {said.topology!r} has {machine.world_size} ranks, but {env.world_size} are running. "
+                f"Fix: name a topology with {env.world_size} ranks"
             )
     else:
         kind = "cpu" if device.type == "cpu" else "cuda"  # every accelerator is planned as a GPU
@@ -177,14 +178,14 @@ def _topology(said: PlanSection, env: ShardingEnv, device: torch.device) -> Topo
 
 
 def build_dense_optimizer(config: TrainConfig, model: DistributedModelParallel) -> torch.optim.Optimizer:
-    """torch's optimizer over what backward does not step.
+    """The torch optimizer of the parameters that backward does not update.
 
     Raises:
         ValueError: a setting that this optimizer does not have, by name.
     """
-    told = config.optimizer.dense.model_dump(exclude_none=True)
-    name = told.pop("name")
+    settings = config.optimizer.dense.model_dump(exclude_none=True)
+    name = settings.pop("name")
     try:
-        return DENSE_OPTIMIZERS[name](model.dense_parameters(), **told)
+        return DENSE_OPTIMIZERS[name](model.dense_parameters(), **settings)
     except TypeError as error:
-        raise ValueError(f"optimizer.dense: {name} cannot take {', '.join(told)}: {error}") from None
+        raise ValueError(f"optimizer.dense: {name} does not take {', '.join(settings)}: {error}") from None

@@ -1,10 +1,10 @@
-"""What a training run is, as one file: YAML or JSON, every key checked, unknown ones refused with the nearest there is.
+"""The file of a training run: YAML or JSON. Every key is checked. An unknown key raises, with the nearest known key.
 
 ::
 
     model: {name: dlrm, embedding_dim: 16, over_arch_layer_sizes: [128, 64, 1]}
     data: {name: movielens, variant: 100k}
-    batch_size: 4096                 # of all ranks together: the same steps whatever their number
+    batch_size: 4096                 # of all ranks together: the same steps on any number of ranks
     epochs: 2
     optimizer:
       tables: {name: exact_row_wise_adagrad, lr: 0.1}
@@ -12,7 +12,7 @@
     pipeline: {name: sparse_dist}
     checkpoint: {path: run/checkpoint, every_steps: 500}
 
-Relative paths start at the file's own folder.
+Relative paths start at the file's folder.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from recshard_lab.sharding.plan.types import nearest
 from recshard_lab.train.job.tables import check_settings
 from recshard_lab.train.pipelines.registry import check_pipeline
 
-MOST_TOLD = 8  # mistakes that a message lists
+MOST_LISTED = 8  # mistakes that a message lists
 METRICS = ("auc", "log_loss", "normalized_entropy", "calibration")
 DENSE = ("adam", "adamw", "sgd", "adagrad")
 
 
 def one_of(names: Sequence[str]) -> Any:
-    """A string among `names`; another is refused with the nearest."""
+    """A string among `names`. Another one raises with the nearest name."""
 
     def check(given: Any) -> Any:
         if not isinstance(given, str) or given not in names:
@@ -62,13 +62,13 @@ def one_of(names: Sequence[str]) -> Any:
 
 
 class Section(BaseModel):
-    """A part of the file: no key but its own, no value of another type."""
+    """A section of the file: an unknown key or a value of another type raises."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class OpenSection(BaseModel):
-    """A part whose further keys are settings of what it names."""
+    """A section with a name. Its other keys are settings of the named object."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     name: str
@@ -85,11 +85,14 @@ class OpenSection(BaseModel):
 
 
 class ModelSection(OpenSection):
-    """Which model: a registered name with its settings, or ``package.module:factory`` (or ``file.py:factory``).
+    """The model: a registered name with its settings, or ``package.module:factory`` (or ``file.py:factory``).
 
-    A registered model has one table a feature of the data, and takes their settings beside its own: ``embedding_dim``,
-    ``pooling``, ``init_max``, ``data_type``, and ``tables``, feature -> what is different for its table.
-    A factory is called with the settings and gives a module with ``model(dense_features, sparse_features) -> logits``.
+    A registered model has one table for each feature of the data. Settings of the tables are ``embedding_dim``,
+    ``pooling``, ``init_max``, ``data_type``, and ``tables``: feature -> settings of its table that differ.
+    A factory receives the settings and returns a module with ``model(dense_features, sparse_features) -> logits``.
+
+    Args:
+        name: dlrm, dlrm_dcn, deepfm, two_tower, or a factory.
     """
 
     @model_validator(mode="after")
@@ -100,18 +103,26 @@ class ModelSection(OpenSection):
 
 
 class DataSection(OpenSection):
-    """Which data set, by its registered name, and its settings."""
+    """The dataset, by its registered name, and its settings.
+
+    Args:
+        name: movielens, criteo, synthetic-criteo, synthetic-ratings, or a dataset that you registered.
+    """
 
     @model_validator(mode="after")
     def _known(self) -> DataSection:
         if self.name not in dataset_names():
             known = dataset_names()
-            raise ValueError(f"no dataset is named {self.name!r}{nearest(self.name, known)}; there are: {known}")
+            raise ValueError(f"dataset {self.name!r} does not exist{nearest(self.name, known)}; known: {known}")
         return self
 
 
 class PipelineSection(OpenSection):
-    """Which pipeline, and its switches."""
+    """The training pipeline, and its switches.
+
+    Args:
+        name: base, sparse_dist, prefetch or semi_sync.
+    """
 
     name: str = "sparse_dist"
 
@@ -122,7 +133,16 @@ class PipelineSection(OpenSection):
 
 
 class TableOptimizer(Section):
-    """The optimizer fused into the tables' backward; settings that it does not read are refused."""
+    """The optimizer that updates table rows inside backward. A setting that it does not use raises.
+
+    Args:
+        name: by fbgemm's name, such as exact_sgd, exact_adagrad, exact_row_wise_adagrad.
+        lr: learning rate.
+        eps: added to the denominator.
+        weight_decay: L2 regularization.
+        beta1, beta2: decay of the moments of Adam and its relatives.
+        momentum: of optimizers with momentum.
+    """
 
     name: one_of([member.value for member in EmbOptimType]) = "exact_row_wise_adagrad"  # type: ignore[valid-type]
     lr: PositiveFloat = 0.05
@@ -136,18 +156,26 @@ class TableOptimizer(Section):
     def _read(self) -> TableOptimizer:
         OptimizerSpec.from_fused_params(self.fused_params)
         if self.eps is not None and self.name == EmbOptimType.EXACT_SGD.value:
-            raise ValueError(f"eps={self.eps} has no place in exact_sgd: leave it out")
+            raise ValueError(f"exact_sgd has no eps, got eps={self.eps}. Fix: leave it out")
         return self
 
     @property
     def fused_params(self) -> dict[str, Any]:
-        """As sharders take it."""
-        told = self.model_dump(exclude_none=True)
-        return {"optimizer": told.pop("name"), "learning_rate": told.pop("lr"), **told}
+        """The optimizer as sharders take it."""
+        settings = self.model_dump(exclude_none=True)
+        return {"optimizer": settings.pop("name"), "learning_rate": settings.pop("lr"), **settings}
 
 
 class DenseOptimizer(Section):
-    """torch's optimizer of everything else."""
+    """torch's optimizer of the dense part.
+
+    Args:
+        name: adam, adamw, sgd or adagrad.
+        lr: learning rate.
+        eps: added to the denominator.
+        weight_decay: as of torch's optimizer.
+        momentum: of sgd.
+    """
 
     name: one_of(DENSE) = "adam"  # type: ignore[valid-type]
     lr: PositiveFloat = 0.001
@@ -157,10 +185,16 @@ class DenseOptimizer(Section):
 
 
 class Schedule(Section):
-    """What both learning rates are multiplied by, at step t from 1.
+    """The factor of both learning rates at step t, from 1.
 
-    ``t / warmup_steps`` up to there; then 1; from `decay_start` on ``((end - t) / decay_steps) ** power`` with ``end =
-    decay_start + decay_steps``, and 0 after it. With power 2 it is MLPerf's schedule of DLRM.
+    It is ``t / warmup_steps`` during the warm-up, then 1. From `decay_start` on it is ``((end - t) / decay_steps) **
+    power`` with ``end = decay_start + decay_steps``, and 0 after it. With power 2 it is MLPerf's schedule of DLRM.
+
+    Args:
+        warmup_steps: steps of the warm-up.
+        decay_start: first step of the decay.
+        decay_steps: steps of the decay.
+        power: exponent of the decay.
     """
 
     warmup_steps: NonNegativeInt = 0
@@ -171,11 +205,11 @@ class Schedule(Section):
     @model_validator(mode="after")
     def _whole(self) -> Schedule:
         if (self.decay_start is None) != (self.decay_steps is None):
-            raise ValueError("decay_start and decay_steps belong together: give both or neither")
+            raise ValueError("decay_start and decay_steps need each other. Fix: set both or neither")
         return self
 
     def factor(self, step: int) -> float:
-        """At step t, from 1.
+        """The factor at step t, from 1.
 
         >>> rates = Schedule(warmup_steps=4, decay_start=6, decay_steps=2, power=1.0)
         >>> [rates.factor(step) for step in (1, 4, 6, 7, 8)]
@@ -189,7 +223,13 @@ class Schedule(Section):
 
 
 class OptimizerSection(Section):
-    """Of the tables, of the rest, and the schedule of both."""
+    """The optimizers of tables and dense part, and the schedule of both learning rates.
+
+    Args:
+        tables: section `optimizer.tables`.
+        dense: section `optimizer.dense`.
+        schedule: section `optimizer.schedule`.
+    """
 
     tables: TableOptimizer = TableOptimizer()
     dense: DenseOptimizer = DenseOptimizer()
@@ -197,9 +237,16 @@ class OptimizerSection(Section):
 
 
 class PlanSection(Section):
-    """A plan from a file, one scheme for every table, or what the planner is told.
+    """A plan from a file, one scheme for every table, or settings of the planner. Default: the planner chooses.
 
-    topology: a machine by name, such as h100x8, or a device profile (.json); the running ranks when left out.
+    Args:
+        path: file of a plan (.json).
+        scheme: sharding scheme of every table.
+        topology: a machine by name, such as h100x8, or a device profile (.json). Default: the running ranks.
+        memory_gb: device memory of a rank, in 1e9 bytes.
+        constraints: file of constraints.
+        solver: greedy or exact.
+        cost_model: recshard, latency or torchrec.
     """
 
     path: str | None = None
@@ -212,16 +259,19 @@ class PlanSection(Section):
 
     @model_validator(mode="after")
     def _one(self) -> PlanSection:
-        said = [name for name in ("path", "scheme", "topology") if getattr(self, name) is not None]
-        if len(said) > 1:
-            raise ValueError(f"{' and '.join(said)} say where tables lie: give one of them")
+        given = [name for name in ("path", "scheme", "topology") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} each determine the plan. Fix: set one of them")
         return self
 
 
 class CheckpointSection(Section):
-    """Where the run is saved, how often, and whether one that is there is gone on with.
+    """Where and how often the run is saved, and whether it resumes.
 
-    resume: "auto" goes on where there is one, "always" needs one, "never" refuses one.
+    Args:
+        path: folder of the checkpoint.
+        every_steps: steps between saves. Default: only at the end.
+        resume: "auto" resumes if there is a checkpoint, "always" requires one, "never" raises if there is one.
     """
 
     path: str
@@ -230,7 +280,14 @@ class CheckpointSection(Section):
 
 
 class EvaluationSection(Section):
-    """When the test samples are scored: at the end, and every so many steps."""
+    """When the test samples are scored.
+
+    Args:
+        every_steps: steps between evaluations. Default: none during the run.
+        at_end: whether to evaluate at the end.
+        batch_size: samples of all ranks in one batch of the evaluation.
+        max_samples: limit of the number of test samples.
+    """
 
     every_steps: PositiveInt | None = None
     at_end: bool = True
@@ -239,7 +296,14 @@ class EvaluationSection(Section):
 
 
 class LogSection(Section):
-    """What is told of the run: a bar or lines on rank 0, TensorBoard, a JSON object a line."""
+    """Output of the run: a progress bar or lines on rank 0, TensorBoard, a file of JSON lines.
+
+    Args:
+        every_steps: steps between reports.
+        progress: auto (a bar in a terminal, otherwise lines), bar, lines or off.
+        tensorboard: folder of TensorBoard's files.
+        jsonl: file with one JSON object for each report.
+    """
 
     every_steps: PositiveInt = 20
     progress: one_of(("auto", "bar", "lines", "off")) = "auto"  # type: ignore[valid-type]
@@ -248,16 +312,24 @@ class LogSection(Section):
 
 
 class CommunicationSection(Section):
-    """Number formats of rows and gradients on the wire."""
+    """Number formats of rows and gradients in messages.
+
+    Args:
+        forward: of rows: fp32, fp16, bf16 or int8.
+        backward: of gradients: fp32, fp16, bf16 or int8.
+    """
 
     forward: one_of(("fp32", "fp16", "bf16", "int8")) = "fp32"  # type: ignore[valid-type]
     backward: one_of(("fp32", "fp16", "bf16", "int8")) = "fp32"  # type: ignore[valid-type]
 
 
 class MultiHotSection(Section):
-    """One id a feature becomes a bag, as MLPerf makes Criteo's: as of `recshard_lab.data.MultiHot`.
+    """Makes a bag of each feature with one id, as MLPerf does for Criteo (`recshard_lab.data.MultiHot`).
 
-    sizes: ids of each feature's bag, in the order of the features; MLPerf's 26 when left out.
+    Args:
+        sizes: ids in the bag of each feature, in the order of the features. Default: MLPerf's 26 sizes.
+        distribution: of the added ids: uniform or pareto.
+        seed: of the added ids.
     """
 
     sizes: list[PositiveInt] | None = None
@@ -269,18 +341,17 @@ class TrainConfig(Section):
     """A training run.
 
     Args:
-        model, data: what is trained on what.
-        batch_size: samples of all ranks in a step.
+        model, data, optimizer, plan, pipeline, checkpoint, evaluation, log, communication, multi_hot: see the sections.
+        batch_size: samples of all ranks in one step.
         epochs: passes over the training samples.
-        max_steps: stop there, in whichever epoch.
-        seed: of the first weights, the order of samples, and whatever else is drawn.
-        features: of the data, those to train on; all when left out.
-        multi_hot: makes bags of features with one id a sample.
-        shuffle: visit the samples in a drawn order, another in every epoch.
-        drop_last: leave out an epoch's last batch where it is not whole.
+        max_steps: limit of the number of steps.
+        seed: of initial weights, order of samples, and all other random numbers.
+        features: features of the data to train on. Default: all.
+        shuffle: visit the samples in random order, a different one in each epoch.
+        drop_last: skip the last batch of an epoch if it is incomplete.
         loader_prefetch: batches that a thread prepares ahead.
-        metrics: what is watched while training, over the last `metrics_window` samples.
-        optimizer, plan, pipeline, checkpoint, evaluation, log, communication: as of their sections.
+        metrics: metrics during training: auc, log_loss, normalized_entropy, calibration.
+        metrics_window: number of last samples that they are computed over.
 
     >>> TrainConfig(model={"name": "dlrm"}, data={"name": "synthetic-ratings"}).optimizer.dense.name
     'adam'
@@ -308,7 +379,7 @@ class TrainConfig(Section):
     communication: CommunicationSection | None = None
 
     def with_paths_from(self, folder: Path) -> TrainConfig:
-        """The same with relative paths as seen from `folder`."""
+        """The config with relative paths resolved from `folder`."""
 
         def seen(path: Any) -> Any:
             return str((folder / path).resolve()) if isinstance(path, str) and not Path(path).is_absolute() else path
@@ -330,10 +401,10 @@ class TrainConfig(Section):
 
 @checks_arguments
 def read_config(path: str | Path) -> TrainConfig:
-    """The run that a file describes.
+    """Reads a run from a file.
 
     Raises:
-        ValueError: what is wrong, as ``FILE, line 7, field 'optimizer.dense.lr': ...``; every mistake a line.
+        ValueError: one line per mistake: ``FILE, line 7, field 'optimizer.dense.lr': ...``.
         OSError: the file cannot be read.
 
     >>> from tempfile import mkdtemp
@@ -342,7 +413,7 @@ def read_config(path: str | Path) -> TrainConfig:
     >>> read_config(file)
     Traceback (most recent call last):
     ...
-    ValueError: .../run.yaml, line 3, field 'epoch': there is no such field (did you mean 'epochs'?). Fix: ...
+    ValueError: .../run.yaml, line 3, field 'epoch': unknown field (did you mean 'epochs'?). Fix: ...
     """
     document = read_document(path)
     if not isinstance(document.content, dict):
@@ -353,19 +424,19 @@ def read_config(path: str | Path) -> TrainConfig:
     try:
         found = TrainConfig.model_validate(document.content)
     except ValidationError as error:
-        more = error.error_count() - MOST_TOLD
-        told = [_told(document, each) for each in error.errors(include_url=False)[:MOST_TOLD]]
-        words = "\n".join([*told, f"... and {more:,} more"] if more > 0 else told)
+        more = error.error_count() - MOST_LISTED
+        lines = [_line_of(document, each) for each in error.errors(include_url=False)[:MOST_LISTED]]
+        words = "\n".join([*lines, f"... and {more:,} more"] if more > 0 else lines)
         raise ValueError(with_fix(words, "correct these fields (recshard train --schema lists all)")) from None
     return found.with_paths_from(Path(path).resolve().parent)
 
 
-def _told(document: Document, error: Any) -> str:
+def _line_of(document: Document, error: Any) -> str:
     keys = tuple(error["loc"])
     if error["type"] == "extra_forbidden":
         known = _fields_at(keys[:-1])
         near = nearest(str(keys[-1]), known) or f"; fields: {', '.join(known)}"
-        return f"{document.where(keys)}: there is no such field{near}"
+        return f"{document.where(keys)}: unknown field{near}"
     if error["type"] == "missing":
         return f"{document.where(keys[:-1])}: field {keys[-1]!r} is missing"
     words = str(error["msg"]).removeprefix("Value error, ")
@@ -375,7 +446,7 @@ def _told(document: Document, error: Any) -> str:
 
 
 def _fields_at(keys: Sequence[Any]) -> list[str]:
-    """The fields of the section that these keys lead to."""
+    """The fields of the section at these keys."""
     section: Any = TrainConfig
     for key in keys:
         kind = section.model_fields[key].annotation

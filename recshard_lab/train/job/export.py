@@ -52,15 +52,15 @@ if __name__ == "__main__":
 """
 _HOW_RAY = """    ray job submit -- python "$PWD/train.py"
 
-Submit it in this folder, which all machines of the cluster must see at the same path. The command starts this script on
-the cluster's head. `RAY_ADDRESS=auto python train.py` does the same there."""
+Submit it in this folder, which all machines of the cluster must have at the same path. The command starts this script
+on the cluster's head. `RAY_ADDRESS=auto python train.py` does the same there."""
 
 _SLURM = """#!/usr/bin/env bash
 # Trains as run.yaml says, under the plan of plan.json, on Slurm. Written by recshard_lab.
 #
 #     sbatch train.sbatch
 #
-# Submit it in this folder, which all nodes must see.
+# Submit it in this folder, which all nodes must have.
 #SBATCH --job-name=recshard-train
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1

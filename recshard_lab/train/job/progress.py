@@ -1,4 +1,4 @@
-"""What a reader sees of a run: a bar or lines, TensorBoard, a JSON object a line. Rank 0 alone tells."""
+"""Output of a run: a bar or lines, TensorBoard, one JSON object per line. Only rank 0 prints."""
 
 from __future__ import annotations
 
@@ -12,34 +12,54 @@ from typing import Any, TextIO
 
 from recshard_lab.train.job.config import LogSection
 
-IN_THE_BAR = ("loss", "auc", "samples_per_second")  # the rest goes to files
+IN_THE_BAR = ("loss", "auc", "samples_per_second")  # all other values go to files only
 
 
 class Reporter:
-    """Tells nobody anything; what ranks other than 0 have."""
+    """Callbacks of a training run. This base class does nothing: override the methods that you need.
+
+    Pass an instance as ``run_training(config, reporter)``. Each rank calls its own instance.
+
+    >>> class Count(Reporter):
+    ...     steps = 0
+    ...     def advance(self, step: int) -> None:
+    ...         self.steps = step
+    >>> from recshard_lab.train import TrainConfig, run_training
+    >>> data = {"name": "synthetic-criteo", "num_samples": 64, "test_samples": 64, "rows": [20, 30]}
+    >>> count = Count()
+    >>> _ = run_training(TrainConfig(model={"name": "dlrm"}, data=data, batch_size=16), count)
+    >>> count.steps
+    4
+    """
 
     def begin(self, step: int, total: int, about: str) -> None:
-        """A run starts, or goes on from `step`."""
+        """Called once before the first step.
+
+        Args:
+            step: steps that an earlier part of the run has made; 0 in a new run.
+            total: steps of the whole run.
+            about: model, data and plan in words.
+        """
 
     def advance(self, step: int) -> None:
-        """A step was done."""
+        """Called after every step, with its number from 1."""
 
     def values(self, step: int, values: Mapping[str, float], kind: str = "train") -> None:
-        """Numbers of a step."""
+        """Called with metrics of the last steps (kind "train") or of the test samples (kind "test")."""
 
     def note(self, words: str) -> None:
-        """A sentence."""
+        """Called with a message, such as the reason why a checkpoint could not be written."""
 
     def close(self) -> None:
-        """Nothing more will be told."""
+        """Called once at the end, also after an error."""
 
 
-class Told(Reporter):
-    """To the terminal, and to the files that were asked for.
+class LogReporter(Reporter):
+    """Prints to the terminal, and writes the files of the config's log section.
 
     Raises:
-        ModuleNotFoundError: TensorBoard is asked for and not installed.
-        OSError: a file that cannot be written.
+        ModuleNotFoundError: the config names a TensorBoard folder, and TensorBoard is not installed.
+        OSError: a file cannot be written.
     """
 
     def __init__(self, log: LogSection, out: TextIO | None = None) -> None:
@@ -57,7 +77,7 @@ class Told(Reporter):
 
     def begin(self, step: int, total: int, about: str) -> None:
         if self._board_at is not None and self._board is None:
-            # what a killed run wrote after its last checkpoint does not stand
+            # removes what a killed run wrote after its last checkpoint
             self._board = self._writer(self._board_at, purge_step=step + 1)
         self.note(about)
         self._total = total
@@ -70,12 +90,12 @@ class Told(Reporter):
             self._bar = Progress(
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
                 MofNCompleteColumn(**whole),
-                TextColumn("{task.fields[told]}", **whole),
+                TextColumn("{task.fields[values]}", **whole),
                 TimeRemainingColumn(**whole),
                 console=Console(file=self._out),
                 expand=True,
             )
-            self._task = self._bar.add_task("train", total=total, completed=step, told="")
+            self._task = self._bar.add_task("train", total=total, completed=step, values="")
             self._bar.start()
 
     def advance(self, step: int) -> None:
@@ -86,7 +106,7 @@ class Told(Reporter):
         shown = values if self._bar is None or kind != "train" else {k: values[k] for k in IN_THE_BAR if k in values}
         words = "  ".join(_spelled(name, value) for name, value in shown.items())
         if self._bar is not None and kind == "train":
-            self._bar.update(self._task, completed=step, told=words)
+            self._bar.update(self._task, completed=step, values=words)
         elif self._mode != "off":
             self.note(f"step {step:,} of {self._total:,}  {'' if kind == 'train' else f'{kind}: '}{words}")
         if self._board is not None:
@@ -118,7 +138,7 @@ def summary_writer() -> Any:
     """TensorBoard's ``SummaryWriter``.
 
     Raises:
-        ModuleNotFoundError: it is not installed, by the extra that brings it.
+        ModuleNotFoundError: it is not installed; the message names the extra.
     """
     try:
         return import_module("torch.utils.tensorboard").SummaryWriter
@@ -126,7 +146,7 @@ def summary_writer() -> Any:
         if error.name is None or error.name.partition(".")[0] not in ("tensorboard", "distutils"):
             raise
         raise ModuleNotFoundError(
-            "log.tensorboard needs the package tensorboard: pip install recshard-lab[tensorboard], or leave it out",
+            "log.tensorboard needs the package tensorboard. Fix: pip install recshard-lab[tensorboard], or omit it",
             name="tensorboard",
         ) from None
 

@@ -45,7 +45,7 @@ from recshard_lab.train.job.build import (
     build_unsharded,
 )
 from recshard_lab.train.job.config import TrainConfig
-from recshard_lab.train.job.progress import Reporter, Told, summary_writer
+from recshard_lab.train.job.progress import LogReporter, Reporter, summary_writer
 from recshard_lab.train.job.saved import FORMAT, saved_state
 from recshard_lab.train.job.scoring import evaluated
 from recshard_lab.train.loop import batch_loss
@@ -64,15 +64,15 @@ _ENUM = {
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a run, the same on every rank.
+    """The result of a run, the same on every rank.
 
     Attributes:
-        step: steps that the run has made, those before it was gone on with included.
-        samples: of them, trained by this process's ranks since it began.
-        seconds: their wall clock, scoring and saving left out.
-        loss: mean over the last steps that were told; None where none was trained.
-        test: metrics of the test samples, where they were scored at the end.
-        unsaved: why the last checkpoint could not be written, where it could not.
+        step: steps of the run, including those before it was resumed.
+        samples: samples trained since this process started, on all ranks.
+        seconds: wall clock of these samples, without scoring and saving.
+        loss: mean over the last logged steps; None if no step was trained.
+        test: metrics of the test samples; empty if they were not scored at the end.
+        unsaved: why the last checkpoint could not be written; None if it was.
     """
 
     step: int
@@ -90,14 +90,14 @@ class Trained:
 
 @checks_arguments
 def run_training(config: TrainConfig, reporter: Reporter | None = None) -> Trained:
-    """Trains as the config says, in the process group that there is, or alone. All ranks must call it.
+    """Trains a run in the default process group, or alone without one. All ranks must call it.
 
     Args:
         config: the run.
-        reporter: who is told; a bar or lines, and the files of ``config.log``, on rank 0 when left out.
+        reporter: receives progress and metrics. Default: the output of ``config.log`` on rank 0.
 
     Raises:
-        ValueError: data, model, plan or checkpoint that do not belong together, by name; a label that is not 0 or 1.
+        ValueError: data, model, plan or checkpoint that do not match, by name; a label that is not 0 or 1.
         StageError: a stage of the pipeline failed, with its batch and rank.
         OSError: data that cannot be read. A checkpoint that cannot be written is reported, and the next one is tried.
 
@@ -115,13 +115,14 @@ def run_training(config: TrainConfig, reporter: Reporter | None = None) -> Train
 
 
 class TrainingRun:
-    """A run with everything that belongs to it; `run_training` makes one, trains, and lets go of it.
+    """A run with its model, optimizers, data and output. `run_training` creates one, trains and closes it.
 
     Args:
-        config, reporter: as of `run_training`.
+        config, reporter: as in `run_training`.
 
     Attributes:
-        model: sharded. dense: the optimizer of its dense part. loader: of this rank. step: steps made so far.
+        model: the sharded model. dense: the optimizer of its dense part. loader: this rank's batches. step: steps so
+            far.
     """
 
     def __init__(self, config: TrainConfig, reporter: Reporter | None = None) -> None:
@@ -149,42 +150,45 @@ class TrainingRun:
             prefetch=config.loader_prefetch,
         )
         if not len(self.loader):
-            raise ValueError(f"an epoch of {len(self.source):,} samples has no whole batch of {config.batch_size:,}")
+            raise ValueError(
+                f"an epoch of {len(self.source):,} samples has no whole batch of {config.batch_size:,}. Fix: a smaller "
+                f"batch_size, or drop_last: false"
+            )
         self.metrics = self._metrics()
         self.step = self._samples = 0
         self._seconds = 0.0
         self._loss: float | None = None
         self._losses: list[Tensor] = []
-        self._untold = [0.0, 0.0]  # seconds and samples
+        self._unlogged = [0.0, 0.0]  # seconds and samples
         self.unsaved: str | None = None
         self._saving: tuple[int, PendingSave] | None = None  # its step, and the save that is running
         self._resumed = self._resume()
-        self._reporter = self._who_tells(reporter)
+        self._reporter = self._reporter_of(reporter)
 
-    def _who_tells(self, given: Reporter | None) -> Reporter:
+    def _reporter_of(self, given: Reporter | None) -> Reporter:
         if self.config.log.tensorboard is not None:
-            summary_writer()  # where it is missing, every rank says so
+            summary_writer()  # if it is missing, every rank raises
 
         def made() -> Reporter:
-            return Told(self.config.log) if self.env.rank == 0 else Reporter()
+            return LogReporter(self.config.log) if self.env.rank == 0 else Reporter()
 
         found: Reporter = agreed(self.env, lambda: made() if given is None else given)
         return found
 
-    # ---- going on ----
+    # ---- resuming ----
 
     def _kept_plan(self, unsharded: torch.nn.Module) -> ShardingPlan | None:
-        """The plan of the checkpoint, where as many ranks run: sums are then added in the same order."""
+        """The plan of the checkpoint, if the number of ranks is the same: sums then have the same order."""
         if self._saved is None or self.config.plan.path is not None:
             return None
         if self._saved["world"] != [self.env.world_size, self.env.local_world_size]:
             return None
         if self._saved["config"]["plan"] != self.config.plan.model_dump(exclude_none=True):
-            return None  # another is asked for now
+            return None  # the config now has another plan
         found = ShardingPlan.from_json(self._saved["plan"])
         try:
             return found.resolved(tables_of(unsharded), self.env.world_size, self.env.local_world_size)
-        except PlanError:  # of other tables: loading the checkpoint will say how the model differs
+        except PlanError:  # of other tables: loading the checkpoint raises with the difference
             return None
 
     def _resume(self) -> str:
@@ -194,7 +198,7 @@ class TrainingRun:
         load_checkpoint(self.config.checkpoint.path, self.model, self.dense)
         self.loader.load_state_dict(self._saved["loader"])
         self.step = self._saved["step"]
-        with suppress(ValueError):  # other metrics are watched now: they begin here
+        with suppress(ValueError):  # the config now has other metrics: they start here
             self.metrics.load_state_dict(self._saved["metrics"])
         ranks = self._saved["world"][0]
         at = f"step {self.step:,}, {self.loader.position}, saved by {ranks} rank{'s' * (ranks != 1)}"
@@ -263,15 +267,15 @@ class TrainingRun:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run, those made included."""
-        further = self.config.epochs - self.loader.epoch - 1  # epochs beyond the one it stands in
+        """Steps of the whole run, including those already made."""
+        further = self.config.epochs - self.loader.epoch - 1  # epochs after the current one
         left = self.loader.total - self.loader.state_dict()["samples"]
         steps = -(-left // self.config.batch_size) + further * len(self.loader) if further >= 0 else 0
         total = self.step + steps
         return total if self.config.max_steps is None else min(total, max(self.step, self.config.max_steps))
 
     def train(self) -> Trained:
-        """Trains to the end, or goes on to it."""
+        """Trains to the end."""
         total = self.total_steps
         self._reporter.begin(self.step, total, self._about())
         batches = self._batches()
@@ -290,7 +294,7 @@ class TrainingRun:
             if not test and self.config.evaluation.at_end:
                 test = self._evaluate()
         except BaseException:
-            with suppress(RuntimeError):  # threads that wait for ranks that are gone
+            with suppress(RuntimeError):  # threads that wait for ranks that have ended
                 pipeline.close()
             raise
         pipeline.close()
@@ -304,28 +308,28 @@ class TrainingRun:
             logits, labels, loss, size = pipeline.progress(batches)
             self.step += 1
             self._losses.append(loss)
-            self._untold[1] += size
+            self._unlogged[1] += size
             self.metrics.update({"prediction": logits.double().sigmoid(), "label": labels})
             self._reporter.advance(self.step)
             if self.step % self.config.log.every_steps == 0 or self.step == total:
                 loss_now = self._mean_loss()  # waits for the device
-                self._untold[0] += time.perf_counter() - begun
-                self._tell(loss_now)
+                self._unlogged[0] += time.perf_counter() - begun
+                self._log_values(loss_now)
                 begun = time.perf_counter()
-        self._untold[0] += time.perf_counter() - begun
-        with suppress(StopIteration):  # the pipeline has seen the segment's end
+        self._unlogged[0] += time.perf_counter() - begun
+        with suppress(StopIteration):  # the pipeline has reached the segment's end
             pipeline.progress(batches)
             raise AssertionError("a segment had more batches than steps")
 
-    def _tell(self, loss: float) -> None:
-        """What happened since this was last called."""
-        seconds, samples = self._untold
+    def _log_values(self, loss: float) -> None:
+        """Reports loss, metrics and throughput since the last call."""
+        seconds, samples = self._unlogged
         self._seconds, self._samples = self._seconds + seconds, self._samples + int(samples)
-        self._untold = [0.0, 0.0]
+        self._unlogged = [0.0, 0.0]
         self._reporter.values(self.step, {"loss": loss, **self._watched(), "samples_per_second": samples / seconds})
 
     def _between(self, total: int) -> dict[str, float]:
-        """What is due between two segments; the test's metrics where they were scored."""
+        """Saves and scores between two segments, if due. Returns the test's metrics, if scored."""
         every = self.config.checkpoint.every_steps if self.config.checkpoint is not None else None
         if self.step == total or (every is not None and self.step % every == 0):
             self.save(in_background=self.step < total)
@@ -342,7 +346,7 @@ class TrainingRun:
         return found
 
     def _stops(self) -> list[int]:
-        """The next multiples of the steps at which something is due."""
+        """The next steps at which a save or a scoring is due."""
         saved = self.config.checkpoint.every_steps if self.config.checkpoint is not None else None
         cadences = [every for every in (saved, self.config.evaluation.every_steps) if every is not None]
         return [(self.step // every + 1) * every for every in cadences] or [1 << 62]
@@ -367,7 +371,7 @@ class TrainingRun:
         return loss, (logits.detach().flatten(), batch.labels, loss.detach(), batch.global_size)
 
     def _set_rates(self, step: int) -> None:
-        """Learning rates are the config's, whatever a checkpoint says."""
+        """Sets the config's learning rates, not those of a checkpoint."""
         schedule = self.config.optimizer.schedule
         factor = 1.0 if schedule is None else schedule.factor(step)
         for group, rate in zip(self.dense.param_groups, self._rates, strict=True):
@@ -375,13 +379,13 @@ class TrainingRun:
         for group in self.model.fused_optimizer.param_groups:
             group["lr"] = self.config.optimizer.tables.lr * factor
 
-    # ---- what is watched ----
+    # ---- metrics ----
 
     def _metrics(self) -> RecMetricModule:
         window = self.config.metrics_window
-        wanted = {_ENUM[name]: RecMetricDef(window_size=window) for name in self.config.metrics}
+        definitions = {_ENUM[name]: RecMetricDef(window_size=window) for name in self.config.metrics}
         each = -(-self.config.batch_size // self.env.world_size)
-        settings = MetricsConfig(rec_metrics=wanted)
+        settings = MetricsConfig(rec_metrics=definitions)
         return metrics_of(RecMetricModule, settings, each, self.env.world_size, self.env.rank, self.env.pg)
 
     def _watched(self) -> dict[str, float]:
@@ -393,7 +397,7 @@ class TrainingRun:
         return found
 
     def _mean_loss(self) -> float:
-        """Over the steps since it was last asked for, of all ranks."""
+        """The mean since the last call, of all ranks."""
         parts = torch.stack([part.double() for part in self._losses]).sum().reshape(1)
         loss = float(all_reduce(parts, self.env, "train/loss")) / self.env.world_size / len(self._losses)
         self._losses.clear()
@@ -402,7 +406,7 @@ class TrainingRun:
 
     def _about(self) -> str:
         ranks = f"{self.env.world_size} rank{'s' * (self.env.world_size != 1)} on {self.device.type}"
-        begun = f"going on at {self._resumed}" if self._resumed else "from the beginning"
+        begun = f"resumed at {self._resumed}" if self._resumed else "from the beginning"
         note = f"; {times_note()}" if times_note() else ""
         return f"{self.config.model.name} on {self.source.source}; {ranks}, {begun}{note}"
 

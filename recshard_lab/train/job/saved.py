@@ -1,4 +1,4 @@
-"""Whether there is a checkpoint to go on with, and what it says of the run."""
+"""The checkpoint from which a run resumes, and the run's state in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMAT = "recshard_lab training run"
 
 
 def saved_state(config: TrainConfig, env: ShardingEnv) -> dict[str, Any] | None:
-    """What the checkpoint says, read by rank 0; None where there is none to go on with."""
+    """The run's state in the checkpoint, read by rank 0; None without a checkpoint."""
     if config.checkpoint is None:
         return None
     return from_first_rank(env, lambda: _read_saved(config))
@@ -26,13 +26,11 @@ def _read_saved(config: TrainConfig) -> dict[str, Any] | None:
     empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if empty and not (folder.parent / f".{folder.name}.previous").exists():
         if resume == "always":
-            raise CheckpointError(f"checkpoint.resume is 'always', and there is no checkpoint at {folder}")
+            raise CheckpointError(f"checkpoint.resume is 'always', but {folder} has no checkpoint. Fix: resume: auto")
         return None
     if resume == "never":
-        raise CheckpointError(
-            f"checkpoint.resume is 'never', and there is a checkpoint at {folder}: choose another path"
-        )
+        raise CheckpointError(f"checkpoint.resume is 'never', but {folder} has a checkpoint. Fix: choose another path")
     found = read_extra(folder)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise CheckpointError(f"{folder} is a checkpoint, but not of a training run: choose another path")
+        raise CheckpointError(f"{folder} is a checkpoint, but not of a training run. Fix: choose another path")
     return found

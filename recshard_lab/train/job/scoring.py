@@ -1,4 +1,4 @@
-"""Scores of test samples under a sharded model, all ranks' samples together."""
+"""Scores of test samples from a sharded model, all ranks' samples together."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def score_samples(
 
     Args:
         forward: a batch -> ``(loss, (logits [b], labels [b], loss, samples of all ranks))`` of the model.
-        optimizer: of its dense part; it does not step.
+        optimizer: of its dense part; it is not called.
     """
     training = model.training
     model.eval()
-    both = torch.zeros(2, len(source), device=device)  # every rank fills its samples in; the sum is exact
+    both = torch.zeros(2, len(source), device=device)  # every rank writes its samples; the sum is exact
     done = 0
     batches = iter(BatchLoader(source, batch_size, env.rank, env.world_size))
-    # a sample that one rank cannot read is told on all of them
+    # an unreadable sample of one rank raises on all ranks
     with EvalPipelineSparseDist(model, optimizer, device, custom_model_fwd=forward) as pipeline:
         for _ in range(-(-len(source) // batch_size)):
             logits, labels, _, size = pipeline.progress(batches)
@@ -56,21 +56,21 @@ def evaluated(
     forward: Callable[[Batch], Any],
     optimizer: torch.optim.Optimizer,
     source: SampleSource,
-    asked: EvaluationSection,
+    section: EvaluationSection,
     env: ShardingEnv,
     device: torch.device,
 ) -> dict[str, float]:
-    """AUC, log loss, normalised entropy and calibration of a source's (first) samples; NaN where there is none.
+    """AUC, log loss, normalised entropy and calibration of a source's (first) samples; NaN if undefined.
 
     Raises:
         ValueError: a score that is not finite: the model diverged.
-        StageError: samples that cannot be read, on whichever rank.
+        StageError: samples that a rank cannot read.
     """
-    if asked.max_samples is not None and asked.max_samples < len(source):
-        source = SamplePart(source, 0, asked.max_samples)
+    if section.max_samples is not None and section.max_samples < len(source):
+        source = SamplePart(source, 0, section.max_samples)
     if not len(source):
         return {}
-    scores, labels = score_samples(model, forward, optimizer, source, asked.batch_size, env, device)
+    scores, labels = score_samples(model, forward, optimizer, source, section.batch_size, env, device)
     found = {"samples": float(len(labels)), "log_loss": log_loss(scores, labels)}
     both = 0 < float(labels.sum()) < len(labels)
     found["auc"] = auc(scores, labels) if both else math.nan

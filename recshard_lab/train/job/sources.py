@@ -1,4 +1,4 @@
-"""What a run reads, looked at before it reaches a model: features chosen, labels and tables checked."""
+"""The samples of a run, checked before a model reads them: features, labels and table sizes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from recshard_lab.sharding.plan.types import nearest
 
 
 class CheckedSource:
-    """A source whose labels are 0 or 1, and of whose features some may be left out.
+    """A source whose labels are checked to be 0 or 1, with some or all of its features.
 
     Args:
         source: the samples.
-        features: those to keep, in this order; all when left out.
-        what: which samples they are, for errors.
+        features: the features to keep, in this order. Default: all.
+        what: name of these samples in errors.
 
     Attributes:
         transform: applied to every batch, such as a `MultiHot`.
@@ -49,7 +49,7 @@ class CheckedSource:
 
     @property
     def num_dense_features(self) -> int:
-        """I, as of the source."""
+        """I, as in the source."""
         return self._inner.num_dense_features
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class CheckedSource:
         """These samples.
 
         Raises:
-            ValueError: a label that is neither 0 nor 1, by its sample.
+            ValueError: a label that is neither 0 nor 1, with its sample.
         """
         batch = self._inner.batch(samples)
         wrong = (batch.labels != 0) & (batch.labels != 1)
@@ -67,7 +67,7 @@ class CheckedSource:
             at = int(wrong.nonzero()[0])
             raise ValueError(
                 f"{self._what} sample {int(samples[at]):,} of {self.source} has the label {float(batch.labels[at]):g}, "
-                f"and labels are 0 or 1"
+                f"but labels must be 0 or 1"
             )
         if self._kept is not None:
             batch = replace(batch, sparse_features=batch.sparse_features.permute(self._kept))
@@ -75,10 +75,10 @@ class CheckedSource:
 
 
 def check_features(model: torch.nn.Module, source: SampleSource) -> None:
-    """Refuses a model and samples that do not belong together.
+    """Checks that a model and samples have the same features.
 
     Raises:
-        ValueError: a feature that only one of them knows, or a table with fewer rows than the feature has ids; by name.
+        ValueError: a feature that only one of them has, or a table with fewer rows than the feature has ids; by name.
     """
     known: dict[str, Any] = {}
     for tables in tables_of(model).values():
@@ -86,7 +86,7 @@ def check_features(model: torch.nn.Module, source: SampleSource) -> None:
             for feature in table.feature_names:
                 known.setdefault(feature, []).append(table)
     if not known:
-        raise ValueError(f"{type(model).__name__} holds no embedding collection: there is nothing to shard")
+        raise ValueError(f"{type(model).__name__} has no embedding collection, so no table to shard")
     for feature, own in known.items():
         if feature not in source.features:
             raise ValueError(
@@ -97,11 +97,11 @@ def check_features(model: torch.nn.Module, source: SampleSource) -> None:
             if table.num_embeddings < source.features[feature]:
                 raise ValueError(
                     f"feature {feature!r} has {source.features[feature]:,} ids and table {table.name!r} "
-                    f"{table.num_embeddings:,} rows: give it as many"
+                    f"{table.num_embeddings:,} rows. Fix: num_embeddings={source.features[feature]}"
                 )
     for feature in source.features:
         if feature not in known:
             raise ValueError(
-                f"{source.source} has a feature {feature!r} that the model does not know{nearest(feature, known)}; it "
-                f"knows: {', '.join(known)}. Fix: features: [{', '.join(known)}]"
+                f"{source.source} has a feature {feature!r} that the model does not read{nearest(feature, known)}; it "
+                f"reads: {', '.join(known)}. Fix: features: [{', '.join(known)}]"
             )

@@ -1,4 +1,4 @@
-"""Tables for a data set: one a feature, with what a config says of them."""
+"""Tables for a data set: one per feature, with the settings of a config."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _OF_A_TABLE = ("num_embeddings", "embedding_dim", "data_type", "pooling", "init_
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:
-    """Refuses settings that neither the model nor its tables have.
+    """Checks that the model or its tables have these settings.
 
     Raises:
-        ValueError: by name, with the nearest that there is.
+        ValueError: an unknown setting, with the nearest name.
 
     >>> check_settings("dlrm", {"embeding_dim": 8})
     Traceback (most recent call last):
@@ -34,7 +34,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
 
 
 def of_the_model(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are not the tables'."""
+    """The settings of the model itself."""
     return {key: value for key, value in settings.items() if key not in TABLE_SETTINGS}
 
 
@@ -47,15 +47,15 @@ def tables_for(
     data_type: str = "fp32",
     tables: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[EmbeddingBagConfig]:
-    """One table a feature, named after it.
+    """One table per feature, named after it.
 
     Args:
-        features: how many ids each has.
+        features: feature -> its number of ids.
         embedding_dim, pooling, init_max, data_type: of every table; rows start uniform in (-init_max, init_max).
-        tables: feature -> what is different for its table.
+        tables: feature -> settings that differ for its table.
 
     Raises:
-        ValueError: a feature that the data do not have, a setting that a table does not have.
+        ValueError: a feature that the data do not have, or a setting that a table does not have.
 
     >>> tables_for({"movie": 9, "user": 5}, 8, tables={"user": {"num_embeddings": 20}})[1].num_embeddings
     20
@@ -71,14 +71,14 @@ def tables_for(
                     f"tables: {name!r} has no setting {setting!r}{nearest(setting, _OF_A_TABLE)}; a table has: "
                     f"{', '.join(_OF_A_TABLE)}"
                 )
-    made = []
+    configs = []
     for name, rows in features.items():
         said: dict[str, Any] = {"pooling": pooling, "init_max": init_max, "data_type": data_type}
         said |= {"num_embeddings": rows, "embedding_dim": embedding_dim, **(tables or {}).get(name, {})}
         if said["num_embeddings"] < rows:
             raise ValueError(f"tables: {name!r} needs {rows:,} rows for the data's ids, got {said['num_embeddings']:,}")
         bound = said["init_max"]
-        made.append(
+        configs.append(
             EmbeddingBagConfig(
                 num_embeddings=said["num_embeddings"],
                 embedding_dim=said["embedding_dim"],
@@ -90,7 +90,7 @@ def tables_for(
                 weight_init_min=None if bound is None else -bound,
             )
         )
-    return made
+    return configs
 
 
 def _member(kind: Any, given: Any, what: str) -> Any:

@@ -1,4 +1,4 @@
-"""The model of a run that has ended or is still saved while it runs, in one process."""
+"""The model of a run, ended or still running, in one process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TrainedModel(NamedTuple):
 
     Attributes:
         model: unsharded, on CPU, in evaluation mode, without its loss. Takes ``(dense [B, I], features)``, or
-            features alone where the data have no dense columns.
-        outputs: names of what it returns: ``("logit",)``, or the vectors of two towers.
-        step: training steps that the weights have seen.
+            only features if the data have no dense columns.
+        outputs: names of its outputs: ``("logit",)``, or the vectors of two towers.
+        step: training steps of these weights.
         num_dense_features: I.
     """
 
@@ -35,7 +35,7 @@ class TrainedModel(NamedTuple):
 
 
 class WithoutDense(nn.Module):
-    """A model of ``(dense, features)`` that is called with features alone: there are no dense columns."""
+    """A model of ``(dense, features)`` that is called with features only, for data without dense columns."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -49,16 +49,16 @@ class WithoutDense(nn.Module):
 
 @checks_arguments
 def load_trained(path: str | Path) -> TrainedModel:
-    """Loads the model of a training run from its checkpoint, which any number of ranks saved.
+    """Loads the model of a training run from its checkpoint, saved by any number of ranks.
 
-    Opens the data of the run, which say how many ids each feature has.
+    Opens the data of the run, which determine the number of ids of each feature.
 
     Args:
         path: the checkpoint, or the file of the run, whose ``checkpoint.path`` is read.
 
     Raises:
-        CheckpointError: no checkpoint, one of something else, or a damaged one.
-        ValueError: a file that is no run, a run without a checkpoint, or data that do not fit the model.
+        CheckpointError: no checkpoint, a checkpoint of something else, or a damaged one.
+        ValueError: a file that does not describe a run, a run without a checkpoint, or data that do not fit the model.
     """
     place = Path(path)
     if place.is_file():
@@ -79,10 +79,10 @@ def load_trained(path: str | Path) -> TrainedModel:
     model = build_unsharded(config.model, source)
     for module in model.modules():
         if any(each.is_meta for each in [*module.parameters(recurse=False), *module.buffers(recurse=False)]):
-            module.to_empty(device="cpu", recurse=False)  # every number is read below
+            module.to_empty(device="cpu", recurse=False)  # all values are read below
     load_checkpoint(place, model, optimizer_state=False)
     width, outputs = source.num_dense_features, ("logit",)
-    if brings_its_loss(config.model):  # two towers, which take features alone
+    if brings_its_loss(config.model):  # two towers, which take only features
         model, width, outputs = model.two_tower, 0, ("query", "candidate")  # type: ignore[assignment]
     elif not width:
         model = WithoutDense(model)

@@ -1,4 +1,4 @@
-"""How good predictions are: functions of samples in one place, and metrics over ranks, steps and windows."""
+"""Metrics of predictions: functions of the samples of one process, and metrics over ranks, steps and windows."""
 
 from recshard_lab.train.metrics.functions import auc as auc
 from recshard_lab.train.metrics.functions import calibration as calibration

@@ -1,6 +1,6 @@
 """Samples of all ranks on every rank, or each group's samples on one of them.
 
-A sample travels as whole numbers, fp64 columns as their bits: nothing is rounded on the way.
+A sample is sent as integers, fp64 columns as their bits: nothing is rounded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from recshard_lab.comm import ShardingEnv, all_to_all, issue_all_gather
 
 
 def gather_rows(rows: Tensor, env: ShardingEnv) -> Tensor:
-    """int64 ``[n, c]``, n of each rank's own -> ``[sum of n, c]`` on every rank, in the order of the ranks."""
+    """int64 ``[n, c]`` of each rank -> ``[sum of n, c]`` on every rank, in the order of the ranks."""
     if env.world_size == 1:
         return rows
     counts = issue_all_gather(torch.tensor([len(rows)], device=rows.device), env, "metrics/counts").wait().tolist()
@@ -24,7 +24,7 @@ def gather_rows(rows: Tensor, env: ShardingEnv) -> Tensor:
 
 
 def rows_to(owners: Tensor, rows: Tensor, env: ShardingEnv) -> Tensor:
-    """int64 ``[n, c]``, each row to the rank that ``owners [n]`` names -> the rows that came here."""
+    """int64 ``[n, c]``, each row to the rank that ``owners [n]`` names -> the rows that this rank receives."""
     if env.world_size == 1:
         return rows
     width = rows.shape[1]
@@ -42,6 +42,6 @@ def packed(numbers: list[Tensor], whole: list[Tensor]) -> Tensor:
 
 
 def unpacked(rows: Tensor, numbers: int) -> list[Tensor]:
-    """The columns again, the first so many of them fp64."""
+    """The columns, the first `numbers` of them fp64."""
     columns = [column.contiguous() for column in rows.unbind(1)]
     return [*(column.view(torch.float64) for column in columns[:numbers]), *columns[numbers:]]

@@ -1,4 +1,4 @@
-"""How good predictions are, once all are in one place. n samples; scores are logits unless it says otherwise."""
+"""Metrics of predictions in one process. n samples; scores are logits unless stated otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def _checked(scores: Tensor, labels: Tensor, graded: bool = False) -> tuple[Tens
         raise ValueError("scores and labels on the meta device have no values")
     scores, labels = scores.detach().flatten(), labels.detach().flatten()
     if len(scores) != len(labels) or not len(scores):
-        raise ValueError(f"need as many scores as labels, at least one; got {len(scores)} and {len(labels)}")
+        raise ValueError(
+            f"scores and labels must have the same length, at least 1, got {len(scores)} and {len(labels)}"
+        )
     if not bool(torch.isfinite(scores).all()):
         bad = int((~torch.isfinite(scores)).nonzero()[0])
         raise ValueError(f"score number {bad} is {float(scores[bad])}: the model diverged")
@@ -47,7 +49,7 @@ def auc(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> float:
     Args:
         scores: ``[n]`` or ``[n, 1]``, any numbers; only their order counts.
         labels: ``[n]``, 0 or 1.
-        weights: ``[n]``, how often each sample counts; once when left out.
+        weights: ``[n]``, the weight of each sample. Default: 1.
 
     Raises:
         ValueError: sizes that differ, scores that are not finite, labels of one class only.
@@ -59,7 +61,7 @@ def auc(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> float:
     if weights is not None and (
         weights.is_meta or weights.numel() != len(scores) or not bool((weights.isfinite() & (weights >= 0)).all())
     ):
-        raise ValueError(f"weights must be one a sample [{len(scores)}] and not negative, got {list(weights.shape)}")
+        raise ValueError(f"weights must have shape [{len(scores)}] and not be negative, got {list(weights.shape)}")
     if not 0 < float(labels.sum()) < len(labels):
         raise ValueError(f"AUC needs clicks and non-clicks, all {len(labels)} labels are {int(labels[0])}")
     counted = torch.ones_like(scores) if weights is None else weights.detach().flatten().to(scores)
@@ -78,7 +80,7 @@ def log_loss(scores: Tensor, labels: Tensor) -> float:
 
 @checks_arguments
 def normalized_entropy(scores: Tensor, labels: Tensor) -> float:
-    """Log loss over that of always predicting the click rate: below 1 is better than knowing only the rate.
+    """Log loss divided by that of always predicting the click rate. Below 1, the model is better than the rate alone.
 
     He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook", section 3.
 
@@ -94,21 +96,21 @@ def normalized_entropy(scores: Tensor, labels: Tensor) -> float:
 
 @checks_arguments
 def calibration(scores: Tensor, labels: Tensor) -> float:
-    """Clicks that were predicted over clicks that came: 1 is right on average (He et al. 2014, section 3).
+    """Predicted clicks divided by actual clicks: 1 is right on average (He et al. 2014, section 3).
 
     Args:
         scores: logits ``[n]``.
         labels: ``[n]``, 0 or 1.
 
     Raises:
-        ValueError: no click, beside what `auc` refuses.
+        ValueError: no click, and as in `auc`.
 
     >>> calibration(torch.zeros(4), torch.tensor([0., 1., 0., 0.]))
     2.0
     """
     scores, labels = _checked(scores, labels)
     if not bool(labels.any()):
-        raise ValueError("calibration needs a click at least")
+        raise ValueError("calibration needs at least one click")
     return float(scores.sigmoid().sum() / labels.sum())
 
 
@@ -117,9 +119,9 @@ def grouped_auc(scores: Tensor, labels: Tensor, groups: Tensor) -> float:
     """GAUC: the mean of the AUC of each group, weighed by its samples (Zhu et al. 2018, arXiv 1706.06978, section 6.3).
 
     Args:
-        scores, labels: as for `auc`.
-        groups: integers ``[n]``, whose samples are compared with each other only: users. A group with one class only
-            is left out.
+        scores, labels: as in `auc`.
+        groups: integers ``[n]``, such as users. Samples are compared inside a group only. A group with one class is
+            omitted.
 
     Raises:
         ValueError: no group has both classes, beside what `auc` refuses.
@@ -137,14 +139,14 @@ def grouped_auc(scores: Tensor, labels: Tensor, groups: Tensor) -> float:
 
 @checks_arguments
 def ndcg(scores: Tensor, labels: Tensor, groups: Tensor, k: int | None = None) -> float:
-    """NDCG@k: the mean over groups of the gain in their first k places, discounted, over the best there could be.
+    """NDCG@k: the mean over groups of the discounted gain of their first k places, divided by the best possible one.
 
-    Jarvelin and Kekalainen 2002, ACM TOIS 20(4); gains are the labels themselves, ties share what their places get.
+    Jarvelin and Kekalainen 2002, ACM TOIS 20(4); gains are the labels, and tied samples share the gain of their places.
 
     Args:
         scores: ``[n]``, any numbers.
         labels: ``[n]``, 0 or more.
-        groups: integers ``[n]``: users, sessions or queries. One with nothing to gain is left out.
+        groups: integers ``[n]``: users, sessions or queries. A group without a gain is omitted.
         k: places that count; all when left out.
 
     Raises:
@@ -164,7 +166,7 @@ def recall_at_k(scores: Tensor, labels: Tensor, groups: Tensor, k: int) -> float
     Args:
         scores: ``[n]``, any numbers.
         labels: ``[n]``, 1 for relevant samples, else 0.
-        groups: integers ``[n]``. One without a relevant sample is left out.
+        groups: integers ``[n]``. A group without a relevant sample is omitted.
         k: places that count.
 
     Raises:

@@ -1,4 +1,4 @@
-"""All metrics of a model in one object, made from one config; names as in TorchRec."""
+"""All metrics of a model in one object, from one config; names as in TorchRec."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from recshard_lab.train.metrics.windowed import AUCMetric, GAUCMetric, NDCGMetri
 
 
 class RecMetricEnum(Enum):
-    """The metrics that a config can ask for."""
+    """The metrics that a config can name."""
 
     NE = "ne"
     LOG_LOSS = "log_loss"
@@ -44,12 +44,12 @@ METRICS: dict[RecMetricEnum, type[RecMetric]] = {
 
 @dataclass
 class RecMetricDef:
-    """How one metric is to be measured.
+    """The settings of one metric.
 
     Args:
-        rec_tasks: of which tasks; all of the config's when empty.
+        rec_tasks: its tasks; empty for all tasks of the config.
         window_size: samples of all ranks.
-        arguments: what the metric alone takes, such as ``k``.
+        arguments: arguments of this metric only, such as ``k``.
     """
 
     rec_tasks: list[RecTaskInfo] = field(default_factory=list)
@@ -59,7 +59,7 @@ class RecMetricDef:
 
 @dataclass
 class ThroughputDef:
-    """How throughput is measured: a window of this many seconds, after so many steps."""
+    """The settings of throughput: seconds of the window, and steps before it is measured."""
 
     window_size: int = 100
     warmup_steps: int = 100
@@ -67,13 +67,13 @@ class ThroughputDef:
 
 @dataclass
 class MetricsConfig:
-    """What is measured.
+    """The metrics of a model.
 
     Args:
-        rec_tasks: what the model predicts.
+        rec_tasks: the predictions of the model.
         rec_metrics: the metrics.
-        throughput_metric: samples a second, if wanted.
-        should_validate_update: as of `RecMetric`.
+        throughput_metric: samples per second; None to omit it.
+        should_validate_update: as in `RecMetric`.
     """
 
     rec_tasks: list[RecTaskInfo] = field(default_factory=list)
@@ -90,14 +90,14 @@ DefaultMetricsConfig = MetricsConfig(
 
 
 class RecMetricModule:
-    """Feeds a model's outputs to metrics.
+    """Updates metrics with a model's outputs.
 
     Args:
         batch_size: samples of one rank in a step.
         world_size: W.
-        rec_tasks: what the model predicts.
+        rec_tasks: the predictions of the model.
         rec_metrics: the metrics, each for all or some of the tasks.
-        throughput_metric: samples a second, if wanted.
+        throughput_metric: samples per second; None to omit it.
 
     >>> module = generate_metric_module(RecMetricModule, DefaultMetricsConfig, batch_size=4, world_size=1, my_rank=0)
     >>> module.update({"prediction": torch.tensor([0.9, 0.4, 0.6, 0.1]), "label": torch.tensor([1., 1., 0., 0.])})
@@ -119,10 +119,10 @@ class RecMetricModule:
 
     @names_wrong_arguments
     def update(self, model_out: Mapping[str, Tensor]) -> None:
-        """Takes in one step: tensors under the names that the tasks say; weights may be missing.
+        """Adds one step: tensors under the names of the tasks. Weights may be missing.
 
         Raises:
-            ValueError: a prediction, a label or groups are missing, or values cannot be.
+            ValueError: a prediction, a label or groups are missing, or values are invalid.
         """
         for metric in self.rec_metrics:
             predictions, labels, weights, groups = {}, {}, {}, {}
@@ -134,7 +134,8 @@ class RecMetricModule:
                 if metric.grouped:
                     if task.session_metric_def is None:
                         raise ValueError(
-                            f"{type(metric).__name__} compares inside groups: give task {name!r} a session_metric_def"
+                            f"{type(metric).__name__} compares inside groups. "
+                            f"Fix: set session_metric_def of task {name!r}"
                         )
                     groups[name] = _found(model_out, task.session_metric_def.session_var_name, name)
             metric.update(predictions=predictions, labels=labels, weights=weights, groups=groups or None)
@@ -156,7 +157,7 @@ class RecMetricModule:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state`, which any number of ranks may have written.
+        """Continues from `state`, which any number of ranks may have written.
 
         Raises:
             ValueError: other metrics.
@@ -184,35 +185,35 @@ def generate_metric_module(
     my_rank: int,
     process_group: Any = None,
 ) -> RecMetricModule:
-    """The metrics that a config asks for.
+    """The metrics of a config.
 
     Args:
         metric_class: `RecMetricModule` or a subclass.
-        metrics_config: what is measured.
+        metrics_config: the metrics.
         batch_size: samples of one rank in a step.
         world_size, my_rank, process_group: the ranks.
 
     Raises:
-        ValueError: a metric that there is not, or arguments that it cannot take.
+        ValueError: an unknown metric, or arguments that it does not take.
     """
     metrics = []
     tasks = metrics_config.rec_tasks or [DefaultTaskInfo]
-    for kind, wanted in metrics_config.rec_metrics.items():
+    for kind, definition in metrics_config.rec_metrics.items():
         if kind not in METRICS:
-            raise ValueError(f"there is no metric {kind!r}: choose from {', '.join(m.name for m in METRICS)}")
+            raise ValueError(f"metric {kind!r} does not exist. Fix: use one of {', '.join(m.name for m in METRICS)}")
         try:
             metric = METRICS[kind](
                 world_size,
                 my_rank,
                 batch_size,
-                wanted.rec_tasks or tasks,
-                window_size=wanted.window_size,
+                definition.rec_tasks or tasks,
+                window_size=definition.window_size,
                 should_validate_update=metrics_config.should_validate_update,
                 process_group=process_group,
-                **(wanted.arguments or {}),
+                **(definition.arguments or {}),
             )
         except TypeError as error:
-            raise ValueError(f"{METRICS[kind].__name__} cannot take {wanted.arguments}: {error}") from error
+            raise ValueError(f"{METRICS[kind].__name__} cannot take {definition.arguments}: {error}") from error
         metrics.append(metric)
     timed = metrics_config.throughput_metric
     throughput = None

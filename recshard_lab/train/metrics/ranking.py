@@ -1,7 +1,7 @@
 """Metrics of order, for all groups at once: sort by group and score, then sums over runs of equal scores.
 
-Nothing here checks its arguments. Everything is fp64, and samples of equal score share alike what their places would
-have got, so that no result hangs on the order in which samples came.
+Arguments are not checked. All numbers are fp64. Samples of equal score share the gain of their places equally, so
+results do not depend on the order of samples.
 
 Shape letters: n samples, G groups.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Samples by group, and by falling score inside it; a *tie* is a run of one group's equal scores.
+    """Samples by group, and by descending score inside it. A *tie* is a run of equal scores in a group.
 
     Attributes:
         order: ``[n]``, the sample in each place.
@@ -66,7 +66,7 @@ def group_aucs(scores: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) 
     The chance that a click drawn by weight scores above a non-click drawn by weight, ties counting half.
 
     Returns:
-        ``[G]`` areas, NaN where a group has one class only; ``[G]`` sums of weights.
+        ``[G]`` areas, NaN for a group with one class; ``[G]`` sums of weights.
     """
     at = _sorted(scores, groups)
     positive = (labels * weights)[at.order]
@@ -87,7 +87,7 @@ def group_ndcgs(scores: Tensor, gains: Tensor, groups: Tensor, k: int | None) ->
     Place r, from 1, is discounted by ``1 / log2(r + 1)``.
 
     Returns:
-        ``[G]``, NaN where a group has nothing to gain.
+        ``[G]``, NaN for a group without a gain.
     """
     best = _discounted(gains, gains, groups, k)
     return _discounted(scores, gains, groups, k) / torch.where(best > 0, best, torch.nan)
@@ -106,7 +106,7 @@ def group_recalls(scores: Tensor, labels: Tensor, groups: Tensor, k: int) -> Ten
     """The share of each group's relevant samples that is among its k best.
 
     Returns:
-        ``[G]``, NaN where a group has no relevant sample.
+        ``[G]``, NaN for a group without a relevant sample.
     """
     at = _sorted(scores, groups)
     found = at.tie_means((at.rank() < k).double())

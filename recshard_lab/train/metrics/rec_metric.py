@@ -1,11 +1,10 @@
-"""What all metrics over ranks share: tasks, steps, the window, and one answer for all ranks.
+"""The base of all metrics over ranks: tasks, steps, the window, and one value for all ranks.
 
-A *step* is one call of ``update`` on every rank: the ranks' pieces of one global batch, of any sizes, empty ones
-included. A window holds whole steps, so that W ranks and one process that is given the same global batches see the same
-window, whatever sizes the pieces had.
+A *step* is one call of ``update`` on every rank, with the ranks' parts of one global batch. Parts may have any size,
+also zero. A window has whole steps, so W ranks and one process with the same global batches have the same window.
 
-Nothing travels until ``compute()`` or ``state_dict()``, which all ranks must call. What they give is the same on
-every rank and is that of all ranks' samples together; a state written by W ranks is read by any number.
+Ranks exchange nothing before ``compute()`` or ``state_dict()``, which all ranks must call. Both return the same on
+every rank, for all ranks' samples together. Any number of ranks can load a state.
 
 Shape letters: n samples of one update, K steps of the window, W ranks.
 """
@@ -26,16 +25,16 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, all_reduce, compute_device
 
 PerTask = Tensor | Mapping[str, Tensor]
-"""One tensor, where there is one task; else task -> tensor."""
+"""One tensor if there is one task; otherwise task -> tensor."""
 
 
 @dataclass(frozen=True)
 class SessionMetricDef:
-    """What makes samples one group.
+    """The groups of samples.
 
     Args:
         session_var_name: key of the groups ``[n]``, integers, in a model's output.
-        top_threshold: k of metrics "at k"; all places when left out.
+        top_threshold: k of metrics "at k". Default: all places.
     """
 
     session_var_name: str
@@ -44,10 +43,10 @@ class SessionMetricDef:
 
 @dataclass(frozen=True)
 class RecTaskInfo:
-    """One thing that a model predicts, and where a model's output has it; as in TorchRec.
+    """A prediction of a model, and its keys in the model's output; as in TorchRec.
 
     Args:
-        name: in the metrics' keys.
+        name: the name in the metrics' keys.
         label_name, prediction_name, weight_name: keys in a model's output.
         session_metric_def: groups of samples, for metrics that need them.
     """
@@ -64,7 +63,7 @@ DefaultTaskInfo = RecTaskInfo()
 
 @dataclass(frozen=True)
 class Samples:
-    """One rank's samples of one step: fp64 ``[n]``, and groups int64 ``[n]`` (zeros where nothing is grouped)."""
+    """One rank's samples of one step: fp64 ``[n]``, and groups int64 ``[n]`` (zeros without groups)."""
 
     predictions: Tensor
     labels: Tensor
@@ -76,17 +75,17 @@ class Samples:
 class RecMetric(ABC):
     """A metric over the samples of all ranks; constructor as in TorchRec.
 
-    Values that do not exist are NaN: of no samples, of one class where two are needed, of a prediction that is NaN.
+    A value is NaN if it is undefined: without samples, with one class where two are needed, or with a NaN prediction.
 
     Args:
         world_size: W.
         my_rank: this rank.
-        batch_size: samples of one rank in a step; says how many steps a window has.
-        tasks: what is predicted.
-        window_size: samples of all ranks that a window holds: ``ceil(window_size / (batch_size * W))`` steps.
-        should_validate_update: look at every value, and refuse predictions that are no probabilities and labels and
-            weights that cannot be. False spares a GPU the wait.
-        process_group: the ranks; the default group when left out.
+        batch_size: samples of one rank in a step. It determines the number of steps in a window.
+        tasks: the predictions.
+        window_size: samples of all ranks in a window: ``ceil(window_size / (batch_size * W))`` steps.
+        should_validate_update: whether to check every value: predictions must be probabilities, and labels and weights
+            valid. False avoids a wait for the GPU.
+        process_group: the ranks. Default: the default group.
 
     Raises:
         ValueError: sizes below 1, no task, two of one name, a world of another size.
@@ -94,7 +93,7 @@ class RecMetric(ABC):
 
     namespace: ClassVar[str]
     binary: ClassVar[bool] = True  # labels are 0 or 1
-    probabilities: ClassVar[bool] = False  # predictions lie in [0, 1]
+    probabilities: ClassVar[bool] = False  # predictions are in [0, 1]
     grouped: ClassVar[bool] = False
 
     def __init__(
@@ -130,16 +129,16 @@ class RecMetric(ABC):
         weights: PerTask | None = None,
         groups: PerTask | None = None,
     ) -> None:
-        """Takes in this rank's samples of one step; none is a step too.
+        """Adds this rank's samples of one step. A step without samples counts too.
 
         Args:
-            predictions: ``[n]`` or ``[n, 1]``, a task.
+            predictions: ``[n]`` or ``[n, 1]`` per task.
             labels: the same shape.
-            weights: how often each sample counts; once when left out.
+            weights: weight of each sample. Default: 1.
             groups: integers, for metrics of groups.
 
         Raises:
-            ValueError: a task is missing, sizes differ, or values cannot be; nothing has been taken in.
+            ValueError: a task is missing, sizes differ, or values are invalid. Nothing was added.
         """
         taken = {}
         for task in self.tasks:
@@ -153,7 +152,7 @@ class RecMetric(ABC):
         """``"{metric}-{task}|{window or lifetime}_{metric}"`` -> value, fp64, of all ranks' samples. All ranks call it.
 
         Raises:
-            ValueError: the ranks have made different numbers of updates.
+            ValueError: the ranks made different numbers of updates.
         """
         self._check_steps()
         return {
@@ -163,21 +162,21 @@ class RecMetric(ABC):
         }
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Removes all samples."""
         self.steps = 0
         self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that all ranks have taken in, the same on every rank. All ranks call it."""
+        """The samples or sums of all ranks, the same on every rank. All ranks call it."""
         self._check_steps()
         return {"metric": self.namespace, "steps": self.steps, "tasks": {t: self._state(t) for t in self.tasks}}
 
     @names_wrong_arguments
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state`, which any number of ranks may have written. A shorter window keeps the last steps.
+        """Continues from `state`, which any number of ranks may have written. A shorter window keeps the last steps.
 
         Raises:
-            ValueError: the state of another metric or of other tasks; nothing has changed.
+            ValueError: the state of another metric or of other tasks. Nothing was changed.
         """
         found = (state.get("metric"), sorted(state.get("tasks", {})))
         if found != (self.namespace, sorted(self.tasks)):
@@ -197,8 +196,8 @@ class RecMetric(ABC):
         seen = all_reduce(self._steps_made(), self.env, "metrics/steps")
         if float(seen[1]) * self.env.world_size != float(seen[0]) ** 2:
             raise ValueError(
-                f"{type(self).__name__}: the ranks have made different numbers of updates, this one {self.steps}: call "
-                f"update() on every rank in every step, with empty tensors where a rank has no samples"
+                f"{type(self).__name__}: the ranks made different numbers of updates, this rank {self.steps}. Fix: "
+                f"call update() on every rank in every step, with empty tensors if a rank has no samples"
             )
 
     def _checked(
@@ -215,7 +214,9 @@ class RecMetric(ABC):
         ones = torch.ones_like(predictions)
         counted = ones if weights is None else self._column(weights).double()
         if self.grouped and groups is None:
-            raise ValueError(f"{type(self).__name__} compares inside groups: give update(groups=...), e.g. user ids")
+            raise ValueError(
+                f"{type(self).__name__} compares inside groups. Fix: pass update(groups=...), e.g. user ids"
+            )
         if groups is not None and (groups.is_floating_point() or groups.dtype == torch.bool):
             raise ValueError(f"task {task!r}: groups must be integers, got {groups.dtype}")
         by_group = torch.zeros_like(ones, dtype=torch.int64) if groups is None else self._column(groups).long()
@@ -235,7 +236,7 @@ class RecMetric(ABC):
         if self.probabilities and bool(((predictions < 0) | (predictions > 1)).any()):
             raise ValueError(
                 f"task {task!r}: {type(self).__name__} takes probabilities, got {float(predictions.min()):g} to "
-                f"{float(predictions.max()):g}: give logits.sigmoid()"
+                f"{float(predictions.max()):g}. Fix: pass logits.sigmoid()"
             )
         wrong = (labels != 0) & (labels != 1) if self.binary else ~(torch.isfinite(labels) & (labels >= 0))
         if bool(wrong.any()):

@@ -1,4 +1,4 @@
-"""Metrics that are functions of sums over samples: a few numbers a step, added over steps and ranks.
+"""Metrics that are functions of sums over samples: a few numbers per step, added over steps and ranks.
 
 Shape letters: k sums of a metric, K steps of the window.
 """
@@ -17,7 +17,7 @@ from recshard_lab.comm import all_reduce
 from recshard_lab.train.metrics.rec_metric import RecMetric, Samples
 
 ETA = 1e-12
-"""Predictions nearer than this to 0 or 1 cost as much as this, where a logarithm would have no end."""
+"""Predictions are clamped to at least this distance from 0 and 1, so that logarithms are finite."""
 
 
 class SumMetric(RecMetric):
@@ -42,7 +42,7 @@ class SumMetric(RecMetric):
 
     @abstractmethod
     def _value(self, sums: Tensor) -> Tensor:
-        """The metric of ``[k]``; NaN where it does not exist."""
+        """The metric of ``[k]``; NaN if it is undefined."""
 
     def _take(self, task: str, samples: Samples) -> None:
         sums = self._sums(samples)

@@ -1,4 +1,4 @@
-"""Samples a second, of all ranks."""
+"""Samples per second, of all ranks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 
 
 class ThroughputMetric:
-    """Samples a second over the last seconds and over all steps; constructor as in TorchRec.
+    """Samples per second over the last seconds and over all steps; constructor as in TorchRec.
 
-    A step lasts from the update before to its own: what lies before the first update is not known and not counted, and
-    so are the warm-up steps, whose time would be that of compilers and caches. Clocks of other ranks do not come in:
+    A step lasts from the update before to its own update. The time before the first update is unknown and not counted.
+    Warm-up steps do not count either: they include compilers and cold caches. Only this rank's clock is read, since
     ranks that exchange anything in a step take the same time.
 
     Args:
         batch_size: samples of one rank in a step.
         world_size: W.
-        window_seconds: how far back the window reaches.
+        window_seconds: length of the window.
         warmup_steps: first updates that are not timed.
-        clock: seconds.
+        clock: returns seconds.
 
     Raises:
         ValueError: sizes below 1, or a negative number of warm-up steps.
@@ -67,10 +67,10 @@ class ThroughputMetric:
         self._window_time = 0.0
 
     def update(self, num_examples: int | None = None) -> None:
-        """One step of all ranks has been done.
+        """Counts one step of all ranks.
 
         Args:
-            num_examples: samples of all ranks in it; ``batch_size * world_size`` when left out.
+            num_examples: its samples on all ranks. Default: ``batch_size * world_size``.
         """
         now = self._clock()
         last, self._last = self._last, now
@@ -87,7 +87,7 @@ class ThroughputMetric:
             self._window_time -= self._window.popleft()[0]
 
     def compute(self) -> dict[str, Tensor]:
-        """Samples so far, and samples a second; NaN before a step was timed. No rank waits for another."""
+        """Samples so far, and samples per second; NaN before the first timed step. Not collective."""
         window = sum(examples for _, examples in self._window)
         values = {
             "total_examples": float(self.total_examples),
@@ -98,7 +98,7 @@ class ThroughputMetric:
         return {prefix + name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts and seconds; the pause until it is loaded is no step's time."""
+        """Counts and seconds. The time until the state is loaded does not count."""
         return {
             "metric": self.namespace,
             "total_examples": self.total_examples,
@@ -109,7 +109,7 @@ class ThroughputMetric:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on counting from there.
+        """Continues from a state.
 
         Raises:
             ValueError: the state of another metric.

@@ -1,7 +1,7 @@
-"""Metrics of order: they need the samples themselves, and keep those of the window.
+"""Metrics of order: they need the samples themselves, and store those of the window.
 
-An area under a curve is of all samples at once: they meet on every rank. Groups are independent: each group's samples
-meet on one rank, and sums of the groups' values come together.
+An area under a curve needs all samples at once: every rank receives them. Groups are independent: one rank receives
+each group's samples, and the sums of the groups' values are added over ranks.
 
 Shape letters: n samples, K steps of the window, G groups.
 """
@@ -25,7 +25,7 @@ COLUMNS = ("predictions", "labels", "weights", "groups")
 
 
 class WindowedMetric(RecMetric):
-    """A metric of the samples of the last K steps; a `window_size` of a whole pass makes it exact for the pass."""
+    """A metric of the samples of the last K steps. With a `window_size` of a whole pass, it is exact for the pass."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,16 +65,16 @@ class WindowedMetric(RecMetric):
 
 
 def _kept(column: Tensor) -> Tensor:
-    """The same numbers ``[n]`` in memory of their own: half of it, where fp32 holds them. A GPU is not waited for."""
+    """A copy ``[n]``: in fp32 if that is exact, which halves its memory. Does not wait for a GPU."""
     narrow = column.float()
     same = not column.is_cuda and torch.equal(narrow.double(), column)
     return narrow if same else column.clone()
 
 
 class AUCMetric(WindowedMetric):
-    """Exact area under the ROC curve of the window; NaN where it has one class only.
+    """Exact area under the ROC curve of the window; NaN if it has only one class.
 
-    Predictions may be any numbers, only their order counts.
+    Predictions may be any numbers; only their order counts.
 
     >>> metric = AUCMetric(batch_size=4)
     >>> metric.update(predictions=torch.tensor([0.9, 0.4, 0.6, 0.1]), labels=torch.tensor([1, 1, 0, 0]))
@@ -93,13 +93,13 @@ class AUCMetric(WindowedMetric):
 
 
 class GroupedMetric(WindowedMetric):
-    """A mean over groups; each group is measured whole, on the rank ``group mod W``."""
+    """A mean over groups. The rank ``group mod W`` computes the value of a group."""
 
     grouped = True
 
     @abstractmethod
     def _sums(self, predictions: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) -> Tensor:
-        """What is to be added over ranks, ``[2]``: the sum of the values and what to divide it by."""
+        """The sums to add over ranks, ``[2]``: of the values, and of their weights."""
 
     def _values(self, task: str) -> dict[str, Tensor]:
         rows = self._rows(task)
@@ -118,7 +118,7 @@ class GroupedMetric(WindowedMetric):
 class GAUCMetric(GroupedMetric):
     """AUC inside each group, weighed by the group's samples (Zhu et al. 2018, arXiv 1706.06978, section 6.3).
 
-    Groups of one class are left out; ``window_gauc_num_samples`` is the weight of those that are not.
+    Groups with one class are omitted; ``window_gauc_num_samples`` is the weight of the others.
     """
 
     namespace = "gauc"
@@ -144,11 +144,11 @@ class _AtK(GroupedMetric):
 
 
 class NDCGMetric(_AtK):
-    """NDCG@k, the mean over groups that have something to gain (Jarvelin and Kekalainen 2002).
+    """NDCG@k, the mean over groups with a gain (Jarvelin and Kekalainen 2002).
 
     Args:
-        k: places that count; what the task's `SessionMetricDef` says, or all, when left out.
-        others: as of `RecMetric`. Labels are gains, 0 or more; weights do not count.
+        k: number of places that count. Default: ``top_threshold`` of the task's `SessionMetricDef`, otherwise all.
+        others: as in `RecMetric`. Labels are gains, 0 or more; weights do not count.
     """
 
     namespace = "ndcg"
@@ -159,11 +159,11 @@ class NDCGMetric(_AtK):
 
 
 class RecallSessionMetric(_AtK):
-    """Recall@k, the mean over groups that have a relevant sample: the share of these among the group's k best.
+    """Recall@k: the share of a group's relevant samples that are among its k best, averaged over groups with one.
 
     Args:
-        k: places that count; what the task's `SessionMetricDef` says when left out.
-        others: as of `RecMetric`. Labels are 1 for relevant samples; weights do not count.
+        k: number of places that count. Default: ``top_threshold`` of the task's `SessionMetricDef`.
+        others: as in `RecMetric`. Labels are 1 for relevant samples; weights do not count.
 
     Raises:
         ValueError: no k.

@@ -1,4 +1,4 @@
-"""Pipelines: the stages of a training step overlapped, without another result."""
+"""Pipelines: the stages of training steps overlap, with the same results."""
 
 from recshard_lab.train.pipelines.accumulation import GradientAccumulationConfig as GradientAccumulationConfig
 from recshard_lab.train.pipelines.accumulation import GradientAccumulationWrapper as GradientAccumulationWrapper

@@ -84,7 +84,7 @@ class _Sparing:
 
 
 class GradientAccumulationWrapper:
-    """A pipeline whose optimizer steps once for several batches. The table above says what accumulates.
+    """A pipeline whose optimizer steps once for several batches. The table above lists what accumulates.
 
     If the data end in the middle of a step, the optimizer steps with the batches so far.
 

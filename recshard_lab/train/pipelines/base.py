@@ -1,14 +1,14 @@
-"""The frame of all pipelines: batches on their way, and the step of the one whose turn it is.
+"""The base of all pipelines: batches in flight, and the step of the next one.
 
 ::
 
     progress k            thread "load"         thread "input_dist"       this thread
-    TrainPipelineBase     load, copy k + 2      agree about k + 1         forward, backward, optimizer of k
+    TrainPipelineBase     load, copy k + 2      agree on k + 1            forward, backward, optimizer of k
     ... SparseDist        load, copy k + 2      ids of k + 1              the same
-    Prefetch ...          load, copy k + 3      sizes of k + 2, and in a thread of their own the ids of k + 1. A thread
+    Prefetch ...          load, copy k + 3      sizes of k + 2; a separate thread sends the ids of k + 1. A thread
                                                 "prefetch" moves the rows of k + 1 from slow tiers of tables
 
-Nothing is computed in another order than in a plain loop, so that all of these give its weights bit for bit.
+The order of computation is that of a plain loop, so all of these produce bit-identical weights.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ NAN_LOSS = ("ignore", "error", "skip")
 
 
 class TrainPipeline(ABC):
-    """One step a call."""
+    """One step per call."""
 
     @abstractmethod
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """Takes the next batch through one step and gives the model's output.
+        """Trains one step on the next batch and returns the model's output.
 
         Raises:
-            StopIteration: there is no further batch.
+            StopIteration: the data have ended.
         """
 
 
 class Pipeline(Runway, TrainPipeline):
-    """What all pipelines share.
+    """The base class of all pipelines.
 
     Args:
-        model: called with a batch, gives ``(losses, output)``. It is not rewritten: between two calls of `progress`
-            it is the model that it was.
-        optimizer: of what backward does not step; a `CombinedOptimizer` or any torch optimizer.
-        device: where batches go.
+        model: called with a batch, returns ``(losses, output)``. It is not rewritten: between two calls of `progress`
+            it is unchanged.
+        optimizer: of the parameters that backward does not update; a `CombinedOptimizer` or any torch optimizer.
+        device: the device of the batches.
         custom_model_fwd: called with the batch instead of the model.
-        threads: load batches and send ids in threads of their own. False works in the calling thread alone: messages
-            leave between the stages of a step and travel behind them, which is worth more where ranks have no core to
-            spare. When left out: threads if this rank has two cores or more and its group does not use NCCL, which
-            does not allow two communicators to work at the same time in any order.
-        pin_memory: copy batches through page-locked memory; with a GPU when left out. Needs one.
-        fuse_exchanges: the collections of a model share the messages of a batch.
-        on_nan_loss: ``"error"`` refuses a loss that is not finite, ``"skip"`` leaves its batch out: both on all ranks
-            and before backward, for one exchange of 4 bytes a step; ``"ignore"`` does not look.
-        uneven: when ranks run out of data at different batches: ``"error"`` on all of them, or ``"stop"``, which
-            leaves the others' out.
-        dmp_collection_sync_interval_batches: bring the replicas of a `DMPCollection` together after every so many
-            batches; None leaves it to you.
+        threads: whether separate threads load batches and send ids. False uses the calling thread alone: messages
+            leave between the stages of a step, which is faster if ranks have no spare core. Default: True if this rank
+            has two cores or more and its group does not use NCCL, which does not allow two communicators to work
+            concurrently in any order.
+        pin_memory: whether to copy batches through page-locked memory, which needs a GPU. Default: True on a GPU.
+        fuse_exchanges: whether the collections of a model share the messages of a batch.
+        on_nan_loss: ``"error"`` raises for a loss that is not finite, ``"skip"`` skips its batch: both on all ranks and
+            before backward, with one exchange of 4 bytes per step. ``"ignore"`` does not check.
+        uneven: if ranks run out of data at different batches: ``"error"`` raises on all of them, ``"stop"`` drops the
+            remaining batches of the others.
+        dmp_collection_sync_interval_batches: number of batches between two syncs of a `DMPCollection`. None: you call
+            `sync`.
 
     Raises:
-        ValueError: a switch that this machine cannot honour, or a value that it does not have.
+        ValueError: a switch that this machine does not support, or an unknown value.
     """
 
     def __init__(
@@ -94,7 +94,9 @@ class Pipeline(Runway, TrainPipeline):
         if custom_model_fwd is not None and not callable(custom_model_fwd):
             raise ValueError(f"custom_model_fwd must be a function of the batch, got {custom_model_fwd!r:.80}")
         if device is None:
-            raise ValueError("device must say where batches go, got None: give torch.device('cpu') or the GPU's")
+            raise ValueError(
+                "device must be the device of the batches, got None. Fix: pass torch.device('cpu') or a GPU"
+            )
         device = device_named(device)
         super().__init__(
             model,
@@ -115,22 +117,22 @@ class Pipeline(Runway, TrainPipeline):
     # ---- for the user ----
 
     def report(self) -> PipelineReport:
-        """Which collections' ids are sent ahead, and why others are not; known from the first batch on."""
+        """The collections whose ids are sent ahead, and why others are not. Known after the first batch."""
         if self._report is not None:
             return self._report
-        return PipelineReport((), "the first batch is still to come: it is watched, and tells what can be sent ahead")
+        return PipelineReport((), "not known before the first batch")
 
     @property
     def events(self) -> list[StageEvent]:
-        """What this rank's stages did when, the last thousands; ``lab.views.timeline`` draws them."""
+        """The last thousands of stages of this rank; ``lab.views.timeline`` draws them."""
         return self._log.events
 
     def detach(self) -> nn.Module:
-        """The model, which is never rewritten here. Batches under way stay."""
+        """The model, which is never rewritten. Batches in flight stay."""
         return self._model
 
     def close(self) -> None:
-        """Ends the threads and the connections; batches under way are dropped. All ranks must call it.
+        """Ends the threads and the connections, and drops batches in flight. All ranks must call it.
 
         Raises:
             RuntimeError: a thread still waits for another rank, or for the data.
@@ -139,7 +141,7 @@ class Pipeline(Runway, TrainPipeline):
         stuck = self._release()
         self._flights.clear()
         if stuck:
-            raise RuntimeError(f"threads {stuck} did not end: another rank or the data keep them waiting")
+            raise RuntimeError(f"threads {stuck} did not end: they wait for another rank or for the data")
 
     def __enter__(self) -> Any:
         return self
@@ -154,17 +156,17 @@ class Pipeline(Runway, TrainPipeline):
     # ---- a step ----
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """Takes the next batch through one step and gives the model's output.
+        """Trains one step on the next batch and returns the model's output.
 
-        Batches of an iterator that was given before come first, all of them.
+        If you pass another iterator than before, the remaining batches of the earlier one come first.
 
         Raises:
-            StopIteration: there is no further batch, on all ranks.
+            StopIteration: the data have ended, on all ranks.
             StageError: a stage failed, with its name, the batch and the rank. The other batches are not lost.
-            ValueError: the pipeline is closed, or what was given is no iterator.
+            ValueError: the pipeline is closed, or the argument is not an iterator.
         """
         if self._closed:
-            raise ValueError("this pipeline was closed: make a new one")
+            raise ValueError("this pipeline was closed. Fix: make a new one")
         self._fill(dataloader_iter)
         flight, sent = self._next()
         try:
@@ -216,7 +218,7 @@ class Pipeline(Runway, TrainPipeline):
         return self._model if self._forward is None else self._forward
 
     def _may_step(self, losses: Tensor, number: int) -> bool:
-        """Whether the loss is finite on every rank, where that is asked for."""
+        """Whether the loss is finite on every rank, if `on_nan_loss` requires a check."""
         if self._on_nan_loss == "ignore":
             return True
         bad = (~losses.detach().isfinite().all()).float().reshape(1)
@@ -233,7 +235,7 @@ class Pipeline(Runway, TrainPipeline):
 
     @contextmanager
     def _feeding(self, feed: Callable[..., Any]) -> Iterator[None]:
-        """The collections take their ids from ``feed`` inside, and as ever outside."""
+        """Inside the block, the collections take their ids from ``feed``."""
         for collection in self._collections:
             collection.feed = feed
         try:
@@ -265,7 +267,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 class _Feed:
-    """Hands the collections what was sent ahead for them."""
+    """Passes the collections the ids that were sent ahead for them."""
 
     def __init__(self, fed: Sequence[Fed], sent: Sent) -> None:
         self._ready = {(id(call.module), call.number): n for n, call in enumerate(fed)} if sent.lookup_input else {}
@@ -281,15 +283,15 @@ class _Feed:
         call = self._fed[place]
         if call.checked and features is not self._sent.features[place]:
             raise ValueError(
-                f"collection {call.path!r} is called with other ids than those of the batch that were sent ahead for "
-                f"it: the model does something else than with the first batch. Use attach() to have it watched anew, "
-                f"or TrainPipelineBase"
+                f"collection {call.path!r} is called with other ids than those that were sent ahead for it: the "
+                f"model computes something else than with the first batch. Fix: call attach(), which traces the "
+                f"model again, or use TrainPipelineBase"
             )
         return self._sent.lookup_input[place]
 
 
 def flag(name: str, value: Any) -> bool:
-    """A switch that is True or False and nothing else."""
+    """A switch that must be True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r:.80}")
     return value
@@ -319,7 +321,7 @@ def _pinned(asked: Any, device: torch.device) -> bool:
         return device.type == "cuda"
     if flag("pin_memory", asked) and device.type != "cuda":
         raise ValueError(
-            f"pin_memory=True needs a GPU, and batches go to {device}: page-locked memory serves copies to a GPU. "
-            f"Leave it out"
+            f"pin_memory=True needs a GPU, and batches go to {device}: page-locked memory speeds up copies to a GPU. "
+            f"Fix: leave it out"
         )
     return bool(asked)

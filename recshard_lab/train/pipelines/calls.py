@@ -1,10 +1,9 @@
-"""Which sharded collections of a model can be fed ahead, and from where in the batch.
+"""Which sharded collections of a model can receive their ids ahead, and from which part of the batch.
 
-The first batch runs as it would without a pipeline, and is watched: each call of a sharded collection either gets a
-KeyedJaggedTensor that lies in the batch as it is, and then its place is known; or one that the model makes of the
-batch first. Then the way from the batch to the call is traced with torch.fx: where it has no parameters, draws nothing
-at random and gives the same ids as the model did, it is walked ahead. Otherwise the call stays where it is in the
-forward, and `PipelineReport` says why.
+The first batch runs as it would without a pipeline, and its calls of sharded collections are recorded. If a call
+receives a KeyedJaggedTensor of the batch itself, its place in the batch is known. Otherwise the model computes the ids
+from the batch, and torch.fx traces this computation. It runs ahead if it has no parameters and no random numbers, and
+returns the same ids as the model. Otherwise the call stays in the forward, and `PipelineReport` has the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from recshard_lab.distributed import DistributedModelParallel, ShardedCollection
 from recshard_lab.sparse import KeyedJaggedTensor
 
 Way = Callable[[Any], KeyedJaggedTensor]
-_DEPTH = 4  # how far into a batch is looked
+_DEPTH = 4  # levels of a batch that are searched
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class PipelinedCall:
 
     Attributes:
         module: the collection's path.
-        place: where its ids come from: ``batch.sparse_features``, or ``traced``.
-        reason: why its ids are not sent ahead; empty where they are.
+        place: the source of its ids: ``batch.sparse_features``, or ``traced``.
+        reason: why its ids are not sent ahead; empty if they are.
     """
 
     module: str
@@ -46,7 +45,7 @@ class PipelinedCall:
 
 @dataclass(frozen=True)
 class PipelineReport:
-    """What a pipeline overlaps: one line a call of a sharded collection.
+    """What a pipeline overlaps: one line per call of a sharded collection.
 
     >>> print(PipelineReport((PipelinedCall("ebc", "batch.sparse_features"),)))
     ebc: its ids are sent ahead, from batch.sparse_features
@@ -62,7 +61,7 @@ class PipelineReport:
 
     @property
     def left(self) -> dict[str, str]:
-        """The others, and why."""
+        """The other collections, with the reason."""
         return {call.module: call.reason for call in self.calls if not call.pipelined}
 
     def __str__(self) -> str:
@@ -76,11 +75,11 @@ class PipelineReport:
 
 @dataclass
 class Fed:
-    """A call that is fed ahead.
+    """A call whose ids are sent ahead.
 
     Attributes:
-        number: which call of the forward it is of that collection, from 0.
-        checked: whether the forward must hand over the very same object; what was traced makes a new one.
+        number: the call's number among those of its collection in one forward, from 0.
+        checked: whether the forward must pass the same object; a traced computation makes a new one.
     """
 
     module: ShardedCollection
@@ -92,7 +91,7 @@ class Fed:
 
 @dataclass
 class Watch:
-    """What the sharded collections were called with in one forward."""
+    """The arguments of all calls of sharded collections in one forward."""
 
     paths: Mapping[ShardedCollection, str]
     trace: bool = True
@@ -103,7 +102,7 @@ class Watch:
         return module.input_dist(features).wait()
 
     def plan(self, batch: Any, model: nn.Module) -> tuple[list[Fed], PipelineReport]:
-        """What to feed from the next batch on."""
+        """The calls whose ids are sent ahead, from the next batch."""
         fed, told = [], []
         known: dict[ShardedCollection, int] = {}
         for module, features in self.seen:
@@ -114,18 +113,18 @@ class Watch:
             reason = ""
             weights = features.weights_or_none()
             if weights is not None and weights.requires_grad:
-                way, reason = None, "its per-sample weights are learned, and other ones after every step"
+                way, reason = None, "its per-sample weights are learned, so they change in every step"
             elif way is None and not self.trace:
-                reason = "the model makes its ids of the batch, and pipeline_postproc=False"
+                reason = "the model computes its ids from the batch, and pipeline_postproc=False"
             elif way is None:
                 try:
                     way = traced_way(model, module, number)
                     if not same_ids(way(batch), features):
-                        reason = "what the model makes of the batch before it is another thing at every call"
+                        reason = "the model computes other ids from the same batch at every call"
                 except Untraceable as error:
                     reason = str(error)
                 except Exception as error:
-                    reason = f"the way to it was traced, and fails: {type(error).__name__}: {_first_line(error)}"
+                    reason = f"the traced computation of its ids raises {type(error).__name__}: {_first_line(error)}"
             told.append(PipelinedCall(self.paths[module], place, reason))
             if not reason:
                 assert way is not None
@@ -145,14 +144,14 @@ def sharded_collections(model: nn.Module) -> dict[ShardedCollection, str]:
     return found
 
 
-def _places(value: Any, wanted: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Way]]:
-    """Where in ``value`` the very object ``wanted`` lies."""
-    if value is wanted:
+def _places(value: Any, target: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Way]]:
+    """The places in ``value`` of the object ``target`` itself."""
+    if value is target:
         yield name, lambda batch: batch
     if depth == 0 or isinstance(value, torch.Tensor | KeyedJaggedTensor | str | bytes):
         return
     for word, key, part in _parts(value):
-        for place, way in _places(part, wanted, f"{name}{word}", depth - 1):
+        for place, way in _places(part, target, f"{name}{word}", depth - 1):
             yield place, _through(key, way)
 
 
@@ -183,7 +182,7 @@ def _through(key: Callable[[Any], Any], way: Way) -> Way:
 
 
 def same_ids(one: KeyedJaggedTensor, other: Any) -> bool:
-    """Whether two batches of ids are the same ones."""
+    """Whether two batches of ids are equal."""
     if not isinstance(other, KeyedJaggedTensor) or one.keys() != other.keys():
         return False
     weights, others = one.weights_or_none(), other.weights_or_none()
@@ -197,11 +196,11 @@ def same_ids(one: KeyedJaggedTensor, other: Any) -> bool:
 
 
 class Untraceable(ValueError):
-    """Why the way to a collection cannot be walked ahead."""
+    """Why the ids of a collection cannot be computed ahead."""
 
 
 class _Tracer(torch.fx.Tracer):
-    """Goes into the modules that have a sharded collection inside, and into no others."""
+    """Traces into the modules that contain a sharded collection, and into no others."""
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
@@ -212,10 +211,10 @@ class _Tracer(torch.fx.Tracer):
 
 
 def traced_way(model: nn.Module, module: ShardedCollection, number: int) -> Way:
-    """How ``model`` makes the ids of the ``number``-th call of ``module`` out of the batch.
+    """How ``model`` computes the ids of the ``number``-th call of ``module`` from the batch.
 
     Raises:
-        Untraceable: there is no telling, or the way changes or needs what a step changes.
+        Untraceable: it cannot be traced, or it changes or reads something that a step changes.
     """
     root = _bare(model)
     try:
@@ -247,7 +246,7 @@ def traced_way(model: nn.Module, module: ShardedCollection, number: int) -> Way:
 def _bare(model: nn.Module) -> nn.Module:
     """The model that is called with the batch, out of its wrappers."""
     while isinstance(model, DistributedModelParallel | nn.parallel.DistributedDataParallel):
-        model = model.module
+        model = model._dmp_wrapped_module if isinstance(model, DistributedModelParallel) else model.module
     return model
 
 

@@ -1,4 +1,4 @@
-"""Threads on which the stages of a pipeline run, one a stage, and what is said when one fails."""
+"""Threads of a pipeline's stages, one per stage, and the error of a stage."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ JOIN_S = 10.0
 
 
 class StageError(RuntimeError):
-    """A stage of a pipeline failed; the error itself is its ``__cause__``, where it happened on this rank.
+    """A stage of a pipeline failed. On the rank where it happened, the error itself is its ``__cause__``.
 
     Attributes:
-        stage: which.
+        stage: the stage.
         batch: the number of the batch, from 0.
-        rank: where.
+        rank: the rank.
 
-    >>> print(StageError("copy", 7, 1, "ValueError: no such device"))
-    stage 'copy' of batch 7 failed on rank 1: ValueError: no such device
+    >>> print(StageError("copy", 7, 1, "ValueError: bad device"))
+    stage 'copy' of batch 7 failed on rank 1: ValueError: bad device
     """
 
     def __init__(self, stage: str, batch: int, rank: int, why: str) -> None:
@@ -38,17 +38,17 @@ class StageError(RuntimeError):
 
 
 class Lane:
-    """One thread that does one thing after the other, in the order of `submit`.
+    """One thread that runs submitted work in order.
 
-    Work may be a generator, which yields where it would wait for other ranks. A thread just waits there. Without a
-    thread the work goes on when `advance` or `wait` is called, so that what it has sent travels meanwhile.
+    Work may be a generator, which yields where it would wait for other ranks. A thread waits there. Without a thread,
+    the work continues when `advance` or `wait` is called; its messages travel meanwhile.
 
-    On a GPU it has a stream of its own.
+    On a GPU it has a separate stream.
 
     Args:
-        name: of the thread.
-        device: where its work runs.
-        threaded: False works in the calling thread.
+        name: name of the thread.
+        device: device of its work.
+        threaded: False runs the work in the calling thread.
 
     >>> lane = Lane("sum", torch.device("cpu"))
     >>> lane.submit(lambda: 1 + 1).result(), lane.close()
@@ -68,7 +68,7 @@ class Lane:
             self._thread.start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """Puts work behind what was submitted before."""
+        """Adds work to the queue."""
         future: Future[Any] = Future()
         if self._thread is None:
             self.drain()
@@ -82,29 +82,29 @@ class Lane:
         return future
 
     def advance(self) -> None:
-        """Without a thread: goes on to where the work would wait next."""
+        """Without a thread: continues to the next point where the work would wait."""
         if self._begun is not None:
             with _on(self.stream):
                 if _advance(*self._begun):
                     self._begun = None
 
     def wait(self, future: Future[Any]) -> None:
-        """Returns when this is done, well or not."""
+        """Waits until the future is done or has failed."""
         while self._begun is not None and not future.done():
             self.advance()
         future.exception()
 
     def mark(self) -> Any:
-        """An event on the lane's stream after what was done so far; None on a CPU."""
+        """An event on the lane's stream after the work so far; None on a CPU."""
         return None if self.stream is None else self.stream.record_event()
 
     def drain(self) -> None:
-        """Returns when all that was submitted is done, well or not."""
+        """Waits until all submitted work is done or has failed."""
         if self._last is not None:
             self.wait(self._last)
 
     def close(self, timeout: float = JOIN_S) -> bool:
-        """Ends the thread after the work that was submitted; whether it has ended."""
+        """Ends the thread after the submitted work. Returns whether it has ended."""
         if self._thread is not None:
             self._work.put(None)
             if threading.current_thread() is not self._thread:
@@ -123,7 +123,7 @@ def _serve(work: SimpleQueue[_Work], stream: Any) -> None:
 
 
 def _do(work: Callable[[], Any], future: Future[Any]) -> Generator[None, None, Any] | None:
-    """Does plain work; hands back what is to be done bit by bit."""
+    """Runs plain work. Returns a generator if the work is one."""
     try:
         with torch.no_grad():
             found = work()
@@ -137,7 +137,7 @@ def _do(work: Callable[[], Any], future: Future[Any]) -> Generator[None, None, A
 
 
 def _advance(work: Generator[None, None, Any], future: Future[Any]) -> bool:
-    """Goes on to the next yield; whether that was the end."""
+    """Continues to the next yield. Returns whether the work has ended."""
     try:
         with torch.no_grad():
             next(work)
@@ -155,7 +155,7 @@ def _on(stream: Any) -> Any:
 
 
 def arrive(event: Any, *used: Any) -> None:
-    """On a GPU: this thread's stream goes on after ``event``, and what is ``used`` here stays alive for it."""
+    """On a GPU: this thread's stream waits for ``event``, and the memory of ``used`` stays allocated for it."""
     if event is None:
         return
     stream = torch.cuda.current_stream()

@@ -25,9 +25,9 @@ class PipelineKind:
 
     Attributes:
         make: called with (model, optimizer, device, custom_model_fwd=, **settings).
-        exact: whether its weights are those of a plain loop. One that is not is begun anew after every checkpoint, so
-            that a run that goes on from there does what this one does.
-        overlap: what of a step it hides, as of `Workload.pipeline`.
+        exact: whether its weights are those of a plain loop. Otherwise it restarts after every checkpoint, so that a
+            run that resumes there has the same results.
+        overlap: the work that it hides, as in `Workload.pipeline`.
     """
 
     make: Callable[..., Pipeline]
@@ -44,12 +44,12 @@ _KINDS: dict[str, PipelineKind] = {
 
 
 def register_pipeline(name: str, kind: PipelineKind) -> None:
-    """Makes a pipeline one that configs may name."""
+    """Registers a pipeline under a name for configs."""
     _KINDS[name] = kind
 
 
 def pipeline_names() -> list[str]:
-    """The names there are.
+    """The registered names.
 
     >>> pipeline_names()[:2]
     ['base', 'prefetch']
@@ -58,18 +58,20 @@ def pipeline_names() -> list[str]:
 
 
 def pipeline_kind(name: str) -> PipelineKind:
-    """The pipeline of that name.
+    """The pipeline with this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: an unknown name.
     """
     if name not in _KINDS:
-        raise ValueError(f"no pipeline is named {name!r}{nearest(name, _KINDS)}; there are: {', '.join(_KINDS)}")
+        raise ValueError(
+            f"pipeline {name!r} does not exist{nearest(name, _KINDS)}. Fix: use one of {', '.join(_KINDS)}"
+        )
     return _KINDS[name]
 
 
 def check_pipeline(config: Mapping[str, Any]) -> None:
-    """Refuses a name that there is not, and settings that the pipeline does not have.
+    """Raises ValueError for an unknown name, and for settings that the pipeline does not have.
 
     >>> check_pipeline({"name": "base", "on_nan_los": "error"})
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Batches on their way: loaded, copied, their ids sent, each stage in a thread, as far ahead as a pipeline wants."""
+"""Batches in flight: loaded, copied, their ids sent. Each stage has a thread. The pipeline sets how far ahead."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from recshard_lab.train.pipelines.lanes import Lane, StageError, arrive
 from recshard_lab.train.pipelines.sending import Announced, EndOfData, Sender, Sent, described
 from recshard_lab.train.stages import StageLog
 
-THREADS = "Batches are loaded and sent in threads of their own."
+THREADS = "Separate threads load batches and send their ids."
 NO_THREADS = "Batches are loaded between steps, and their messages leave between the stages of a step (threads=False)."
 
 
 @dataclass(slots=True)
 class Flight:
-    """A batch on its way: which iterator it comes from, its number once it is loaded, and what has been started."""
+    """A batch in flight: its iterator, its number once it is loaded, and the stages that have started."""
 
     source: int
     number: int = -1
@@ -39,18 +39,18 @@ class Flight:
 
 
 class Runway:
-    """What is under way beside the step of a pipeline.
+    """The batches in flight beside the step of a pipeline.
 
     Args:
-        model: whose collections are fed.
-        device: where batches go.
-        threads, pin, fuse, uneven: as of `Pipeline`.
+        model: its collections receive the ids.
+        device: the device of the batches.
+        threads, pin, fuse, uneven: as in `Pipeline`.
     """
 
-    ahead = 1  # how many batches' ids are under way beside the step
-    apart = False  # whether sizes and ids go in threads of their own
-    feeds = True  # whether ids are sent ahead at all
-    _trace_ways = True  # those too that the model makes of the batch
+    ahead = 1  # number of batches whose ids are in flight beside the step
+    apart = False  # whether sizes and ids have separate threads
+    feeds = True  # whether ids are sent ahead
+    _trace_ways = True  # also ids that the model computes from the batch
 
     def __init__(
         self, model: nn.Module, device: torch.device, *, threads: bool, pin: bool, fuse: bool, uneven: str
@@ -71,35 +71,37 @@ class Runway:
 
     @property
     def batches_under_way(self) -> int:
-        """Batches that were taken from the iterator and have not been trained on: what a resume must read again."""
+        """Number of batches taken from the iterator and not trained on yet; a resumed run must read them again."""
         return sum(_there(flight) for flight in self._flights)
 
     @property
     def batches_dropped(self) -> int:
-        """Batches left out by ``uneven="stop"`` on this rank."""
+        """Number of batches that ``uneven="stop"`` dropped on this rank."""
         return self._sender.dropped if self._sender is not None else 0
 
     def drain(self) -> None:
-        """Returns when no stage is at work; batches under way stay, and come next."""
+        """Waits until no stage is running. Batches in flight stay and come next."""
         for lane in self._lanes.values():
             lane.drain()
 
     def reset(self) -> None:
-        """Drops the batches under way and forgets which iterator they came from. All ranks must call it."""
+        """Drops the batches in flight, and their iterator. All ranks must call it."""
         self.drain()
         self._flights.clear()
         self._iterator = None
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """Looks at the model anew, or at another one: the next batch is watched again. All ranks must call it.
+        """Traces the model, or another one, again with the next batch. All ranks must call it.
 
         Raises:
-            ValueError: what was given is no module, or ``sparse_dist=False``, which nothing here honours.
+            ValueError: ``model`` is not a module, or ``sparse_dist=False``, which is not supported.
         """
         if model is not None and not isinstance(model, nn.Module):
             raise ValueError(f"model must be a torch.nn.Module, got {model!r:.80}")
         if sparse_dist is not True:
-            raise ValueError("sparse_dist=False is not there: batches under way are sent when their turn comes")
+            raise ValueError(
+                "sparse_dist=False is not supported: batches in flight are sent in order. Fix: leave it out"
+            )
         self.drain()
         self._model = model if model is not None else self._model
         self._release()
@@ -107,9 +109,9 @@ class Runway:
             flight.sent = None
 
     def _fill(self, iterator: Iterator[Any]) -> None:
-        """Starts what may be started before the step: loads one batch more than are sent."""
+        """Starts what can start before the step: loads one batch more than are sent."""
         if not hasattr(iterator, "__next__"):
-            raise ValueError(f"progress takes an iterator, got {type(iterator).__name__}: give iter(dataloader)")
+            raise ValueError(f"progress takes an iterator, got {type(iterator).__name__}. Fix: pass iter(dataloader)")
         if not self._lanes:
             self._open()
         if iterator is not self._iterator:
@@ -121,7 +123,7 @@ class Runway:
         self._send()
 
     def _send(self) -> None:
-        """Sends the ids of as many batches as may be under way."""
+        """Sends the ids of all batches that may be in flight."""
         upto = self.ahead + 1 if self._report is not None or not self.feeds else 1
         for flight in list(self._flights)[:upto]:
             if flight.sent is None:
@@ -173,13 +175,13 @@ class Runway:
         return sent
 
     def _between_stages(self) -> None:
-        """Without threads: what is under way goes on to its next message."""
+        """Without threads: advances every stage to its next message."""
         if not self._threads:
             for lane in self._lanes.values():
                 lane.advance()
 
     def _load(self, iterator: Iterator[Any], flight: Flight) -> tuple[Any, Any]:
-        """The next batch on the device; what fails is told with its stage. Batches are numbered here."""
+        """The next batch on the device. An error names its stage. Batches are numbered here."""
         flight.number = number = self._number
         if flight.source in self._over:
             raise EndOfData
@@ -205,7 +207,7 @@ class Runway:
             raise StageError(stage, number, self._env.rank, described(error)) from error
 
     def _next(self) -> tuple[Flight, Sent]:
-        """The batch whose turn it is, its ids there."""
+        """The next batch, with its ids."""
         while True:
             if not self._flights:
                 raise StopIteration
@@ -230,7 +232,7 @@ class Runway:
             return flight, sent
 
     def _resend_what_moved(self) -> None:
-        """Batches whose ids went by a wiring that is no more go again; `drain` has come before it changed."""
+        """Sends ids again that were sent under an earlier layout. `drain` was called before the layout changed."""
         assert self._sender is not None
         if not self._sender.knows(collection.env for collection in self._collections):
             self.attach()
@@ -248,13 +250,13 @@ class Runway:
                 self._start(flight)
 
     def _plan(self, watch: Watch, batch: Any) -> None:
-        """After the first batch: what is fed ahead from now on, the same on every rank."""
+        """After the first batch: sets the calls whose ids are sent ahead, the same on every rank."""
         fed, report = watch.plan(batch, self._model)
         report = replace(report, note=THREADS if self._threads else NO_THREADS)
-        told = all_gather_object(tuple((call.path, call.number) for call in fed), self._env)
-        if any(other != told[0] for other in told):
+        by_rank = all_gather_object(tuple((call.path, call.number) for call in fed), self._env)
+        if any(other != by_rank[0] for other in by_rank):
             fed = []
-            report = PipelineReport((), f"nothing is sent ahead: ranks differ in what they could send, {told}")
+            report = PipelineReport((), f"nothing is sent ahead: ranks differ in what they can send, {by_rank}")
         self._fed, self._report = fed, report
         self._send()
 
@@ -277,11 +279,11 @@ class Runway:
         weakref.finalize(self, _close_lanes, list(self._lanes.values()))
 
     def _facts(self) -> dict[str, Any]:
-        """Further arguments that must be the same on every rank, because collectives follow from them."""
+        """Further arguments that must be equal on all ranks, because collectives depend on them."""
         return {}
 
     def _release(self) -> list[str]:
-        """Ends threads and connections; the names of threads that would not end."""
+        """Ends threads and connections. Returns the names of threads that did not end."""
         stuck = [name for name, lane in self._lanes.items() if not lane.close()]
         if self._sender is not None and not stuck:
             self._sender.close()

@@ -1,15 +1,15 @@
-"""The pipeline that does not compute what the plain loop computes: embeddings are one step old.
+"""The pipeline with other results than a plain loop: embeddings are one step old.
 
 ::
 
     thread "input_dist"   ids of i + 2
-    thread "lookup"       rows of i + 1 read | and sent home
+    thread "lookup"       rows of i + 1 read | and sent to the source ranks
     this thread           dense forward of i | dense backward of i | tables stepped by i | optimizer of i
                                                                    ^ waits until the rows of i + 1 have been read
 
-So batch i + 1 sees its rows as they were after step i - 1; a plain loop would show them after step i. The dense part is
-never behind, and every gradient steps the rows as they are when it comes. The order is fixed, so that results repeat
-bit for bit; they are other results (stale embeddings: Adnan et al. 2024, "Heterogeneous Acceleration Pipeline for
+Batch i + 1 reads its rows as they were after step i - 1; in a plain loop, it reads them after step i. The dense part is
+never stale, and every gradient updates the current rows. The order is fixed, so results repeat bit for bit, but they
+differ from a plain loop's (stale embeddings: Adnan et al. 2024, "Heterogeneous Acceleration Pipeline for
 Recommendation System Training", and TorchRec's pipeline of this name).
 """
 
@@ -33,23 +33,23 @@ from recshard_lab.train.pipelines.train import Forward, TrainPipelineSparseDist
 
 
 class TrainPipelineSemiSync(TrainPipelineSparseDist):
-    """Reads the rows of batch i + 1 before batch i steps the tables: **other results than a plain loop's**.
+    """Reads the rows of batch i + 1 before batch i updates the tables: **its results differ from a plain loop's**.
 
-    A changed learning rate of fused tables holds a step later too.
+    A changed learning rate of fused tables takes effect one step later too.
 
     Args:
-        model, optimizer, device, execute_all_batches, pipeline_postproc, custom_model_fwd: as of
+        model, optimizer, device, execute_all_batches, pipeline_postproc, custom_model_fwd: as in
             `TrainPipelineSparseDist`.
-        start_batch: so many batches are trained as in a plain loop first: early rows change fast. The first batch is in
-            any case: it is watched.
-        stash_gradients: False; the dense part is never behind here.
-        strict: False.
+        start_batch: number of first batches that are trained as in a plain loop, since early rows change fast. The
+            first batch always is.
+        stash_gradients: only False is supported; the dense part is never stale.
+        strict: only False is supported.
 
     Raises:
-        ValueError: a start below 0, or an option that nothing here honours.
+        ValueError: a start below 0, or an unsupported option.
     """
 
-    ahead = 2  # the ids of i + 1 must be there when its rows are read
+    ahead = 2  # the ids of i + 1 must have arrived when its rows are read
 
     def __init__(
         self,
@@ -73,7 +73,9 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
             raise ValueError(f"start_batch must be an integer from 0, got {start_batch!r:.80}")
         for name, value in {"stash_gradients": stash_gradients, "strict": strict}.items():
             if value is not False:
-                raise ValueError(f"{name}={value!r:.40} is not there: the dense part is never behind. Leave it out")
+                raise ValueError(
+                    f"{name}={value!r:.40} is not supported: the dense part is never stale. Fix: leave it out"
+                )
         super().__init__(
             model,
             optimizer,
@@ -100,7 +102,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
                 self._twins.append((collection.env, collection.env.twin()))
 
     def drain(self) -> None:
-        """Returns when no stage is at work. Drops the connections of executors, which may be replaced now."""
+        """Waits until no stage is running. Drops the connections of executors, which may be replaced now."""
         super().drain()
         self._roads.clear()
 
@@ -151,7 +153,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         return output
 
     def _look_ahead(self, flight: Flight) -> None:
-        """Starts looking a batch up, where that has not been done."""
+        """Starts the lookup of a batch, if it has not started."""
         if flight.looked_up is None and flight.sent is not None:
             for call in self._fed:
                 executor = call.module.executor
@@ -162,7 +164,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
             flight.looked_up = self._lanes["lookup"].submit(partial(self._look_up, flight))
 
     def _look_up(self, flight: Flight) -> tuple[list[Any], Any]:
-        """For each call what its backward needs; the rows lie in ``lookup_input.looked_up``, which takes a gradient."""
+        """The state of each call that backward needs. ``lookup_input.looked_up`` has the rows and their gradient."""
         assert flight.sent is not None and flight.read is not None  # noqa: PT018
         executors = [call.module.executor for call in self._fed]
         try:
@@ -184,7 +186,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         return [own.saved for own in rows], self._lanes["lookup"].mark()
 
     def _wait_for_rows(self, number: int) -> None:
-        """The tables may be stepped once the rows of the next batch have been read."""
+        """The tables may be updated once the rows of the next batch have been read."""
         if self._flights and self._flights[0].read is not None:
             with self._log.stage("wait", number):
                 arrive(self._flights[0].read.result())

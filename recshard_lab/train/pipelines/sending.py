@@ -1,12 +1,12 @@
-"""Sends the ids of coming batches, over connections that nobody else uses.
+"""Sends the ids of coming batches, over separate connections.
 
-Why no rank waits for ever. Batch k's exchanges run in one thread, in the order of k, on process groups of their own; a
-step's other exchanges run in the main thread, in the order of the program. So each group sees one order on all ranks.
-The thread's exchange k needs nothing of a step but that every rank's ``progress`` has come to batch k - ahead, whose
-step in turn needs exchanges up to k - ahead alone: by induction over k both end.
+Why it cannot deadlock: batch k's exchanges run in one thread, in the order of k, on separate process groups. A step's
+other exchanges run in the main thread, in program order. So each group has one order on all ranks. The thread's
+exchange k only requires that every rank's ``progress`` has reached batch k - ahead. The step of that batch requires
+exchanges up to k - ahead only. By induction over k, both end.
 
-The sizes message of a batch carries whether each rank has a batch k: its data may have ended, or loading or packing
-may have failed. Then no rank sends, and all raise the same.
+The sizes message of a batch contains whether each rank has a batch k: its data may have ended, or loading or packing
+may have failed. Then no rank sends, and all raise the same error.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ UNEVEN = ("error", "stop")
 
 
 class EndOfData(Exception):
-    """There is no batch of this number."""
+    """The data end before this batch."""
 
 
 @dataclass
 class Sent:
-    """A batch whose ids have come.
+    """A batch whose ids have arrived.
 
     Attributes:
-        lookup_input: for each call that is fed ahead, what is to be looked up.
-        features: for each, what was sent.
-        event: on a GPU, when that is done.
+        lookup_input: the ids to look up, for each call whose ids are sent ahead.
+        features: the ids that were sent, for each.
+        event: on a GPU, the event after the exchange.
     """
 
     batch: Any
@@ -47,13 +47,13 @@ class Sent:
     event: Any = None
 
     def pairs(self, fed: Sequence[Fed]) -> Iterator[tuple[Fed, LookupInput]]:
-        """Each call beside its ids; nothing for a batch that was not sent ahead."""
+        """Pairs of a call and its ids; empty for a batch that was not sent ahead."""
         return zip(fed, self.lookup_input, strict=True) if self.lookup_input else iter(())
 
 
 @dataclass
 class Announced:
-    """A batch that every rank has, made up for the wire; the sizes of what comes are known."""
+    """A batch that every rank has, packed for sending; the sizes of all messages are known."""
 
     batch: Any
     packed: list[Packed] = field(default_factory=list)
@@ -66,8 +66,8 @@ class Link:
     """One set of ranks, and connections between them for sizes and for ids.
 
     Args:
-        env: the ranks, over whose connections steps go.
-        apart: whether ids go over other connections than sizes, so that both may be under way.
+        env: the ranks, with the connections that steps use.
+        apart: whether ids have other connections than sizes, so that both may be in flight.
     """
 
     def __init__(self, env: ShardingEnv, apart: bool) -> None:
@@ -82,18 +82,18 @@ class Link:
 
 
 def close_twin(twin: ShardingEnv) -> None:
-    """Closes connections that `ShardingEnv.twin` has made."""
+    """Closes connections that `ShardingEnv.twin` made."""
     if twin.pg is not None and dist.is_initialized():
         dist.destroy_process_group(twin.pg)
         object.__setattr__(twin, "pg", None)
 
 
 class Sender:
-    """Agrees with the other ranks about each batch and exchanges its ids.
+    """Checks with the other ranks that each has the batch, and exchanges its ids.
 
     Args:
         everybody: all ranks that train together.
-        envs: those of the sharded collections, the same on every rank.
+        envs: the ranks of each sharded collection, the same on every rank.
         fused: whether the collections of one set of ranks share their messages.
         uneven: what to do when ranks run out of data at different batches.
         apart: see `Link`.
@@ -111,7 +111,7 @@ class Sender:
         self.dropped = 0
 
     def knows(self, envs: Iterable[ShardingEnv]) -> bool:
-        """Whether there are connections for all of these ranks."""
+        """Whether all of these ranks have connections."""
         return all(any(link.env.pg is env.pg for link in self.links) for env in envs)
 
     def close(self) -> None:
@@ -122,16 +122,16 @@ class Sender:
     def announce(
         self, number: int, load: Callable[[], tuple[Any, Any]], fed: Sequence[Fed]
     ) -> Generator[None, None, Announced]:
-        """Packs batch ``number`` and learns from every rank whether it has one, and the sizes of what it sends.
+        """Packs batch ``number``, and receives from every rank whether it has one, and the sizes of its messages.
 
         Yields where it waits.
 
         Args:
-            load: gives the batch and the event after which it is there.
+            load: returns the batch and the event after which it is on the device.
 
         Raises:
-            EndOfData: all ranks have come to the end, or one has and the others stop with it.
-            StageError: on every rank, where one of them failed.
+            EndOfData: the data of all ranks have ended, or those of one rank and the others stop with it.
+            StageError: on every rank, if one of them failed.
         """
         state, why, ready = READY, ("", ""), Announced(None)
         cause: BaseException | None = None
@@ -157,7 +157,7 @@ class Sender:
         return ready
 
     def send(self, ready: Announced, fed: Sequence[Fed]) -> Generator[None, None, Sent]:
-        """Exchanges the ids of a batch that was announced. Yields where it waits."""
+        """Exchanges the ids of an announced batch. Yields where it waits."""
         sent = Sent(ready.batch, [], ready.features)
         lookup_input: list[Any] = [None] * len(fed)
         for link in self.links:
@@ -199,9 +199,9 @@ class Sender:
         return states
 
     def _fail(self, number: int, here: bool, why: tuple[str, str], cause: BaseException | None) -> None:
-        told = all_gather_object(why, self.links[0].sizes)
-        rank = self.rank if here else next(rank for rank, own in enumerate(told) if own[0])
-        raise StageError(told[rank][0], number, rank, told[rank][1]) from cause
+        by_rank = all_gather_object(why, self.links[0].sizes)
+        rank = self.rank if here else next(rank for rank, own in enumerate(by_rank) if own[0])
+        raise StageError(by_rank[rank][0], number, rank, by_rank[rank][1]) from cause
 
     def _end(self, number: int, states: Sequence[int]) -> None:
         over = [rank for rank, state in enumerate(states) if state == OVER]
@@ -211,13 +211,13 @@ class Sender:
                 "load",
                 number,
                 over[0],
-                f"ranks {over} ran out of data after {number} batches, ranks {others} have more: give every rank as "
-                f"many batches, or uneven='stop' to leave the others' out",
+                f"ranks {over} ran out of data after {number} batches, ranks {others} have more. Fix: the same number "
+                f"of batches on every rank, or uneven='stop', which drops the rest",
             )
         self.dropped += self.rank not in over
         raise EndOfData
 
 
 def described(error: BaseException) -> str:
-    """An error in a line, with its type."""
+    """An error in one line, with its type."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

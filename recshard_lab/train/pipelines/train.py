@@ -1,4 +1,4 @@
-"""The pipelines that compute what the plain loop computes, under TorchRec's names."""
+"""The pipelines with the results of a plain loop, under TorchRec's names."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from recshard_lab.train.pipelines.sending import Sent
 Forward = Callable[[Any], tuple[Tensor, Any]]
 
 _UNHONOURED = {
-    "apply_jit": "torch.jit is not applied: compile_dense(model) speeds the dense part up",
-    "enqueue_batch_after_forward": "batches are loaded in a thread of their own, beside forward",
-    "enable_inplace_copy_batch": "batches are copied into fresh memory",
+    "apply_jit": "torch.jit is not supported; compile_dense(model) compiles the dense part",
+    "enqueue_batch_after_forward": "a separate thread loads batches during forward",
+    "enable_inplace_copy_batch": "batches are copied into new memory",
     "free_features_storage_early": "a batch is freed when its step is done",
     "clear_data_dist_inputs": "a batch is freed when its step is done",
 }
 
 
 class TrainPipelineBase(Pipeline):
-    """Loads a batch and copies it to the device while the one before it is computed.
+    """Loads the next batch and copies it to the device while this one is computed: the plain loop.
 
     Args:
-        model, optimizer, device, custom_model_fwd: as of `Pipeline`, whose switches it has as well.
-        enable_inplace_copy_batch: not there; False.
+        model, optimizer, device, custom_model_fwd: as in `Pipeline`, whose switches are accepted too.
+        enable_inplace_copy_batch: only False is supported.
 
     >>> class Square(nn.Module):
     ...     def __init__(self):
@@ -65,17 +65,17 @@ class TrainPipelineSparseDist(Pipeline):
     """Sends the ids of batch i + 1 while batch i is computed and batch i + 2 is loaded.
 
     Args:
-        model, optimizer, device, custom_model_fwd: as of `Pipeline`, whose switches it has as well.
-        execute_all_batches: True; no batch is ever left behind in this pipeline.
-        context_type: None; nothing is rewritten, so that there is no context.
-        pipeline_postproc: whether ids that the model makes of the batch (permuted, joined) are made and sent ahead
-            too; False leaves such collections where they are.
-        apply_jit, enqueue_batch_after_forward, enable_inplace_copy_batch, free_features_storage_early,
-            clear_data_dist_inputs: not there; False.
-        dmp_collection_sync_interval_batches: as of `Pipeline`.
+        model, optimizer, device, custom_model_fwd: as in `Pipeline`, whose switches are accepted too.
+        execute_all_batches: only True is supported; no batch stays in the pipeline.
+        context_type: only None is supported; no module is rewritten.
+        pipeline_postproc: whether ids that the model computes from the batch (permuted, joined) are sent ahead
+            too. False leaves such collections in the forward.
+        apply_jit, enqueue_batch_after_forward, enable_inplace_copy_batch: only False is supported.
+        free_features_storage_early, clear_data_dist_inputs: only False is supported.
+        dmp_collection_sync_interval_batches: as in `Pipeline`.
 
     Raises:
-        ValueError: ``execute_all_batches=False``, or an option that nothing here honours.
+        ValueError: ``execute_all_batches=False``, or an unsupported option.
     """
 
     def __init__(
@@ -97,11 +97,13 @@ class TrainPipelineSparseDist(Pipeline):
     ) -> None:
         if execute_all_batches is not True:
             raise ValueError(
-                f"execute_all_batches={execute_all_batches!r:.40} would drop the batches that are under way when the "
-                f"data end, and here none is: leave it out"
+                f"execute_all_batches={execute_all_batches!r:.40} is not supported: it would drop batches in flight "
+                f"at the end of the data. Fix: leave it out"
             )
         if context_type is not None:
-            raise ValueError(f"context_type={context_type!r:.60} is not there: no module is rewritten. Leave it out")
+            raise ValueError(
+                f"context_type={context_type!r:.60} is not supported: no module is rewritten. Fix: leave it out"
+            )
         _refuse(
             apply_jit=apply_jit,
             enqueue_batch_after_forward=enqueue_batch_after_forward,
@@ -117,16 +119,16 @@ class TrainPipelineSparseDist(Pipeline):
 class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):
     """Sends two batches ahead: sizes of batch i + 2, ids of batch i + 1, each in a thread, while batch i is computed.
 
-    A batch's ids cannot leave before every rank knows their sizes: two messages one after the other. Here the two
-    belong to different batches and travel at once, so that a step need not be as long as both together. It takes the
-    memory of one more batch.
+    Ids cannot be sent before every rank has their sizes: two messages, one after the other. Here the two belong to
+    different batches and are sent concurrently, so a step can be shorter than both together. It needs the memory of
+    one more batch.
 
     If tables have a slow tier (compute kernel "fused_uvm_caching", dynamic tables with tiers), a further thread moves
     the rows of batch i + 1 into the fast tier as soon as its ids are there. With ``threads=False``, the forward moves
     them. The weights of cached tables are the plain loop's, bit for bit.
 
     Args:
-        all: as of `TrainPipelineSparseDist`.
+        all: as in `TrainPipelineSparseDist`.
     """
 
     ahead = 2
@@ -154,7 +156,7 @@ class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):
         return super()._step(flight, sent)
 
     def _prefetches(self) -> bool:
-        """Whether a table has a slow tier, and there is a thread to move its rows."""
+        """Whether a table has a slow tier, and a thread can move its rows."""
         return "prefetch" in self._lanes and any(call.module.executor.prefetches for call in self._fed)
 
     def _prefetch(self, flight: Flight, stepped: Any) -> Any:
@@ -173,10 +175,10 @@ class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):
 
 
 class EvalPipelineSparseDist(TrainPipelineSparseDist):
-    """Runs the model on one batch a call, without gradients and without a step, whatever mode it is in.
+    """Runs the model on one batch per call, without gradients and updates, in training and evaluation mode.
 
     Args:
-        model, optimizer, device, apply_jit, pipeline_postproc: as of `TrainPipelineSparseDist`.
+        model, optimizer, device, apply_jit, pipeline_postproc: as in `TrainPipelineSparseDist`.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class EvalPipelineSparseDist(TrainPipelineSparseDist):
         """Scores the next batch.
 
         Raises:
-            StopIteration, StageError, ValueError: as of every pipeline.
+            StopIteration, StageError, ValueError: as in every pipeline.
         """
         return super().progress(dataloader_iter)
 
@@ -206,4 +208,4 @@ class EvalPipelineSparseDist(TrainPipelineSparseDist):
 def _refuse(**options: Any) -> None:
     for name, value in options.items():
         if value is not False:
-            raise ValueError(f"{name}={value!r:.40} is not there: {_UNHONOURED[name]}. Leave it out")
+            raise ValueError(f"{name}={value!r:.40} is not supported: {_UNHONOURED[name]}. Fix: leave it out")

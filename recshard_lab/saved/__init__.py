@@ -10,3 +10,7 @@ Files, in reading order::
 
 It imports nothing of ours, so that every room may read a file.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,6 +9,8 @@ from .bundle import load_bundle as load_bundle
 from .bundle import save_bundle as save_bundle
 from .bundle import split_answers as split_answers
 from .export.refusals import ExportError as ExportError
+from .inference import compare_latencies as compare_latencies
+from .inference import measure_devices as measure_devices
 from .inference import shard_for_inference as shard_for_inference
 from .retrieval import ExactIndex as ExactIndex
 from .retrieval import FaissIndex as FaissIndex
@@ -19,7 +21,9 @@ from .retrieval import recall_of_clicks as recall_of_clicks
 from .retrieval import save_retrieval_bundle as save_retrieval_bundle
 from .retrieval import trade_offs as trade_offs
 from .server import Client as Client
+from .server import LoadTest as LoadTest
 from .server import ServeError as ServeError
 from .server import Server as Server
 from .server import ServerConfig as ServerConfig
+from .server import load_test as load_test
 from .server import serve as serve

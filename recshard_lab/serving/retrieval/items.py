@@ -6,6 +6,7 @@ Shape letters: N items, M items of one call, D dense columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -53,6 +54,43 @@ class ItemFeatures:
                 )
         self._positions = Positions.of(numbers, np.arange(len(numbers)))
         self._starts = {name: complete_cumsum(bags.lengths()) for name, bags in self.sparse.items()}
+
+    @classmethod
+    def from_samples(cls, columns: Mapping[str, Tensor | JaggedTensor], item: str, features: Sequence[str]) -> Self:
+        """The features of each item of a data set, from its first sample. Items are in the order of their ids.
+
+        Args:
+            columns: name -> ``[N]`` int64 for one id of each sample, or a JaggedTensor of N bags.
+            item: the column with the id of the item, one for each sample.
+            features: the columns to keep.
+
+        Raises:
+            ValueError: a column that is missing, or an `item` column of bags.
+
+        >>> columns = {"movie": torch.tensor([7, 3, 7]), "genre": JaggedTensor(torch.tensor([0, 2, 1, 0]),
+        ...     lengths=torch.tensor([2, 1, 1]))}
+        >>> items = ItemFeatures.from_samples(columns, "movie", ["movie", "genre"])
+        >>> items.ids.tolist(), [bag.tolist() for bag in items.sparse["genre"].to_dense()]
+        ([3, 7], [[1], [0, 2]])
+        """
+        missing = [name for name in (item, *features) if name not in columns]
+        if missing:
+            raise ValueError(f"the samples have no column {missing[0]!r}. They have: {', '.join(columns)}")
+        of_samples = columns[item]
+        if not isinstance(of_samples, Tensor):
+            raise ValueError(f"column {item!r} has bags of ids. Fix: pass a column with one item for each sample")
+        ids, inverse = of_samples.unique(return_inverse=True)
+        samples = torch.arange(len(inverse))
+        first = torch.full_like(ids, len(inverse)).scatter_reduce_(0, inverse, samples, "amin")
+        sparse = {}
+        for name in features:
+            column = columns[name]
+            if isinstance(column, Tensor):
+                sparse[name] = JaggedTensor(column[first], lengths=torch.ones_like(first))
+            else:
+                values, lengths, weights = select_bags(column, complete_cumsum(column.lengths()), first)
+                sparse[name] = JaggedTensor(values, weights, lengths=lengths)
+        return cls(ids, sparse)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -42,7 +42,7 @@ def encode_own_items(plan: str, name: str) -> None:
     dmp = DistributedModelParallel(two_tower(), plan=ShardingPlan.from_json(plan))
     bounds = [0, ITEMS // 2, ITEMS]
     own = items(*bounds[dist.get_rank() :][:2])
-    hold_index(name, ExactIndex(encode_items(dmp.module.module, own, batch_size=10), own.ids))
+    hold_index(name, ExactIndex(encode_items(dmp.module, own, batch_size=10), own.ids))
 
 
 def hold_the_same(name: str) -> None:

@@ -69,3 +69,16 @@ def test_wrong_item_features_are_refused_by_name() -> None:
         ItemFeatures(items.ids, {}, {"year": torch.ones(3)})
     with pytest.raises(ValueError, match="batch_size=0 is not a number of items"):
         encode_items(jobs.two_tower(), items, 0)
+
+
+def test_items_of_samples_have_the_features_of_their_first_sample() -> None:
+    bags = JaggedTensor(torch.tensor([5, 6, 7, 8, 9]), lengths=torch.tensor([1, 0, 2, 2]))
+    columns = {"movie": torch.tensor([30, 10, 30, 20]), "year": torch.tensor([1, 2, 3, 4]), "genre": bags}
+    items = ItemFeatures.from_samples(columns, "movie", ["year", "genre"])
+    assert items.ids.tolist() == [10, 20, 30]
+    assert items.sparse["year"].values().tolist() == [2, 4, 1]
+    assert [bag.tolist() for bag in items.sparse["genre"].to_dense()] == [[], [8, 9], [5]]
+    with pytest.raises(ValueError, match=r"no column 'studio'\. They have: movie, year, genre"):
+        ItemFeatures.from_samples(columns, "movie", ["studio"])
+    with pytest.raises(ValueError, match="'genre' has bags of ids"):
+        ItemFeatures.from_samples(columns, "genre", ["year"])

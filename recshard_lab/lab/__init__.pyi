@@ -3,6 +3,8 @@
 from . import views as views
 from .compare.formats import FormatComparison as FormatComparison
 from .compare.formats import compare_formats as compare_formats
+from .compare.lookups import LookupComparison as LookupComparison
+from .compare.lookups import compare_lookups as compare_lookups
 from .compare.measure import Measured as Measured
 from .compare.measure import measure_plan as measure_plan
 from .compare.measure import random_batch as random_batch
@@ -16,6 +18,8 @@ from .draw.view import View as View
 from .exporting.exportable import Candidate as Candidate
 from .exporting.exporting import export as export
 from .exporting.report import write_report as write_report
+from .lessons import check as check
+from .lessons import guess as guess
 from .live.live_model import LiveModel as LiveModel
 from .live.live_model import Proof as Proof
 from .live.memory_history import record_memory as record_memory

@@ -137,7 +137,7 @@ def test_the_rank_that_holds_all_tables_is_the_one_that_others_wait_for() -> Non
     assert "rank 0 last" in view.svg
     names = {row[0]: row[1] for row in view.numbers.rows}
     assert names["lookup"] == "rank 0"
-    assert names["measured waiting: rows home: direct"] == "rank 1"
+    assert names["measured waiting: rows to samples: direct"] == "rank 1"
 
 
 def by_hand(ms: list[list[float]], phases: tuple[str, ...] = ("lookup", "output_dist", "dense")) -> views.View:

@@ -353,3 +353,17 @@ def test_a_saved_output_shows_six_plans_and_stays_small() -> None:
     assert bundle["text/plain"].count(" per step, fits") == 6
     plain = compare_plans(movielens(), TOP, plans(), LOAD)
     assert plain._repr_html_().count("<img ") == 6
+
+
+def test_a_plan_is_scored_between_two_others() -> None:
+    whole = {"slow": "row_wise", "half": "column_wise", "planner": "planner"}
+    found = compare_plans(movielens(), TOP, whole, LOAD)
+    step = {name: values["step_ms"] for name, values in found.values.items()}
+    saved = 100 * (step["slow"] - step["half"]) / (step["slow"] - step["planner"])
+    assert found.score("half", "slow") == pytest.approx(saved)
+    assert found.score("slow", "half", best="planner") < 0
+    with pytest.raises(ValueError, match="is no shorter than 'planner'"):
+        found.score("half", "planner", best="slow")
+    full = compare_plans(movielens(), Topology(4, ddr_cap=10**4), whole, LOAD)
+    with pytest.raises(ValueError, match="the plan 'slow' does not fit"):
+        full.score("half", "slow")

@@ -37,7 +37,7 @@ from tests.test_bad_arguments import JUNK
 
 def planned(schemes: Sequence[str] = (), world_size: int = 2) -> ShardingPlan:
     wishes = {table.name: ParameterConstraints(sharding_types=list(schemes)) for table in movielens() if schemes}
-    planner = rs.EmbeddingShardingPlanner(Topology(world_size), 64, wishes)
+    planner = rs.EmbeddingShardingPlanner(Topology(world_size), 64, constraints=wishes)
     return planner.plan_tables(movielens())
 
 

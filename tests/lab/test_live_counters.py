@@ -240,14 +240,6 @@ def test_what_is_shown_can_be_taken_away(ranks: Ranks, widget: LiveCounters, tmp
     assert '.export("counters.html")' in widget.exports.python
 
 
-def test_the_readmes_example_runs(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (code,) = [one for one in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "watch_counters" in one]
-    model_on(ranks)
-    exec(code.replace("\n...", "\nranks.exec('train_step()')"), {"ranks": ranks})
-    assert "Counters of 4 tables after step 1, 2 ranks" in capsys.readouterr().out
-
-
 def test_a_model_that_moves_is_counted_on_and_rows_are_those_that_lie_there(ranks: Ranks) -> None:
     model_on(ranks)
     watch_counters(ranks, every_s=0.0, cache_rows=8)

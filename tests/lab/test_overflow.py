@@ -11,7 +11,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab import views
 from recshard_lab.lab.draw.theme import bytes_text
 from recshard_lab.lab.views.overflow import smallest_fix
-from recshard_lab.planner import Estimate, estimate
+from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, scheme_named
 from tests.lab.plans import table
 
@@ -98,3 +98,22 @@ def test_of_many_ranks_the_fullest_are_drawn() -> None:
     assert "✗ rank 40" in svg
     assert "✗ rank 63" in svg
     assert re.search(r"Not drawn: \d+ ranks", svg)
+
+
+def test_a_change_that_rounds_weights_is_named_only_if_no_other_is_enough() -> None:
+    sizes = {"movies": 400_000, "users": 300_000, "actors": 250_000, "tags": 200_000, "studios": 150_000}
+    tables = [table(name, rows, 64) for name, rows in sizes.items()]
+    cap = Topology(4, ddr_cap=120_000_000, reserve_fraction=0.0, cores_per_host=4)
+    ranks = dict(zip(sizes, (0, 1, 2, 3, 0), strict=True))
+    made = {t.name: scheme_named("table_wise").default(t, cap, [ranks[t.name]]) for t in tables}
+    plan = ShardingPlan({"": EmbeddingModuleShardingPlan(made)})
+    load = Workload(1024, 10.0, optimizer="exact_row_wise_adagrad")
+    fix = smallest_fix(estimate(plan, tables, cap, load), plan, tables, cap, load)
+    assert not fix.rounds
+    assert "FP16" not in fix.words
+    alone = Topology(1, ddr_cap=80_000_000, reserve_fraction=0.0, cores_per_host=4)
+    whole = scheme_named("table_wise").default(tables[0], alone, [0])
+    plan = ShardingPlan({"": EmbeddingModuleShardingPlan({"movies": whole})})
+    fix = smallest_fix(estimate(plan, tables[:1], alone, load), plan, tables[:1], alone, load)
+    assert fix.rounds
+    assert "table 'movies' with data_type=DataType.FP16" in fix.words

@@ -59,6 +59,8 @@ def test_it_shows_work_output_and_death_and_its_buttons_interrupt_restart_and_st
     ranks = launch(2)
     until(lambda: states(panel) == ["idle", "idle"])
     assert all(f">{pid}<" in panel.table.value for pid in ranks.pids)
+    assert "idle" in panel.static()[0]
+    assert not any(str(pid) in form for pid in ranks.pids for form in panel.static())
     stopped: list[BaseException] = []
 
     def cell() -> None:

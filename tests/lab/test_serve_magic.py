@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,10 +40,8 @@ def notebook() -> Iterator[Notebook]:
     notebook.close()
 
 
-def server_of(said: str) -> psutil.Process:
-    found = re.search(r"\(pid (\d+)\)", said)
-    assert found is not None, said
-    return psutil.Process(int(found[1]))
+def running_server(notebook: Notebook) -> psutil.Process:
+    return psutil.Process(int(notebook.ok("print(server.pid)").stdout))
 
 
 def test_a_server_is_started_replaced_and_stopped(notebook: Notebook, bundles: Path) -> None:
@@ -55,7 +52,7 @@ def test_a_server_is_started_replaced_and_stopped(notebook: Notebook, bundles: P
     assert "serves v1" in told
     assert notebook.ok(ASK).stdout == "['probability']\n"
     assert "1 request answered" in notebook.ok("%recshard_serve").stdout
-    first = server_of(told)
+    first = running_server(notebook)
 
     for path, why in (("empty", "contains no bundle"), ("damaged", "program.pt2 is truncated"), ("x", "not a folder")):
         refused = notebook.run(f"%recshard_serve {bundles / path}").stderr
@@ -66,15 +63,25 @@ def test_a_server_is_started_replaced_and_stopped(notebook: Notebook, bundles: P
 
     told = notebook.ok(f"%recshard_serve {bundles / 'v2'}").stdout
     assert "serves v2" in told
-    second = server_of(told)
+    second = running_server(notebook)
     assert gone([first], within=5)
     assert notebook.ok("%recshard_serve --stop").stdout.endswith("stopped.\n")
     assert gone([second], within=5)
 
 
+def test_a_variable_of_that_name_is_not_overwritten(notebook: Notebook, bundles: Path) -> None:
+    notebook.ok("%recshard_serve --stop\nserver = 7")
+    refused = notebook.run(f"%recshard_serve {bundles / 'v1'}").stderr
+    assert "UsageError: %recshard_serve: the notebook's variable 'server' (int) would be overwritten." in refused
+    assert "Fix: rename it" in refused
+    assert notebook.ok("print(server)\ndel server").stdout == "7\n"
+    assert "no server is running" in notebook.ok("%recshard_serve").stdout
+
+
 @pytest.mark.parametrize("end", ["the extension is unloaded", "the kernel is killed"])
 def test_a_server_does_not_outlive_what_started_it(notebook: Notebook, bundles: Path, end: str) -> None:
-    server = server_of(notebook.ok(f"%recshard_serve {bundles / 'v1'}").stdout)
+    notebook.ok(f"%recshard_serve {bundles / 'v1'}")
+    server = running_server(notebook)
     if end == "the kernel is killed":
         psutil.Process(notebook.manager.provisioner.pid).kill()
     else:

@@ -8,15 +8,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 import traitlets
 
 from recshard_lab.distributed import DistributedModelParallel
+from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.lab import StepThrough, views
 from recshard_lab.lab.live.record_step import record_step
 from recshard_lab.lab.live.recorded_step import STAGES, RecordedStep, record
+from recshard_lab.lab.views.step_frames import WIDE, draw_frame
 from recshard_lab.lab.views.step_pieces import Frame, Piece, Shown, shown_frames
-from recshard_lab.launcher import LaunchError, Ranks, launch
+from recshard_lab.launcher import LaunchError, RankError, Ranks, launch
 from recshard_lab.sharding import scheme_names
+from recshard_lab.sparse import KeyedJaggedTensor
 from tests.lab.recorded import Truth, build, here, plan_of, recorded_step
 
 NAMES = {"loss": "loss_of", "optimizer": "dense"}
@@ -190,7 +194,26 @@ def test_one_rank_sends_nothing() -> None:
     assert np.allclose(step.ranks[0].output, Truth(1).pooled[0].detach(), atol=1e-6)
 
 
+def test_a_wrong_name_is_answered_with_a_fix(ranks: Ranks) -> None:
+    build(ranks, plan_of("row_wise"))
+    with pytest.raises(RankError, match=r"no variable 'modle' on this rank.*Fix: use 'model'\n"):
+        StepThrough(ranks, "modle", batch="batch", **NAMES)
+
+
 def test_ranks_that_have_ended_are_named(ranks: Ranks) -> None:
     ranks.stop()
     with pytest.raises(LaunchError, match="'model' is gone"):
         StepThrough(ranks, "model", batch="batch")
+
+
+def test_a_long_row_number_is_beside_no_other_text() -> None:
+    """Numbers of rows with three and more digits had been drawn over "before", or not at all."""
+    movie = EmbeddingBagConfig(4_000, 4, name="movie", feature_names=["movie"])
+    model = DistributedModelParallel(EmbeddingBagCollection([movie]))
+    batch = KeyedJaggedTensor(["movie"], torch.tensor([342, 3_402]), lengths=torch.ones(2, dtype=torch.int64))
+    step = RecordedStep.of([record_step(model, batch, lambda output: output.values().sum())])
+    drawn = ET.fromstring(str(draw_frame(frames_of(step)["optimizer"], WIDE, "rs")))
+    texts = [(float(t.get("y", 0)), t.text or "") for t in drawn.iter(f"{SVG}text")]
+    numbers = {words: y for y, words in texts if words.isdecimal() and len(words) >= 3}
+    assert set(numbers) == {"342", "3402"}
+    assert not {*numbers.values()} & {y for y, words in texts if words in ("before", "after")}

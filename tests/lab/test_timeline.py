@@ -63,6 +63,11 @@ def test_a_plain_loop_hides_nothing() -> None:
     assert "0% of input_dist ran behind computing" in views.timeline(events).summary
 
 
+def test_waiting_that_is_a_stage_is_counted_where_nothing_is_sent_ahead() -> None:
+    view = views.timeline([event for event in pipelined() if event.stage != "input_dist"])
+    assert view.summary == "The step waited 1 ms of its 10 ms (10%)."
+
+
 def test_stages_that_nobody_foresaw_get_a_lane() -> None:
     events = [*pipelined(1), StageEvent(0, "copy_batch_to_gpu", 2, 0.015, 0.019)]
     assert "copy batch to gpu" in views.timeline(events).text

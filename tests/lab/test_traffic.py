@@ -103,7 +103,10 @@ def test_labels_nobody_foresaw_are_shown_as_they_are() -> None:
     known = SimpleNamespace(traffic_bytes=sent, traffic_by_phase={"output_dist/rows": sent})
     counted = SimpleNamespace(traffic_bytes=sent, traffic_by_phase={"my_own/exchange": sent})
     parts = parts_of(known, counted)
-    assert [(part.phase, part.words) for part in parts] == [("rows", "rows home: direct"), ("other", "my_own/exchange")]
+    assert [(part.phase, part.words) for part in parts] == [
+        ("rows", "rows to samples: direct"),
+        ("other", "my_own/exchange"),
+    ]
     assert parts[0].counted is parts[1].predicted is None
     text = views.traffic(known, counted).text
     assert "my_own/exchange" in text
@@ -122,8 +125,8 @@ def test_a_phase_alone_has_its_own_map_and_a_wrong_name_is_told() -> None:
     found = estimate(plan_under("row_wise"), TABLES, NODES, load)
     rows = views.traffic(found, phase="rows", topology=NODES)
     kb = found.traffic_by_phase["output_dist/rows"].sum() / 1e3
-    assert f"rows home: {kb:.3g} KB" in rows.title
-    assert "▸ rows home: direct" in texts(rows.svg)
+    assert f"rows to samples: {kb:.3g} KB" in rows.title
+    assert "▸ rows to samples: direct" in texts(rows.svg)
     assert "no phase is named 'row'; there are: sizes, ids, rows" in views.traffic(found, phase="row").problem
     alone = SimpleNamespace(traffic_bytes=found.traffic_bytes)
     assert "does not divide its traffic into phases" in views.traffic(alone, phase="ids").problem

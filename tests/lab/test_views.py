@@ -151,6 +151,12 @@ def test_memory_stacks_are_proportional_to_bytes_and_the_reserve_is_not_among_th
     np.testing.assert_allclose(ratios, ratios[0], rtol=0.02)
 
 
+def test_a_capacity_far_above_the_bars_keeps_its_unit() -> None:
+    tables = movielens()
+    view = views.memory(estimate(plan_of(tables, 2), tables, Topology(2, ddr_cap=10**12)))
+    assert "Capacity 1,000 GB, " in view.svg or "Capacity 1 TB, " in view.svg
+
+
 def test_memory_says_which_rank_is_over_and_by_what() -> None:
     tables = movielens()
     view = views.memory(estimate(plan_of(tables, 2), tables, Topology(2, ddr_cap=100_000)))

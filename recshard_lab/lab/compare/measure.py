@@ -192,7 +192,7 @@ def why_apart(predicted_ms: float, measured: Measured, topology: Topology, more:
 
     >>> measured = Measured.of([{"step_ms": 40.0, "memory": {}, "sent": {}}], 10, {})
     >>> why_apart(4.6, measured, Topology(1))
-    'Measured is 8.7 times predicted: the prediction is not calibrated to this machine, see notebook 06.'
+    'Measured is 8.7 times predicted: the prediction is not calibrated to this machine, see notebook 12.'
     >>> why_apart(4.6, replace(measured, others=0.8), Topology(1))
     'Measured is 8.7 times predicted: other programs used 80% of the cores.'
     >>> why_apart(30.0, measured, Topology(1))
@@ -208,7 +208,7 @@ def why_apart(predicted_ms: float, measured: Measured, topology: Topology, more:
     if ratio > 1 and measured.others is not None and measured.others >= BUSY:
         reasons.append(f"other programs used {measured.others:.0%} of the cores")
     elif not is_calibrated(topology):
-        reasons.append("the prediction is not calibrated to this machine, see notebook 06")
+        reasons.append("the prediction is not calibrated to this machine, see notebook 12")
     words += f": {reasons[0]}." if reasons else "."
     return f"{words} {more}".strip() if ratio > 1 else words
 

@@ -148,6 +148,32 @@ class PlanComparison:
         )
         return mine.diff(before.plan, after.plan, theirs)
 
+    def score(self, name: str, baseline: str, best: str = PLANNER) -> float:
+        """The share, in percent, of the time between two plans that the plan `name` saves.
+
+        0 is as long a step as `baseline`, or no plan that fits; 100 is as short as `best`. A shorter one scores more.
+
+        Raises:
+            ValueError: an unknown name; `baseline` or `best` does not fit, or `best` is no shorter than `baseline`.
+
+        >>> from recshard_lab.embedding.configs import EmbeddingBagConfig
+        >>> movies = EmbeddingBagConfig(name="movies", num_embeddings=10**6, embedding_dim=64, feature_names=["movie"])
+        >>> found = compare_plans([movies], Topology(2), {"slow": "row_wise", "planner": "planner"})
+        >>> [round(found.score(name, "slow"), 6) for name in ("planner", "slow")]
+        [100.0, 0.0]
+        """
+        mine, slow, fast = self[name], self[baseline], self[best]
+        for which, shown in ((baseline, slow), (best, fast)):
+            if not shown.fits:
+                raise ValueError(f"the plan {which!r} does not fit, so no score is defined: {shown.problem}")
+        whole = _step(slow) - _step(fast)
+        if not whole > 0:
+            raise ValueError(
+                f"the plan {best!r} ({ms_text(_step(fast))}) is no shorter than {baseline!r} ({ms_text(_step(slow))}). "
+                f"Fix: exchange them"
+            )
+        return 100 * (_step(slow) - _step(mine)) / whole if mine.fits else 0.0
+
     @property
     def searched(self) -> bool:
         """Whether the search of every plan has been recorded."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recshard_lab.launcher.world import named
+from recshard_lab.launcher.errors import named
 
 LOOK_S = 0.5  # seconds between two looks of a widget at its ranks
 

@@ -64,4 +64,4 @@ def status(server: Server) -> str:
         version = client.model()["version"]
         metrics = client.metrics()
     answered = int(sum(value for name, value in metrics.items() if name.startswith("recshard_requests_total")))
-    return f"{server.address} serves {version} (pid {server.pid}); {answered:,} request{'s' * (answered != 1)} answered"
+    return f"{server.address} serves {version}; {answered:,} request{'s' * (answered != 1)} answered"

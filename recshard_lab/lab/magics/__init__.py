@@ -259,7 +259,10 @@ class RecshardMagics(Magics):
     @argument("--stop", action="store_true", help="stop the server")
     @line_magic
     def recshard_serve(self, line: str) -> None:
-        """Serve a bundle beside the notebook, as ``server``. The server ends with the kernel."""
+        """Serve a bundle beside the notebook, as ``server``. The server ends with the kernel.
+
+        A variable ``server`` that is not a server is not overwritten: the magic refuses to start.
+        """
         from recshard_lab.lab.live import serving
 
         options = parse_argstring(self.recshard_serve, line)
@@ -273,6 +276,7 @@ class RecshardMagics(Magics):
                 idle = "no server is running. %recshard_serve FOLDER starts one."
                 print(idle if server is None else serving.status(server))
                 return
+            self._refuse_to_overwrite_server()
             sizes = {"workers": options.workers, "max_batch": options.max_batch, "delay_ms": options.delay_ms}
             path = options.path.strip("\"'")
             self.shell.user_ns["server"] = server = serving.start(path, port=options.port, **sizes)
@@ -280,6 +284,15 @@ class RecshardMagics(Magics):
             raise UsageError(f"%recshard_serve: {error}") from None
         print(serving.status(server))
         print("server.client() sends requests; the address opens a page to try them. %recshard_serve --stop ends it.")
+
+    def _refuse_to_overwrite_server(self) -> None:
+        from recshard_lab.serving import Server
+
+        if not isinstance(value := self.shell.user_ns.get("server"), Server | None):
+            raise ValueError(
+                f"the notebook's variable 'server' ({type(value).__name__}) would be overwritten. "
+                f"Fix: rename it, or run `del server`"
+            )
 
 
 def _running() -> Ranks:
@@ -301,8 +314,7 @@ def _refuse_arguments(magic: str, line: str) -> None:
 
 
 def _announce(ranks: Ranks, lost: str = "") -> None:
-    pids = ", ".join(map(str, ranks.pids))
-    print(f"{ranks.shape} ready in {ranks.launch_s:.2f} s (pids {pids}).{lost}")
+    print(f"{ranks.shape} ready in {ranks.launch_s:.2f} s.{lost}")
     if notice := ranks.shape.notice():
         print(notice)
 

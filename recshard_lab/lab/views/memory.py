@@ -20,7 +20,7 @@ import numpy as np
 from recshard_lab.lab.charts import spec
 from recshard_lab.lab.draw.rank_columns import nodes_of
 from recshard_lab.lab.draw.svg import fit, text_width
-from recshard_lab.lab.draw.theme import MEMORY, WARNING, bytes_text, bytes_unit, look_of, number
+from recshard_lab.lab.draw.theme import MEMORY, WARNING, as_sentence, bytes_text, bytes_unit, look_of, number
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.memory_tiers import Stacks, Tier, host_memory, own_memory, problem_of, words_on_sharing
 from recshard_lab.lab.views.registry import register_view
@@ -121,7 +121,7 @@ def _panel(tier: Tier, nodes: list[tuple[int, int, str]], extent: float, width: 
         far = (
             f"capacity {bytes_text(tier.capacity.min())}, {number(float(tier.capacity.min()) / most, 2)} times the axis"
         )
-        title = f"{title}: {far}" if title else far.capitalize()
+        title = f"{title}: {far}" if title else as_sentence(far)
     if sides > 1:
         title = f"{title or 'Each rank'}; from left to right: {', '.join(tier.stacks)}"
     axis = spec.linear([tallest], "", "bytes", pad=0.12)

@@ -31,11 +31,13 @@ class Fix:
         words: the change.
         fullest: bytes of the fullest rank after it.
         step_ms: of the estimate after it; NaN where the plan stays.
+        rounds: whether the change rounds the weights.
     """
 
     words: str
     fullest: float
     step_ms: float = float("nan")
+    rounds: bool = False
 
     def __str__(self) -> str:
         after = f"; the fullest rank then needs {bytes_text(self.fullest)}"
@@ -111,7 +113,10 @@ def smallest_fix(
     topology: Topology | None,
     workload: Workload | None,
 ) -> Fix:
-    """The change of one table after which every rank fits and the step is the shortest; else more memory."""
+    """The change of one table after which every rank fits and the step is the shortest; else more memory.
+
+    A change that rounds weights (FP16) is named only if no other change is enough.
+    """
     if plan is None or tables is None or topology is None or len(tables) * topology.world_size > MOST_WORK:
         return _more_memory(found)
     tried: list[Fix] = []
@@ -121,8 +126,9 @@ def smallest_fix(
         except PlanError:  # the scheme does not suit the table
             continue
         if (after.memory_bytes.sum(axis=1) <= after.usable_bytes).all():
-            tried.append(Fix(words, float(after.memory_bytes.sum(axis=1).max()), after.step_ms))
-    return min(tried, key=lambda fix: fix.step_ms) if tried else _more_memory(found)
+            rounds = changed_tables != list(tables)
+            tried.append(Fix(words, float(after.memory_bytes.sum(axis=1).max()), after.step_ms, rounds))
+    return min(tried, key=lambda fix: (fix.rounds, fix.step_ms)) if tried else _more_memory(found)
 
 
 def _more_memory(found: Estimate) -> Fix:

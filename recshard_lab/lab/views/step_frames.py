@@ -201,15 +201,20 @@ def _row(svg: Svg, x: float, y: float, width: float, piece: Piece, frame: Frame,
         look = FEATURES[piece.feature % len(FEATURES)]
         svg.rect(x, y + 4, 9, 12, svg.fill(look), extra=f'rx="2" stroke="{LABEL_INK}" stroke-width=".6"')
     named = bool(piece.rows[0][0])  # the states have names, which need room
-    svg.text(x + 13, y + 14, fit([piece.label], LABEL - (44 if named else 16), 11), bold=True)
+    svg.text(x + 13, y + 14, fit([piece.label], LABEL - 16, 11), bold=True)
+    if named and text_width(piece.label, 12) > LABEL - 52:  # the label has its own line above the states
+        y += ROW - 3
     for name, values in piece.rows:
         if name:
             svg.text(x + LABEL - 4, y + 14, name, size=10, anchor="end")
-        for place in range(drawn):
-            left, value = x + LABEL + place * CELL, float(values[place])
-            fill = _colour(value, frame.largest)
-            svg.rect(left, y + 1, CELL - 1, ROW - 2, fill, extra=f'stroke="{LABEL_INK}" stroke-width=".4"')
-            svg.text(left + CELL / 2 - 0.5, y + 14, _number(value, frame), size=10.5, anchor="middle", ink=LABEL_INK)
+        shown = [(x + LABEL + place * CELL, float(values[place])) for place in range(drawn)]
+        svg.raw(f'<g stroke="{LABEL_INK}" stroke-width=".4">')  # attributes once a row: a strip has a thousand cells
+        for left, value in shown:
+            svg.rect(left, y + 1, CELL - 1, ROW - 2, _colour(value, frame.largest))
+        svg.raw(f'</g><g font-size="10.5" text-anchor="middle" fill="{LABEL_INK}">')
+        for left, value in shown:
+            svg.text(left + CELL / 2 - 0.5, y + 14, _number(value, frame))
+        svg.raw("</g>")
         if drawn < size:
             svg.text(x + LABEL + drawn * CELL + 3, y + 14, f"+{size - drawn}", size=10)
         y += ROW

@@ -65,7 +65,7 @@ def timeline(
     whose = f"{name}: batches" if name else "Timeline of batches"
     title = f"{whose} {first} to {last}" + (f": {ms_text(step)} a step" if step else "")
     hidden = {stage: hidden_share(events, stage) for stage in stages if stage not in STEP}
-    summary = with_notes(_summary(hidden, len(stages), step, waited), (event.times_note for event in events))
+    summary = with_notes(_summary(hidden, stages, step, waited), (event.times_note for event in events))
     if len(ranks) > MOST_RANKS:
         note = f"The first {MOST_RANKS} of {len(ranks)} ranks. {as_sentence(note)}".strip()
     lanes = [
@@ -115,15 +115,15 @@ def _step_ms(events: Sequence[Any]) -> float:
     return max(found, default=0.0)
 
 
-def _summary(hidden: Mapping[str, float], stages: int, step: float, waited: float) -> str:
+def _summary(hidden: Mapping[str, float], stages: Sequence[str], step: float, waited: float) -> str:
     words = []
     if "input_dist" in hidden:
         words.append(f"{number(100 * hidden['input_dist'])}% of input_dist ran behind computing.")
-    elif step:
+    elif step and "wait" not in stages:
         words.append("Nothing is sent ahead: waiting is part of forward and backward.")
     if step and (words == [] or "input_dist" in hidden):
         words.append(f"The step waited {ms_text(waited)} of its {ms_text(step)} ({number(100 * waited / step, 2)}%).")
-    return " ".join(words) or f"{stages} stages."
+    return " ".join(words) or f"{len(stages)} stages."
 
 
 def _numbers(events: Sequence[Any], stages: Sequence[str], hidden: Mapping[str, float]) -> TextTable:

@@ -21,8 +21,8 @@ import numpy as np
 PHASES: dict[str, str] = {
     "sizes": "sizes of messages",
     "ids": "ids to shards",
-    "rows": "rows home",
-    "gradients": "gradients back",
+    "rows": "rows to samples",
+    "gradients": "gradients to shards",
     "weight_gradients": "gradients of id weights",
     "row_norms": "row norms",
     "dense": "dense all-reduce",
@@ -78,7 +78,7 @@ def words_of(label: str) -> str:
     """A label for a reader.
 
     >>> words_of("output_dist_backward/rows"), words_of("replicas/optimizer_state"), words_of("pipeline/agree")
-    ('gradients back: direct', '2D sync: optimizer state', 'pipeline/agree')
+    ('gradients to shards: direct', '2D sync: optimizer state', 'pipeline/agree')
     """
     phase = phase_of(label)
     if phase == "other":

@@ -20,7 +20,7 @@ from recshard_lab.lab.live.ranks_gone import lost_text
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
 from recshard_lab.launcher import LaunchError, current
-from recshard_lab.launcher.world import named
+from recshard_lab.launcher.errors import named
 from recshard_lab.planner.answers.text import ranks_word
 from recshard_lab.text_table import TextTable
 
@@ -173,11 +173,12 @@ class RanksPanel(LabWidget):
         self.run_in_background(work, "…", "work")
 
     def static(self) -> tuple[str, str]:
-        """The table as it is now."""
+        """The table as it is now, without process ids: they mean nothing on another machine."""
         ranks = current()
+        states = [] if ranks is None else ranks.status()
         plain = [repr(ranks)[1:-1] if ranks else "no ranks are running"]
-        plain += [f"[{r.rank}] {r.state}, {bytes_text(r.memory_bytes)}" for r in (ranks.status() if ranks else [])]
-        return str(self.table.value), "\n".join(plain)
+        plain += [f"[{one.rank}] {one.state}, {bytes_text(one.memory_bytes)}" for one in states]
+        return _table(ranks, states, self._memory_of(ranks, states), pids=False), "\n".join(plain)
 
 
 def _interrupt(ranks: Any) -> str:
@@ -196,13 +197,13 @@ def _stop(ranks: Any) -> str:
     return f"The ranks are stopped.{lost}"
 
 
-def _table(ranks: Any, states: list[Any], memory: list[RankMemory]) -> str:
+def _table(ranks: Any, states: list[Any], memory: list[RankMemory], pids: bool = True) -> str:
     """One row per rank: state by sign and word, device memory by use in numbers and as a bar."""
     if ranks is None:
         return (
             '<div role="status">No ranks are running. Launch them in a cell: <code>%recshard_launch -n 4</code></div>'
         )
-    heads, rows = _columns(ranks, states, memory)
+    heads, rows = _columns(ranks, states, memory, pids)
     parts = [one.parts for one in memory]
     most = max((one.capacity or sum(part.values()) for one, part in zip(memory, parts, strict=True)), default=0) or 1
     body = ""
@@ -222,17 +223,25 @@ def _table(ranks: Any, states: list[Any], memory: list[RankMemory]) -> str:
     return f"<div>{caption}</div>{table}{notes}"
 
 
-def _columns(ranks: Any, states: list[Any], memory: list[RankMemory]) -> tuple[list[str], list[list[str]]]:
+def _columns(
+    ranks: Any, states: list[Any], memory: list[RankMemory], pids: bool = True
+) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the table, in words. Memory has a column for each use that any rank has."""
     parts = [one.parts for one in memory]
     used = [name for name in (parts[0] if parts else ()) if any(part[name] for part in parts)]
     limited = any(one.capacity for one in memory)
     on_gpus = any(one.device != "cpu" for one in states)
-    heads = ["rank", *(["node"] if ranks.nodes > 1 else []), "process", "state", *(["device"] if on_gpus else [])]
+    heads = [
+        "rank",
+        *(["node"] if ranks.nodes > 1 else []),
+        *(["process"] if pids else []),
+        "state",
+        *(["device"] if on_gpus else []),
+    ]
     heads += ["in use", "peak", *(["capacity"] if limited else []), *(MEMORY[name].label for name in used)]
     rows = []
     for one in states:
-        row = [str(one.rank), *([str(one.node)] if ranks.nodes > 1 else []), str(one.pid)]
+        row = [str(one.rank), *([str(one.node)] if ranks.nodes > 1 else []), *([str(one.pid)] if pids else [])]
         row += [f"{_SIGNS.get(one.state, '✗')} {one.state}", *([one.device] if on_gpus else [])]
         if memory:
             held, part = memory[one.rank], parts[one.rank]

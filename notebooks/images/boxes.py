@@ -28,76 +28,144 @@ def arrow(svg: Svg, *points: tuple[float, float]) -> None:
     svg.path("M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in [(x, y), *wings]) + "Z", 'fill="currentColor"')
 
 
-MAP = {  # column, row, what you can do after it
-    "01_shard_your_first_model": (0, 1, "cut a model over four ranks, prove that it learns the same"),
-    "02_jagged_tensors": (1, 0, "read and build the batch that everything else eats"),
-    "03_embedding_collections": (2, 0, "say why batched tables are fast, and pick an optimizer"),
-    "05_ranks_and_hangs": (1, 1, "read a time line, find the rank that hangs"),
-    "06_sharding_schemes": (2, 1, "choose a cut, draw your own, change it while it trains"),
-    "11_the_planner": (3, 1, "plan for 128 GPUs you have not got, and know how sure that is"),
-    "15_the_training_pipeline": (2, 2, "hide what can be hidden; tell measured from simulated"),
-    "16_out_of_the_notebook": (3, 2, "train on a cluster, survive a kill, bring TorchRec code"),
-    "17_dynamic_tables": (3, 0, "train on ids without a vocabulary, choose which rows stay in fast memory"),
-    "18_serving": (0, 2, "make a model small, serve it, replace it under load"),
-    "19_retrieval": (1, 2, "find 100 of many items for a user, rank them, serve both"),
+CHAPTERS = {  # chapter -> its question, and what you can do after each of its notebooks
+    "I Tables": (
+        "What is in a batch, and in a table?",
+        {
+            "01": "split a model over four ranks and prove that it learns the same",
+            "02": "read and build a batch with any number of ids per sample",
+            "03": "explain why one fused lookup is fast, and pick an optimizer",
+            "04": "keep the order of ids, for models of sequences",
+        },
+    ),
+    "II Shards": (
+        "How is a table split, and what does it send?",
+        {
+            "05": "read a time line and find the rank that hangs",
+            "06": "choose a scheme, draw your own, switch it while it trains",
+            "07": "measure skew and replicate the hot rows",
+            "08": "predict the memory of each rank and make a plan fit",
+            "09": "send fewer bytes, and know what accuracy that costs",
+            "10": "send less between nodes with two hops",
+        },
+    ),
+    "III Plans": (
+        "Which plan is best, and how sure is that?",
+        {
+            "11": "let the planner choose, and ask it why",
+            "12": "calibrate predictions and state their error",
+            "13": "simulate machines that you do not have",
+            "14": "plan a model on your own and defend the plan",
+        },
+    ),
+    "IV Train and serve": (
+        "How does it run, from the first step to an answer?",
+        {
+            "15": "overlap communication with computation",
+            "16": "run it with torchrun and resume after a kill",
+            "17": "train on ids without a vocabulary",
+            "18": "make a model small and serve it",
+            "19": "find the best of many items for a user",
+            "20": "run TorchRec code here",
+        },
+    ),
 }
-FILLS = ["#9ad6ae", "#9cc4ee", "#f6bd83"]
+FILLS = ["#9ad6ae", "#9cc4ee", "#f6bd83", "#d3bdea"]
+
+
+def rows_of_the_page() -> dict[str, tuple[str, str, str]]:
+    """Number -> title, minutes in class and what comes before, as the table in TEACHING.md has them."""
+    page = (Path(__file__).parents[1] / "TEACHING.md").read_text()
+    rows = re.findall(r"^\| \[(\d\d) (.+?)\]\(\S+\) \| \S+ s \| (\d+) min \|[^|]*\| ?(.*?) ?\|$", page, re.MULTILINE)
+    return {number: (title, minutes, before) for number, title, minutes, before in rows}
 
 
 def draw_map() -> str:
-    """Which notebook leads where; seconds are those of TEACHING.md, which a test compares with reality."""
-    told = (Path(__file__).parents[1] / "TEACHING.md").read_text()
-    seconds = {name: re.search(rf"{name}\.ipynb\) \| (\d+) s \| (\d+) min", told) for name in MAP}
-    words = "Begin at 01. Above: batches and tables. Middle: ranks and plans. Below: serving, speed, and leaving."
-    svg = Svg(880, 462, "The notebooks", words)
-    wide, high, gap_x, gap_y, top = 196.0, 112.0, 26.0, 22.0, 56.0
-    svg.head("The notebooks", words, 14)
+    """The notebooks by chapter: what you can do after each, its minutes in class, and what it needs.
 
-    def at(name: str) -> tuple[float, float]:
-        return 14 + MAP[name][0] * (wide + gap_x), top + MAP[name][1] * (high + gap_y)
-
-    for name, (_, row, can) in MAP.items():
-        x, y = at(name)
-        head, *rest = wrap(f"{name[:2]} {TITLES[name]}", 27)
-        lines = [*rest, *wrap(f"then you can {can}", 31)]
-        card(svg, x, y, wide, high, head, lines, FILLS[row])
-        found = seconds[name]
-        assert found, f"TEACHING.md has no times for {name}"
-        times = f"{found[1]} s to run, {found[2]} min in class"
-        svg.text(x + 10, y + high - 9, times, size=10, ink=LABEL_INK, extra='opacity=".85"')
-    sides = [("02", "03"), ("03", "09"), ("01", "04"), ("04", "05"), ("05", "06"), ("07", "08"), ("10", "11")]
-    place = {name[:2]: at(name) for name in MAP}
-    for one, other in sides:
-        (x, y), (to_x, _) = place[one], place[other]
-        arrow(svg, (x + wide, y + high / 2), (to_x, y + high / 2))
-    (x, y), (to_x, to_y) = place["01"], place["02"]
-    arrow(svg, (x + wide / 2, y), (x + wide / 2, to_y + high / 2), (to_x, to_y + high / 2))
-    (x, y), (_, to_y) = place["01"], place["10"]
-    arrow(svg, (x + wide / 2, y + high), (x + wide / 2, to_y))
-    (x, y), (to_x, to_y) = place["04"], place["07"]
-    between = y + high + gap_y / 2
-    arrow(svg, (x + wide / 2, y + high), (x + wide / 2, between), (to_x + wide / 2, between), (to_x + wide / 2, to_y))
+    It is narrow, so that it can be read at a width of 400 pixels.
+    """
+    words = "Begin at 01 and go down, or jump: each card names the lessons that it builds on."
+    wide, high, gap, left, top, head = 228.0, 78.0, 7.0, 8.0, 62.0, 42.0
+    counts = [math.ceil(len(lessons) / 2) for _, lessons in CHAPTERS.values()]
+    height = top + sum(head + rows * (high + gap) + 14 for rows in counts)
+    svg = Svg(2 * wide + gap + 2 * left, height, "Twenty lessons in four chapters", words)
+    svg.text(left, 20, "Twenty lessons in four chapters", size=15, bold=True)
+    for line, text in enumerate(wrap(words, 62)):
+        svg.text(left, 37 + 15 * line, text, size=12)
+    known, y = rows_of_the_page(), top
+    for fill, (chapter, (question, lessons)) in zip(FILLS, CHAPTERS.items(), strict=True):
+        svg.text(left, y + 16, chapter, size=14, bold=True)
+        svg.text(left, y + 33, question, size=12)
+        y += head
+        for number, (lesson, can) in enumerate(lessons.items()):
+            x = left + (number % 2) * (wide + gap)
+            title, minutes, before = known[lesson]
+            box = y + number // 2 * (high + gap)
+            svg.rect(x, box, wide, high, fill, extra='rx="7" stroke="currentColor" stroke-opacity=".55"')
+            svg.text(
+                x + 9, box + 19, f"{lesson} {title}", size=13.5 if len(title) < 24 else 11, bold=True, ink=LABEL_INK
+            )
+            for line, text in enumerate(wrap(can, 34)):
+                svg.text(x + 9, box + 36 + 14 * line, text, size=12, ink=LABEL_INK)
+            needs = " ".join(dict.fromkeys(re.findall(r"\d\d", before)))
+            svg.text(
+                x + 9, box + high - 9, f"{minutes} min" + (f", after {needs}" if needs else ""), size=11, ink=LABEL_INK
+            )
+        y += math.ceil(len(lessons) / 2) * (high + gap) + 14
     return standalone(str(svg)) + "\n"
 
 
-TITLES = {
-    "01_shard_your_first_model": "Shard your first model",
-    "02_jagged_tensors": "Jagged tensors",
-    "03_embedding_collections": "Embedding collections",
-    "05_ranks_and_hangs": "Ranks and hangs",
-    "06_sharding_schemes": "Sharding schemes",
-    "11_the_planner": "The planner",
-    "15_the_training_pipeline": "The training pipeline",
-    "16_out_of_the_notebook": "Out of the notebook",
-    "17_dynamic_tables": "Dynamic tables",
-    "18_serving": "Serving",
-    "19_retrieval": "Retrieval",
-}
+def draw_memory() -> str:
+    """Four ranks under a cap that one of them breaks, and the move that makes the plan fit."""
+    words = "Each rank stores its tables and needs buffers in a step. One table moves, and every rank fits."
+    svg = Svg(880, 300, "Memory of four ranks", words)
+    svg.head("Memory of four ranks", words, 14)
+    ranks = [[("movies", 102), ("studios", 38)], [("users", 77)], [("actors", 64)], [("tags", 51)]]
+    bottom, scale = 262.0, 1.15
+    for number, tables in enumerate(ranks):
+        x, y = 60 + 200 * number, bottom
+        for place, (name, size) in enumerate([*tables, ("buffers", 15)]):
+            y -= size * scale
+            fill = FILLS[2] if name == "buffers" else FILLS[place]
+            svg.rect(x, y, 120, size * scale, fill, extra='stroke="currentColor" stroke-opacity=".55"')
+            svg.text(x + 8, y + size * scale / 2 + 4, name, size=11, ink=LABEL_INK)
+        svg.text(x + 34, bottom + 20, f"rank {number}", bold=True)
+    cap = bottom - 140 * scale
+    svg.path(f"M40 {cap:.1f}L840 {cap:.1f}", 'stroke="#d9480f" stroke-width="1.8" stroke-dasharray="7 4" fill="none"')
+    svg.text(700, cap - 7, "memory of a rank", size=11)
+    arrow(svg, (180, bottom - 121 * scale), (720, bottom - 121 * scale), (720, bottom - 68 * scale))
+    svg.text(400, bottom - 127 * scale, "one change", size=11)
+    return standalone(str(svg)) + "\n"
+
+
+def draw_nodes() -> str:
+    """Direct and two-hop: which partial sums cross the link between two nodes."""
+    words = "Two ranks of node 0 have partial sums for rank 2. Adding them first halves what crosses the link."
+    svg = Svg(880, 262, "One hop or two", words)
+    svg.head("One hop or two", words, 14)
+    for left, title in ((14.0, "direct"), (452.0, "two-hop")):
+        svg.text(left, 74, title, bold=True)
+        for at, node in ((left, "node 0"), (left + 276, "node 1")):
+            svg.rect(at, 84, 138, 162, "none", extra='rx="9" stroke="currentColor" stroke-opacity=".6"')
+            svg.text(at + 10, 102, node, size=11)
+        for number in range(2):
+            y = 112 + 66 * number
+            card(svg, left + 14, y, 110, 54, f"rank {number}", ["a partial sum"], FILLS[0])
+            lines = [["needs the sum"], []][number]
+            card(svg, left + 290, y, 110, 54, f"rank {number + 2}", lines, FILLS[1])
+    arrow(svg, (138, 139), (304, 133))
+    arrow(svg, (138, 205), (304, 150))
+    svg.text(170, 222, "two messages cross", size=11)
+    arrow(svg, (521, 178), (521, 166))
+    arrow(svg, (576, 139), (742, 139))
+    svg.text(606, 222, "one message crosses", size=11)
+    return standalone(str(svg)) + "\n"
 
 
 def draw_one_script() -> str:
     """How one script is started, and who reads what it leaves."""
-    words = "However it is started, it computes the same; whoever reads its checkpoint, needs to know nothing of ranks."
+    words = "However it is started, it computes the same numbers. Its checkpoint loads anywhere."
     svg = Svg(880, 318, "One script", words)
     svg.head("One script", words, 14)
     starts = [
@@ -117,8 +185,6 @@ def draw_one_script() -> str:
         arrow(svg, (250, y + 25), (284, y + 25), (284, 178), (306, 178))
     script = ["the model, its data,", "a plan, join();", "or one run.yaml"]
     card(svg, 306, 132, 170, 92, "one script", script, FILLS[0])
-    card(svg, 306, 56, 170, 50, "TorchRec's code", ["its import answered here"], "#d3bdea")
-    arrow(svg, (391, 106), (391, 132))
     arrow(svg, (476, 178), (502, 178))
     card(svg, 502, 150, 122, 56, "a checkpoint", ["also after kill -9"], FILLS[2])
     for number, (head, line) in enumerate(ends):
@@ -191,8 +257,31 @@ def draw_retrieval() -> str:
     return standalone(str(svg)) + "\n"
 
 
+def draw_torchrec() -> str:
+    """How a TorchRec script reaches this library."""
+    words = "The script stays as it is. Its import is answered by classes of this library, which train on any ranks."
+    svg = Svg(880, 250, "A TorchRec script on your laptop", words)
+    svg.head("A TorchRec script on your laptop", words, 14)
+    card(svg, 14, 72, 190, 52, "train.py", ["import torchrec"], "#d3bdea")
+    card(svg, 252, 72, 200, 52, "compat.install()", ["answers the import"], FILLS[0])
+    card(svg, 500, 72, 172, 52, "recshard_lab", ["the same names"], FILLS[2])
+    card(svg, 720, 72, 146, 52, "2 ranks", ["CPU, no GPU"], FILLS[1])
+    for start, end in [(204, 252), (452, 500), (672, 720)]:
+        arrow(svg, (start, 98), (end, 98))
+    card(svg, 14, 172, 190, 52, "a plan of TorchRec", ["ShardingPlan"], "#d3bdea")
+    card(svg, 500, 172, 172, 52, "a plan here", ["ShardingPlan"], FILLS[2])
+    arrow(svg, (204, 188), (500, 188))
+    arrow(svg, (500, 210), (204, 210))
+    svg.text(272, 181, "compat.from_torchrec(plan)", size=10.5)
+    svg.text(272, 227, "compat.to_torchrec(plan)", size=10.5)
+    return standalone(str(svg)) + "\n"
+
+
+Path(__file__).with_name("20_coming_from_torchrec.svg").write_text(draw_torchrec())
 Path(__file__).with_name("19_retrieval.svg").write_text(draw_retrieval())
 Path(__file__).with_name("18_serving.svg").write_text(draw_serving())
 Path(__file__).with_name("17_dynamic_tables.svg").write_text(draw_dynamic())
+Path(__file__).with_name("08_memory.svg").write_text(draw_memory())
+Path(__file__).with_name("10_nodes.svg").write_text(draw_nodes())
 Path(__file__).with_name("16_one_script.svg").write_text(draw_one_script())
 Path(__file__).with_name("00_map.svg").write_text(draw_map())

@@ -61,6 +61,12 @@ def world_size(path: Path) -> int:
     return max((int(match[1]) for match in found if match), default=0)
 
 
+def on_ranks(source: str) -> bool:
+    """Whether a cell computes on ranks. One that kills a rank, or pushes names to them, is left out."""
+    left_out = "SIGKILL" in source or PUSH.search(source)
+    return bool(HEAD.match(source) or ON_RANKS.search(source)) and not left_out
+
+
 def run_on_ledger(cells: list[tuple[str, bool]], ranks: Any, **instead: Any) -> Found:
     """Runs the rank cells, as `sources` returns them, on launched ranks.
 
@@ -79,9 +85,7 @@ def run_on_ledger(cells: list[tuple[str, bool]], ranks: Any, **instead: Any) -> 
             ranks.push({name: instead.get(name, names[name]) for name in push[1].split()})
         elif file := FILE.match(source):
             Path(eval(f"f'{file[1]}'", names)).write_text(source[file.end() :])
-        elif HEAD.match(source) or ON_RANKS.search(source):
-            if "SIGKILL" in source:
-                continue
+        elif on_ranks(source):
             found.cells.append(number)
             ranks.run(begin)
             try:

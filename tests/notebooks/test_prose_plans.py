@@ -1,0 +1,193 @@
+"""What notebooks 11 to 14 say in prose is what their cells print, and what the repository's records hold."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+import recshard_lab as rs
+from tests.notebooks.claims import numbers_in, stored
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_11_the_planners_plan_beats_the_other_plans_and_is_near_its_bound() -> None:
+    planner = stored("11")
+    steps = {name: planner.cell("took = {").row(name)[0] for name in rs.sharding.scheme_names()}
+    step, bound = (planner.cell("plan.bound_ms").number(after=word) for word in ("step", "bound"))
+    assert bound < step < min(steps.values())
+    assert planner.cell("mine_waiting").number("%") > 10  # "white space is waiting"
+
+
+def test_11_the_model_is_a_few_percent_above_the_formula() -> None:
+    cell = stored("11").cell("by_formula:.3f")
+    formula, model = cell.row("output_dist by the formula")
+    assert 1 <= model / formula < 1.06
+    assert cell.row("output_dist ")[2] == model
+    assert all(whole == pytest.approx(fixed + grows, abs=2e-3) for whole, fixed, grows in (cell.row("lookup "),))
+
+
+def test_11_the_largest_table_stays_whole_and_a_smaller_one_is_split() -> None:
+    planner = stored("11")
+    sizes = planner.cell('for name in ("t25", "t16"):')
+    assert sizes.line("t25").startswith("t25: table_wise")
+    assert sizes.line("t16").startswith("t16: row_wise")
+    (rows, *_), (smaller, *_) = sizes.row("t25"), sizes.row("t16")
+    assert rows > smaller
+    assert sizes.number("times") > 10
+    why_not = planner.cell("plan.why_not")
+    assert why_not.number(after="It is") > why_not.number(after="now")  # required table_wise is slower
+    assert planner.cell("critical_rank").number(after="It is") == 0  # the busiest rank is not the fullest
+
+
+def test_11_what_does_not_fit_is_refused_with_a_fix() -> None:
+    refusal = stored("11").output_of("except rs.PlanError")
+    assert "does not fit" in refusal
+    assert "Fix:" in refusal
+
+
+def test_11_the_file_of_tables_is_printed_whole() -> None:
+    printed = stored("11").output_of('print(Path("examples/tables.yaml")')
+    assert (ROOT / "notebooks/examples/tables.yaml").read_text().strip() in printed
+
+
+def test_12_the_one_table_of_trust_holds_the_recorded_figures() -> None:
+    table = stored("12").prose("This is the one table")
+    recorded = json.loads((ROOT / "benchmarks/published.json").read_text())
+    fused = {p["name"]: recorded["recorded"][p["name"]] for p in recorded["points"] if p["executor"] == "fused"}
+
+    def row(words: str) -> list[float]:
+        return numbers_in(next(part for part in re.split(r"\| \|", table) if words in part))
+
+    for words, executor in (("GPUs of a data sheet", ""), ("HugeCTR alone", "HugeCTR"), ("TorchRec alone", "TorchRec")):
+        logs = [abs(math.log(ratio)) for name, ratio in fused.items() if name.startswith(executor)]
+        found = row(words)
+        assert found[0] == pytest.approx(math.exp(sum(logs) / len(logs)), abs=0.006)
+        assert found[-1] == len(logs)
+        if not executor:
+            assert found[1] == pytest.approx(math.exp(max(logs)), abs=0.006)
+    assert all(ratio < 1 for name, ratio in fused.items() if name.startswith("TorchRec"))  # "too short"
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    error = next(line for line in page.splitlines() if line.startswith("| 2 ranks, 41 models"))
+    assert row("default figures")[0] == numbers_in(error.split("|")[2])[0]
+    assert [*row("the same, calibrated")] == [*numbers_in(error.split("|")[3]), *numbers_in(error.split("|")[4])]
+    choice = next(line for line in page.splitlines() if line.startswith("| 2 ranks: fastest of four"))
+    assert row("fastest of four schemes")[:2] == [*numbers_in(choice.split("|")[3]), *numbers_in(choice.split("|")[4])]
+    assert "81-88%" in table
+    assert "81-88%" in page
+
+
+def test_12_bytes_are_predicted_exactly_where_the_table_says_so() -> None:
+    cell = stored("12").cell('"sent in a step"')
+    sent, counted = cell.row("sent in a step")
+    assert sent == pytest.approx(counted, rel=0.01)
+
+
+def test_12_conclusions_follow_from_the_errors() -> None:
+    trust = stored("12")
+    cell, verdict = trust.cell("mean error"), trust.cell("gain, noise =").output
+    errors = {name: cell.row(f"{name:14} mean error")[0] for name in ("defaults", "calibrated", "measured once")}
+    gain, noise = errors["defaults"] - errors["calibrated"], errors["measured once"]
+    if abs(gain) > noise / 2 + 2:  # printed without decimals
+        assert ("Calibrated figures are nearer" in verdict) == (gain > 0)
+    if abs(noise - 20) > 1:
+        assert ("This machine is busy" in verdict) == (noise > 20)
+    chosen = trust.cell("Shortest steps here")
+    lost = {name: chosen.row(f"{name:18} fastest in")[2] for name in (*errors, "always table_wise")}
+    assert min(lost, key=lost.__getitem__) in chosen.line("Shortest steps here")
+
+
+def test_13_the_answer_names_its_figures_and_the_one_it_depends_on() -> None:
+    what_if = stored("13")
+    speedup = what_if.cell("mine_times").number(after="It is")
+    assert 1 < speedup < 16
+    varied = what_if.cell("speedups[name, factor]")
+    same = {name: varied.row(f"{name:18} x 1 ")[-1] for name in ("launch_ms", "inter_host_bw", "hbm_mem_bw")}
+    assert list(same.values()) == pytest.approx([speedup] * 3, abs=0.06)  # one set of figures: both ways agree
+    told = what_if.cell("moves the speed-up")
+    moved = {name: told.row(f"{name:18} moves")[0] for name in (*same, "tf32_flops_per_ms")}
+    worst = max(moved, key=moved.__getitem__)
+    ends = sorted(varied.row(f"{worst:18} x {factor}")[-1] for factor in ("0.5", "2 "))
+    assert told.row("Say: 16 times the GPUs give") == pytest.approx(ends, abs=0.06)
+    assert told.line("Say:").endswith(f"{worst}.")
+
+
+def test_13_its_prose_about_parts_is_what_the_sweep_found() -> None:
+    swept = rs.sweep(
+        rs.planner.mlperf_dlrm_dcnv2_tables(),
+        rs.planner.mlperf_dlrm_dcnv2_workload(pipeline="sparse_dist"),
+        topology="h100",
+        world_size=[8, 16, 128],
+        global_batch_size=65_536,
+    )
+    parts = [
+        [sum(point.phases_ms[p] for p in phases) for point in swept.points]
+        for phases in (["lookup", "lookup_backward"], ["input_dist", "output_dist", "output_dist_backward"], ["dense"])
+    ]
+    lookups, messages, dense = parts
+    assert lookups[2] + messages[2] + dense[2] > 1.2 * swept.points[2].step_ms  # "The parts overlap"
+    assert lookups[0] > lookups[1] > lookups[2]  # "Lookups shrink"
+    assert messages[1] > 1.2 * messages[0]  # "grow when they leave the host"
+    assert abs(messages[2] / messages[1] - 1) < 0.1  # "Then they hardly change"
+    assert dense[0] > 1.5 * dense[1] > 1.5 * dense[2]  # "shrink at first"
+    assert stored("13").cell("mine_part").number(after="It is") == 2
+    assert stored("13").cell("bound by {point").line("128 H100s").endswith("host")  # "the floor is launches"
+
+
+def test_13_published_and_predicted_steps() -> None:
+    what_if = stored("13")
+    cell, text = what_if.cell("before / after:"), what_if.prose("NVIDIA trained this model")
+    before, after = (rs.planner.MLPERF_PUBLISHED_MS[name] for name in ("before", "after"))
+    assert f"a training step: {before:g} ms at first, and {after:g} ms after four changes" in text
+    off = [numbers_in(line.rsplit(",", 1)[1])[0] for line in cell.output.splitlines() if "published, -" in line]
+    assert len(off) == 2  # "Both predictions are too short"
+    published, predicted = cell.row("before / after")
+    assert abs(predicted / published - 1) < min(abs(one) for one in off) / 100  # "nearer than the milliseconds"
+
+
+def test_13_memory_is_a_limit_and_batches_are_launch_bound() -> None:
+    what_if = stored("13")
+    small, larger, _ = (what_if.cell("batches.points").row(f"{n:6,} samples per GPU")[0] for n in (512, 2048, 8192))
+    assert larger < 1.1 * small  # "A small batch costs as much as a larger one"
+    memory = what_if.cell("memories.points")
+    assert "does not fit" in memory.line("8 GPUs of 20 GB")
+    assert memory.row("16 GPUs of 20 GB")[0] < 1.1 * memory.row("16 GPUs of 40 GB")[0]
+    trillion = what_if.cell("trillion_example")
+    assert "HBM + host" in trillion.line("as 2 x 32")
+    assert trillion.number("GPUs") == 64
+
+
+def test_14_the_capstone_can_be_won_by_its_hint_and_the_planner_is_ahead() -> None:
+    capstone = stored("14")
+    cell = capstone.cell("scored = ")
+    scores = {name: cell.row(f"{name:12}") for name in ("baseline", "row_wise", "column_wise", "yours")}
+    assert scores["baseline"][1] == scores["yours"][1] == 0
+    planner = capstone.cell("mine_percent")
+    step, bound = planner.row("no plan is below")[:2]
+    assert bound <= step < min(each[0] for each in scores.values())
+    file = rs.planner.read_tables(ROOT / "notebooks/examples/capstone.yaml")
+    tables, hosts = file.tables, rs.Topology.preset("h100x16")
+    load = file.workload(batch_size=2048, optimizer="exact_row_wise_adagrad")
+    reads = {t.name: load.pooling_factor(t.feature_names[0]) * t.embedding_dim for t in tables}
+    large = [t.name for t in tables if t.weight_bytes > hosts.free_memory_bytes() / 2]
+    baseline = {t.name: rs.ParameterConstraints(["table_wise"], ranks=[i % 16]) for i, t in enumerate(tables)}
+    baseline |= {name: rs.ParameterConstraints(["row_wise"]) for name in large}
+    hinted = {**baseline, **dict.fromkeys(sorted(reads, key=reads.__getitem__)[-5:], "row_wise")}
+    plans = {"baseline": baseline, "hinted": hinted, "planner": "planner"}
+    found = rs.compare_plans(tables, hosts, plans, load)
+    assert found["hinted"].fits
+    assert found.values["hinted"]["step_ms"] < scores["row_wise"][0] - 0.01  # the solution of exercise a
+    assert max(scores["row_wise"][1], scores["column_wise"][1]) < found.score("hinted", "baseline") <= 100
+    assert found["planner"].estimate is not None
+    assert found["planner"].estimate.step_ms == pytest.approx(step, abs=1e-3)
+    assert len(tables) == 40
+    assert "40 tables" in capstone.output_of("read_tables")
+
+
+def test_14_the_planners_plan_is_robust_as_counted() -> None:
+    capstone = stored("14")
+    lines = [line for line in capstone.output_of("stays.append").splitlines() if "baseline" in line]
+    better = sum(numbers_in(line)[-1] < numbers_in(line)[-2] for line in lines)
+    assert capstone.cell("stays the better one").numbers == [better, len(lines)]

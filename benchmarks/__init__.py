@@ -2,7 +2,7 @@
 
 A benchmark is a module of this package. The first line of its docstring names what it measures. Its function
 ``figures()`` returns a list of `Figure`. Its ``TARGETS``, if it has any, maps the names of figures to their bounds: a
-promise is written there once, and `Benchmark.run`, the gate and the README read it. A new file is found by its name.
+promise is written there once, and `Benchmark.run`, the gate and the docs read it. A new file is found by its name.
 
 Benchmarks are part of the checkout, not of the installed package.
 """

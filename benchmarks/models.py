@@ -1,4 +1,4 @@
-"""Test AUC and loss curves of models trained sharded and in plain torch."""
+"""Test AUC, NDCG and loss curves of models trained sharded and in plain torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from benchmarks import Figure
+from benchmarks.apparatus import sequence_runs
 from benchmarks.apparatus.model_runs import Course, Curve, plain, sharded
 from benchmarks.apparatus.tower_runs import MOVIELENS, Likes, scores_alone, scores_sharded
 
@@ -32,7 +33,7 @@ COURSES = {
 
 
 def figures(*, only: Sequence[str] = ()) -> list[Figure]:
-    """For each model the difference between its test AUC and plain torch's; then the recall of two towers.
+    """For each model the difference between its test AUC and plain torch's; then two towers and sequences.
 
     Args:
         only: parts of names; all when left out.
@@ -41,7 +42,7 @@ def figures(*, only: Sequence[str] = ()) -> list[Figure]:
         ValueError: an `only` that no figure has in its name.
     """
     chosen = {name: course for name, course in COURSES.items() if not only or any(part in name for part in only)}
-    others: dict[str, Callable[[], list[Figure]]] = {"proposals": proposals}
+    others: dict[str, Callable[[], list[Figure]]] = {"proposals": proposals, "sequences": sequences}
     asked = [make for name, make in others.items() if not only or any(part in name for part in only)]
     if not chosen and not asked:
         raise ValueError(f"no figure has {list(only)} in its name; there are: {', '.join([*COURSES, *others])}")
@@ -100,3 +101,16 @@ def proposals(k: int = 100) -> list[Figure]:
         Figure(name, sharded_too, "", target=popular, at_most=False, beside=beside),
         Figure("the same, apart from one process", abs(sharded_too - alone), "", target=0.005),
     ]
+
+
+def sequences() -> list[Figure]:
+    """SASRec on MovieLens, the last item of each user held out: NDCG@10 sharded and in plain torch."""
+    from recshard_lab.launcher import launch
+
+    course = sequence_runs.Course()
+    truth = sequence_runs.plain(course)
+    with launch(RANKS) as ranks:
+        ours = ranks.run(sequence_runs.sharded, course)[0]
+    beside = {"NDCG@10 sharded": ours.ndcg, "NDCG@10 plain torch": truth.ndcg, "loss at the end": ours.losses[-1]}
+    name = f"NDCG@10 apart, sasrec sequences on MovieLens, {RANKS} ranks"
+    return [Figure(name, abs(ours.ndcg - truth.ndcg), "", target=APART, beside=beside)]

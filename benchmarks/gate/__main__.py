@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gate``: check the promised figures, record them, write them into the README."""
+"""``python -m benchmarks.gate``: check the promised figures, record them, write them into the docs and the README."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import benchmark_named
-from benchmarks.gate import GATED
-from benchmarks.gate.readme import with_tables
+from benchmarks.gate import GATED, docs
 from benchmarks.gate.record import Record, measure
 from benchmarks.gate.verdicts import TRIES, Verdict, judge, write
 
@@ -29,16 +28,16 @@ def main(arguments: list[str] | None = None) -> int:
     record.add_argument("names", nargs="+")
     record.add_argument("--passes", type=int, default=10)
     record.add_argument("--with-torchrec", action="store_true", help="in turn with TorchRec, as train_step needs it")
-    readme = what.add_parser("readme", help="write the recorded figures into the README's tables")
-    readme.add_argument("file", nargs="?", type=Path, default=Path("README.md"))
+    pages = what.add_parser("docs", help="write the recorded figures into docs/benchmarks.md and the README")
+    pages.add_argument("root", nargs="?", type=Path, default=Path(), help="the checkout")
     asked = parser.parse_args(arguments)
     kept = Record(asked.record)
     if asked.what == "record":
         for name in asked.names:
             kept.add(benchmark_named(name), asked.passes, partial(measure, with_torchrec=asked.with_torchrec))
         return 0
-    if asked.what == "readme":
-        asked.file.write_text(with_tables(asked.file.read_text(), kept))
+    if asked.what == "docs":
+        docs.write(asked.root, kept)
         return 0
     verdicts: list[Verdict] = []
     try:

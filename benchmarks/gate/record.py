@@ -1,4 +1,4 @@
-"""What the figures were when they were last recorded: values for the README, ratios to the reference for the gate."""
+"""What the figures were when they were last recorded: values for the docs, ratios to the reference for the gate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Recorded:
         at_most: whether the target is an upper bound.
         ratio: median of the figure's CPU time divided by the reference step's; None for figures without a CPU time.
         variation: how far the worst pass was above that median, as a share of it.
-        note: what the README says of the value instead of its date.
+        note: what the docs state beside the value instead of its date.
         step_ms: time of the reference step, ms by the clock, on the machine and in the state that `value` is from.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 
 import benchmarks
 from benchmarks import Benchmark, Figure
-from benchmarks.gate import GATED, IN_README, __main__, verdicts
-from benchmarks.gate.readme import with_tables
+from benchmarks.gate import GATED, IN_DOCS, __main__, verdicts
+from benchmarks.gate.docs import PAGES, readme_rows, with_tables
 from benchmarks.gate.record import FLOOR, Pass, Record, Recorded, measure, recorded
 from benchmarks.gate.reference import Reference, time_reference
 from benchmarks.gate.verdicts import Verdict, judge
@@ -207,7 +208,7 @@ def test_the_reference_step_takes_milliseconds_and_is_measured_beside_a_benchmar
     assert found.reference.wall > 0
 
 
-@pytest.mark.parametrize("name", [*dict.fromkeys((*GATED, *IN_README))])
+@pytest.mark.parametrize("name", [*dict.fromkeys((*GATED, *IN_DOCS))])
 def test_every_promised_figure_is_recorded(name: str) -> None:
     promised = benchmarks.benchmark_named(name).targets
     assert promised
@@ -219,19 +220,41 @@ def test_figures_of_one_process_are_compared_with_the_reference_step(name: str) 
     assert all(figure.most for figure in RECORD.figures(name).values())
 
 
-def test_the_readme_has_the_targets_of_the_code_and_the_recorded_values() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert with_tables(text, RECORD) == text, "python -m benchmarks.gate readme"
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_the_targets_of_the_code_and_the_recorded_values(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert with_tables(text, PAGES[page], RECORD) == text, "python -m benchmarks.gate docs"
 
 
-def test_another_target_or_value_changes_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_every_page(tmp_path: Path) -> None:
+    for page in PAGES:
+        target = tmp_path / page
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(re.sub(r"^\| .*\n", "", (ROOT / page).read_text(), flags=re.MULTILINE))
+    assert __main__.main(["--record", str(ROOT / ".ci/figures.json"), "docs", str(tmp_path)]) == 0
+    for page, tables in PAGES.items():
+        for name in tables:
+            inside = re.compile(f"<!-- {name}: begin -->.*<!-- {name}: end -->", re.DOTALL)
+            written, committed = (inside.findall((root / page).read_text()) for root in (tmp_path, ROOT))
+            assert written == committed
+
+
+def test_another_target_or_value_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks import plan
 
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs/benchmarks.md").read_text()
+    tables = PAGES["docs/benchmarks.md"]
     monkeypatch.setitem(plan.TARGETS, plan.name_of(26, 8), 12345.0)
-    assert "at most 12345 ms" in with_tables(text.replace("at most", ""), RECORD)
+    assert "at most 12345 ms" in with_tables(text.replace("at most", ""), tables, RECORD)
     with pytest.raises(ValueError, match="does not have one <!-- figures: begin -->"):
-        with_tables("no table", RECORD)
+        with_tables("no table", tables, RECORD)
+
+
+def test_a_missed_target_is_marked_in_the_readme() -> None:
+    rows = list(readme_rows(RECORD))[2:]
+    assert len(rows) == 5
+    published = RECORD.figures("published")["predicted against published step times, mean error, fused kernels"]
+    assert [("missed" in row) for row in rows if "published" in row] == [published.value > 25.0]
 
 
 def test_ci_checks_the_figures_by_the_gate() -> None:

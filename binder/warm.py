@@ -1,8 +1,8 @@
-"""What the first cell of a notebook would wait for: compiled loops, and libraries that lie on a cold disk.
+"""Prepares what the first cell of a notebook needs: compiled loops, and libraries in the page cache.
 
-Run when the image is built, and again when a container starts: that may be on another processor, for which the loops
-are compiled anew (some 5 s), and with nothing of torch in memory yet. MovieLens is not fetched here: GroupLens does not
-allow its ratings to be passed on, in an image neither; the notebook fetches them for its reader.
+It runs when the image is built and again when a container starts. The container may have another processor: then the
+loops are compiled again (about 5 s). Torch is not in its page cache yet. MovieLens is not downloaded here, because
+GroupLens does not allow its redistribution. The notebook downloads it for its reader.
 """
 
 from importlib import import_module

@@ -795,7 +795,7 @@ def calls() -> dict[str, Call]:
         ),
         "ParameterConstraints": (
             lambda **own: planned(
-                rl.EmbeddingShardingPlanner(rl.Topology(2), 8, {"t": rl.ParameterConstraints(**own)})
+                rl.EmbeddingShardingPlanner(rl.Topology(2), 8, constraints={"t": rl.ParameterConstraints(**own)})
             ),
             {
                 "sharding_types": ["row_wise"],

@@ -16,6 +16,7 @@ INSTALLED = [
     *PROJECT["dependencies"],
     *PROJECT["optional-dependencies"]["cpu"],
     *PROJECT["optional-dependencies"]["test"],
+    *PROJECT["optional-dependencies"]["docs"],
 ]
 
 

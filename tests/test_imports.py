@@ -146,6 +146,20 @@ def test_an_unknown_name_is_refused_by_name() -> None:
         recshard_lab.ShardingPlann  # noqa: B018
 
 
+def test_a_name_of_a_room_is_refused_with_its_room_and_no_room_is_imported() -> None:
+    names = ("RowWiseAdagrad", "read_tables", "measure_plan", "TrainPipelineSparseDist", "Frobnicate")
+    code = (
+        "import sys, recshard_lab as rs\n"
+        f"for name in {names}:\n"
+        "    try:\n        getattr(rs, name)\n    except AttributeError as error:\n        print(error)\n"
+        "print('torch' in sys.modules, 'recshard_lab.optim' in sys.modules, hasattr(rs, '__wrapped__'))"
+    )
+    fixes = [f"use rs.{room}.{name}" for room, name in zip(("optim", "planner", "lab", "train"), names, strict=False)]
+    fixes.append("dir(recshard_lab) lists its names")
+    told = [f"recshard_lab has no {name!r}. Fix: {fix}" for name, fix in zip(names, fixes, strict=True)]
+    assert run_python(code).splitlines() == [*told, "False False False"]
+
+
 @pytest.mark.parametrize("room", ["planner", "sharding"])
 def test_planning_imports_no_tensor_library(room: str) -> None:
     for file in (PACKAGE / room).rglob("*.py"):

@@ -24,6 +24,14 @@ def run_every_cell(page: Any, timeout_s: float = 150) -> float:
         " window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => { window.allRan = true; }); }"
     )
     page.wait_for_function("window.allRan === true", timeout=1000 * timeout_s)
+    # the command ends at the first cell that raises, while the cells after it still run
+    page.wait_for_function(
+        f"""() => {{ const cells = {_NOTEBOOK}.content.model.cells;
+        return [...Array(cells.length).keys()].map(i => cells.get(i)).every(cell => cell.type !== 'code'
+        || !cell.sharedModel.getSource()
+        || (cell.executionCount && !cell.isPending && cell.executionState !== 'running')); }}""",
+        timeout=1000 * timeout_s,
+    )
     return time.perf_counter() - begun
 
 

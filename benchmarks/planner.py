@@ -51,6 +51,9 @@ _GAP = "gap to the proved bound"
 _DRAWN = f"{_GAP}, random models of 2 to 128 ranks"
 _SHORTER = "a plan is shortened by forbidding a scheme, at most"
 TARGETS = {
+    plan.name_of(26, 8): 20.0,
+    plan.name_of(100, 8): 100.0,
+    plan.name_of(500, 8): 400.0,
     plan.name_of(1_000, 64): 1_500.0,
     plan.name_of(1_000, 2_048): 5_000.0,
     f"{_DRAWN}, median": 1.0,
@@ -185,11 +188,15 @@ def shortened(sizes: Iterable[tuple[int, int]]) -> Figure:
     return Figure(_SHORTER, most, "%", beside={"models": len(list(sizes))})
 
 
-def figures(quick: bool = False, *, with_torchrec: bool = False) -> list[Figure]:
+PARTS = ("seconds", "random models", "large models", "forbidding")
+
+
+def figures(quick: bool = False, *, with_torchrec: bool = False, only: Sequence[str] = ()) -> list[Figure]:
     """Plans of large models, and gaps.
 
     Args:
         quick: fewer models and less time for each bound; none beyond 256 ranks.
+        only: parts of the names in `PARTS`: seconds to plan, gaps of random and of large models, forbidden schemes.
         with_torchrec: instead, both planners side by side; quick: only 26 and 100 tables on 8 ranks.
     """
     if with_torchrec:
@@ -199,11 +206,17 @@ def figures(quick: bool = False, *, with_torchrec: bool = False) -> list[Figure]
     if quick:
         found = gap_figures(gaps(range(QUICK_MODELS), QUICK_S))
         return [*found, gap_at(*GAP_SIZES[0]), shortened(CONSTRAINED_SIZES[:1])]
-    note("plans of 1,000 tables ...")
-    found = plan.times(SPEED_SIZES)
-    note(f"{MODELS} random models ...")
-    found += gap_figures(gaps(range(MODELS), workers=os.cpu_count() or 1))
-    for size in GAP_SIZES:
+    chosen = [part for part in PARTS if not only or any(word in part for word in only)]
+    if not chosen:
+        raise ValueError(f"no part has {only[0]!r} in its name. Fix: use one of {', '.join(PARTS)}")
+    found = list[Figure]()
+    if "seconds" in chosen:
+        note("plans of 26 to 1,000 tables ...")
+        found += plan.times((*plan.SIZES, *SPEED_SIZES))
+    if "random models" in chosen:
+        note(f"{MODELS} random models ...")
+        found += gap_figures(gaps(range(MODELS), workers=os.cpu_count() or 1))
+    for size in GAP_SIZES if "large models" in chosen else ():
         note(f"gap of {size[0]:,} tables on {size[1]:,} ranks ...")
         found.append(gap_at(*size))
-    return [*found, shortened(CONSTRAINED_SIZES)]
+    return [*found, *([shortened(CONSTRAINED_SIZES)] if "forbidding" in chosen else [])]

@@ -16,6 +16,7 @@ import os
 import sys
 from importlib.util import find_spec
 
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.compat.serving import ROOT, Finder, finder_in_place
 from recshard_lab.compat.translate import backend as backend
 from recshard_lab.compat.translate import device as device
@@ -27,6 +28,7 @@ FOR_CHILDREN = "RECSHARD_TORCHREC"
 """Environment variable that is set while names are served: child processes serve them too."""
 
 
+@checks_arguments
 def install(shadow: bool = False) -> None:
     """Answers ``import torchrec`` and its submodules with this library's classes, also in child processes.
 

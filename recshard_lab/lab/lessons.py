@@ -106,7 +106,9 @@ def _reason(mine: Any, truth: Callable[[Any], bool | str]) -> str:
 
 def _distance(mine: Any, truth: Any) -> tuple[str, bool]:
     """How far a guess is off, in words, and whether it counts."""
-    if not (_is_number(mine) and _is_number(truth)):
+    if _is_number(truth) and not _is_number(mine):
+        return "your guess is not a number", False
+    if not _is_number(truth):
         same = _equal(mine, truth)
         return ("right" if same else "not the same"), same
     off = abs(mine - truth)

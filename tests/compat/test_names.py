@@ -113,3 +113,9 @@ def test_the_coverage_counts_every_public_name_once() -> None:
     assert {entry.module for entry in found} == set(PUBLIC)
     assert all(sorted(entry.served + entry.missing) == sorted(PUBLIC[entry.module].split()) for entry in found)
     assert "quantize_state_dict (quantized inference)" in report()
+
+
+def test_install_refuses_a_wrong_argument_and_serves_nothing() -> None:
+    with pytest.raises(ValueError, match=r"shadow must be bool, got 'yes'"):
+        shim.install("yes")  # type: ignore[arg-type]
+    assert not shim.installed()

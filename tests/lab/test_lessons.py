@@ -37,6 +37,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
         (-1, 10, "", "You guessed -1. It is 10: 110% off. Score in this notebook: 0 of 1 within 20%."),
         (float("nan"), 10, "", "You guessed nan. It is 10: nan off. Score in this notebook: 0 of 1 within 20%."),
         ("row_wise", "table_wise", "", "You guessed row_wise. It is table_wise: not the same."),
+        ("twenty", 29, "ids", "You guessed twenty. It is 29 ids: your guess is not a number."),
         ("row_wise", "row_wise", "", "You guessed row_wise. It is row_wise: right."),
         (np.float32(2.5), torch.tensor(2.5), "GB", "You guessed 2.5 GB. It is 2.5 GB: 0% off."),
     ],

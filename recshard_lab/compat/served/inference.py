@@ -1,0 +1,3 @@
+"""``torchrec.inference``."""
+
+SERVED: dict[str, dict[str, str]] = {}

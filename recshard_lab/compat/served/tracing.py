@@ -1,0 +1,3 @@
+"""``torchrec.fx`` and others for tracing."""
+
+SERVED: dict[str, dict[str, str]] = {}

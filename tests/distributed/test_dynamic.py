@@ -23,7 +23,7 @@ from recshard_lab import (
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.embedding import EmbOptimType
 from recshard_lab.lab import measure_plan
-from recshard_lab.optim import RowWiseAdagrad
+from recshard_lab.optim import GradientClipping, GradientClippingOptimizer, RowWiseAdagrad
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
@@ -373,3 +373,38 @@ def test_a_table_moves_with_what_admission_has_counted(ranks: Any) -> None:
 def test_a_table_moves_with_its_index(ranks: Any, optimizer: str) -> None:
     for evictions in ranks.run(walked, optimizer, ["row_wise", "table_wise", "column_wise", "row_wise"]):
         assert evictions[-1] > evictions[0] > 0
+
+
+def watched_norms(norm_type: float) -> tuple[float, float]:
+    """The norm of the gradient of two tables that have the same ids: as the optimizer computes it, and by hand."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    names, samples = ["a", "b"], 30
+    module = DynamicEmbeddingBagCollection(
+        [DynamicEmbeddingConfig(name, 4, 1024, feature_names=[name]) for name in names], torch.optim.SGD, {"lr": 0.1}
+    )
+    plan = {name: row_wise() for name in names}
+    dmp = DistributedModelParallel(
+        module, plan=ShardingPlan({"": construct_module_sharding_plan(module, plan, world_size=world)})
+    )
+    optimizer = GradientClippingOptimizer(dmp.fused_optimizer, GradientClipping.NORM, 1e9, norm_type)
+    # ids beyond a table's rows, and ids that are as far apart as a shard has rows
+    ids = torch.randint(-2000, 2000, (world, 2, samples), generator=torch.Generator().manual_seed(1))
+    ids[:, :, :4] = 2**40 + torch.arange(4)
+    grads = torch.arange(world * samples * 8.0).view(world, samples, 8)
+    lengths = torch.ones(2 * samples, dtype=torch.long)
+    output = dmp(KeyedJaggedTensor(names, ids[rank].flatten(), lengths=lengths)).values()
+    (output * grads[rank]).sum().backward()
+    optimizer.step()
+    power = []
+    for table in range(2):
+        _, row = ids[:, table].reshape(-1).unique(return_inverse=True)
+        own = grads[:, :, 4 * table : 4 * table + 4].reshape(-1, 4) / world
+        power.append(torch.zeros(len(row), 4).index_add(0, row, own))
+    assert optimizer.last_total_grad_norm is not None
+    return float(optimizer.last_total_grad_norm), float(torch.linalg.vector_norm(torch.cat(power), norm_type))
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_the_norm_of_gradients_keeps_tables_with_the_same_ids_apart(ranks: Any, norm_type: float) -> None:
+    for watched, expected in ranks.run(watched_norms, norm_type):
+        assert watched == pytest.approx(expected, rel=1e-5)

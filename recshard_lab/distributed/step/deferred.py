@@ -115,26 +115,30 @@ class RowGradients:
     """
 
     def __init__(self, group: KernelGroup) -> None:
-        self.pooled, self.slots = group.kernel.pooled, group.kernel.slots
+        self.pooled, self.slots, self.dynamic = group.kernel.pooled, group.kernel.slots, group.kind.dynamic
         self.feature_slots = group.kernel.feature_slots
         dims = [self.slots[slot].num_cols for slot in self.feature_slots]
         #: shard features of each width
         self.widths = [[n for n, dim in enumerate(dims) if dim == width] for width in sorted(set(dims))]
-        self.features = FeatureGroups(dims, self.widths, group.device)
-        self.bounds: list[dict[int, int]] = []  # slot -> first of its rows, numbered over all slots of a width
-        self.edges: list[Tensor] = []
-        for members in self.widths:
-            slots = sorted({self.feature_slots[feature] for feature in members})
-            edges = list(accumulate((self.slots[slot].num_rows for slot in slots), initial=0))
-            self.bounds.append(dict(zip(slots, edges, strict=False)))
-            self.edges.append(torch.tensor(edges, device=group.device))
+        self.features, self.device = FeatureGroups(dims, self.widths, group.device), group.device
+        self.fixed = [self._bounds([slot.num_rows for slot in self.slots], members) for members in self.widths]
+
+    def _bounds(self, sizes: Sequence[int], members: Sequence[int]) -> tuple[dict[int, int], Tensor]:
+        """Slot -> first of its rows, numbered over all slots of a width; and the same numbers with their end."""
+        slots = sorted({self.feature_slots[feature] for feature in members})
+        edges = list(accumulate((sizes[slot] for slot in slots), initial=0))
+        return dict(zip(slots, edges, strict=False)), torch.tensor(edges, device=self.device)
 
     def __call__(self, bags: Bags, grad: Tensor) -> list[Touched]:
         """The distinct rows of each width, and how to sum the gradient of each."""
         ids, offsets, weights, counts = bags
+        sizes = [slot.num_rows for slot in self.slots]
+        if self.dynamic:
+            ids, sizes = self._numbered(ids, counts)
         spans, samples = self.features.spans(offsets, self.pooled, counts)
         found = []
-        for index, (members, bounds) in enumerate(zip(self.widths, self.bounds, strict=True)):
+        for index, members in enumerate(self.widths):
+            bounds, edges = self._bounds(sizes, members) if self.dynamic else self.fixed[index]
             uses, parts = dict.fromkeys(bounds, 0), []
             own_ids = self.features.take(ids, index, spans).long().split([counts[feature] for feature in members])
             for feature, own in zip(members, own_ids, strict=True):
@@ -151,11 +155,20 @@ class RowGradients:
             else:
                 own_offsets, bag_of_id = offsets, torch.arange(rows.numel(), device=ids.device)
                 bag_grads = self.features.take_flat_grad(grad, index, spans)
-            most = [min(use, self.slots[slot].num_rows) for slot, use in uses.items()]
-            found.append(
-                transpose(Looked(rows, own_offsets, own_weights, most), bag_grads, bag_of_id, self.edges[index])
-            )
+            most = [min(use, sizes[slot]) for slot, use in uses.items()]
+            found.append(transpose(Looked(rows, own_offsets, own_weights, most), bag_grads, bag_of_id, edges))
         return found
+
+    def _numbered(self, ids: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Ids of dynamic tables have any value: numbers them within each slot. Also how many ids each slot has."""
+        parts, sizes = list(ids.split(list(counts))), [0] * len(self.slots)
+        for slot in set(self.feature_slots):
+            features = [feature for feature, own in enumerate(self.feature_slots) if own == slot]
+            numbers = torch.cat([parts[feature] for feature in features]).unique(return_inverse=True)[1]
+            sizes[slot] = len(numbers)  # not how many are distinct: that is unknown on the host
+            for feature, part in zip(features, numbers.split([counts[n] for n in features]), strict=True):
+                parts[feature] = part
+        return torch.cat(parts), sizes
 
 
 def merge_bags(batches: Sequence[Bags], pooled: bool) -> Bags:

@@ -153,7 +153,7 @@ class EmbeddingShardingPlanner:
         """
         if not callable(getattr(module, "named_modules", None)):
             raise PlanError(f"plan takes a torch module, got {module!r}. Fix: plan_tables for table configs")
-        found, submodules = tables_of(module), dict(module.named_modules())
+        found, submodules = tables_of(module), dict(getattr(module, "_bare", module).named_modules())
         able = [sharder for sharder in sharders or () if getattr(sharder, "module_type", None) is not None]
         if able:
             kinds = tuple(sharder.module_type for sharder in able)
@@ -389,9 +389,12 @@ def plan(
 
 
 def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:
-    """Module path -> tables of every embedding collection inside a torch module. The root's path is ``""``."""
+    """Module path -> tables of every embedding collection inside a torch module. The root's path is ``""``.
+
+    Paths in a `DistributedModelParallel` are those of the model inside it.
+    """
     found: dict[str, list[BaseEmbeddingConfig]] = {}
-    for path, part in module.named_modules():
+    for path, part in getattr(module, "_bare", module).named_modules():
         inside_another = any(path.startswith(f"{outer}." if outer else "") for outer in found)
         tables = None if inside_another else configs_of(part)
         if tables:

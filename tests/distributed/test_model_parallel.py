@@ -10,7 +10,9 @@ from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
+    EmbeddingShardingPlanner,
     KeyedJaggedTensor,
+    ParameterConstraints,
     ParameterSharding,
     PlanError,
     Shard,
@@ -59,6 +61,24 @@ def test_the_weights_of_rank_0_and_the_names_survive_sharding(ranks: Any, scheme
     for same, sharded, unsharded in ranks.run(keep_weights, plan.to_json()):
         assert same
         assert sharded == unsharded
+
+
+def reshard_by_a_new_plan(scheme: str) -> tuple[list[str], bool]:
+    dmp = DistributedModelParallel(Tower(seed=0))
+    before = dmp.full_state_dict()
+    world = torch.distributed.get_world_size()
+    limits = {config.name: ParameterConstraints(sharding_types=[scheme]) for config in CONFIGS}
+    planned = EmbeddingShardingPlanner(Topology(world), 8, constraints=limits).plan(dmp)
+    dmp.reshard(planned)
+    after = dmp.full_state_dict()
+    return list(planned.plan), all(torch.equal(after[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("scheme", ["row_wise", "table_wise"])
+def test_a_plan_made_of_a_sharded_model_reshards_it(ranks: Any, scheme: str) -> None:
+    for paths, same in ranks.run(reshard_by_a_new_plan, scheme):
+        assert paths == ["inner.sparse"]
+        assert same
 
 
 def from_meta(plan: str) -> dict[str, torch.Tensor]:

@@ -45,7 +45,7 @@ class FolderFormat:
         name, version: as in its manifest.
         error: what is raised for a folder that is missing, incomplete or damaged.
         fix: what to pass instead of a missing folder.
-        index: a file that every complete folder has; None for no such file.
+        index: a file that every complete folder has; None if they share none.
     """
 
     noun: str

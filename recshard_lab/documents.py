@@ -1,6 +1,6 @@
 """YAML and JSON files as plain data, within limits, whose every entry knows its line.
 
-Every reader of this package begins here. A file from a stranger is harmless: YAML tags never run, and size, depth,
+Every reader of this package begins here. An untrusted file is harmless: YAML tags never run, and size, depth,
 aliases and the length of numbers are limited. Every error names the file, the line or the field, and a fix.
 """
 
@@ -17,7 +17,7 @@ Keys = tuple[str | int, ...]
 FILE_TYPES = (".yaml", ".yml", ".json")
 MOST_BYTES = {".yaml": 4 * 2**20, ".yml": 4 * 2**20, ".csv": 64 * 2**20, ".json": 256 * 2**20}
 MOST_DEPTH = 64  # lists and objects inside each other, in YAML
-MOST_ENTRIES = 300_000  # of a YAML file; what an alias stands for counts wherever the alias occurs
+MOST_ENTRIES = 300_000  # of a YAML file; the target of an alias counts at each use
 MOST_DIGITS = 18  # of a whole number, so that it fits 64 bits
 _LONG = re.compile(rf"\d{{{MOST_DIGITS + 1},}}")
 
@@ -67,7 +67,7 @@ def with_fix(words: object, fix: str) -> str:
 
 
 def read_text(path: str | Path, types: Sequence[str] = FILE_TYPES) -> tuple[Path, str]:
-    """Reads a file of one of these endings as text; of any ending where none is listed.
+    """Reads a file of one of these endings as text; of any ending if none is listed.
 
     Raises:
         ValueError: another ending, no regular file, more bytes than `MOST_BYTES` allows, text that is not UTF-8.

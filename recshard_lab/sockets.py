@@ -36,7 +36,7 @@ _silent: set[str] = set()
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
-    """A copy of each TCP socket of this process, whatever opened it. A copy is closed when the next one is taken."""
+    """A copy of each open TCP socket of this process. A copy is closed when the next one is taken."""
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):  # closed meanwhile
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):

@@ -44,7 +44,7 @@ class SavedModel:
         """One tensor by its name in the model's state dict.
 
         Raises:
-            CheckpointError: there is no tensor of this name, or it has another size.
+            CheckpointError: the checkpoint has no tensor of this name, or it has another size.
         """
         if name not in self._opened:
             opened: Callable[[], Source] | None = self._open.get(self._prefix + name)

@@ -24,7 +24,7 @@ Rect = Sequence[tuple[int, int]]
 
 
 class SavedTensor:
-    """One tensor of a checkpoint. Memory for a read is that of the rows, whatever the sizes of the saved chunks.
+    """One tensor of a checkpoint. A read needs memory for its rows only, not for the saved chunks.
 
     Chunks that another library compressed, or saved with other strides, are read whole.
 

@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
+from recshard_lab.cli import training_demo as demo
 from recshard_lab.data import RatingsDataset, SyntheticRatings
 from recshard_lab.lab import export
-from recshard_lab.lab.demo import command as demo
 from recshard_lab.lab.demo.experiment import moved_bytes
 from recshard_lab.lab.demo.training import (
     PLANNER,

@@ -7,12 +7,19 @@ from typing import Annotated
 
 import typer
 
-from recshard_lab.cli.options import note_written
+from recshard_lab.cli.options import OUTPUT, note_written
 
 
 def export(
     run: Annotated[Path, typer.Argument(help="The checkpoint of a `recshard train` run, or the run's file.")],
-    out: Annotated[Path, typer.Argument(help="Folder of the bundle. Its name is the version. A bundle is replaced.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the bundle. Its name is the version. A bundle is replaced.",
+            metavar="FOLDER",
+            rich_help_panel=OUTPUT,
+        ),
+    ],
     dtype: Annotated[
         str, typer.Option(help="Number format of the tables: int8, int4, int2, fp8, fp16, bf16. Default: as trained.")
     ] = "",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -50,76 +52,128 @@ def size_option(unit: str, help: str, panel: str = "Options") -> Any:
 Source = Annotated[
     str, typer.Argument(help="Tables (.yaml, .json, .csv), or a model: package.module:factory, file.py:factory.")
 ]
-TopologyName = Annotated[
-    str,
-    typer.Option(
-        "--topology",
-        metavar="NAME",
-        help="A machine by name (recshard topologies): h100x8, cpu-laptop. Or a profile (recshard calibrate).",
-        rich_help_panel=MACHINE,
-    ),
-]
-Ranks = Annotated[
-    int | None,
-    typer.Option(
-        "--ranks", "-n", help="Number of ranks. Default: the topology's.", min=1, metavar="N", rich_help_panel=MACHINE
-    ),
-]
-Memory = Annotated[float | None, size_option("GB", "Memory of one rank.", MACHINE)]
-BatchSize = Annotated[int, typer.Option(help="Samples per rank and step.", min=1, metavar="N", rich_help_panel=STEP)]
-Optimizer = Annotated[
-    str, typer.Option(help="Optimizer of the embeddings, by fbgemm's name.", metavar="NAME", rich_help_panel=STEP)
-]
-Pipeline = Annotated[
-    str,
-    typer.Option(
-        help="Training pipeline, which decides what overlaps: none, sparse_dist, prefetch.",
-        metavar="NAME",
-        rich_help_panel=STEP,
-    ),
-]
-Constraints = Annotated[
-    Path | None,
-    typer.Option(
-        help="File of constraints, table -> ParameterConstraints: .yaml, .json.",
-        metavar="FILE",
-        rich_help_panel=PLANNER,
-    ),
-]
-Solver = Annotated[
-    str,
-    typer.Option(help="greedy, or exact (improves greedy's plan by a MILP).", metavar="NAME", rich_help_panel=PLANNER),
-]
-CostModel = Annotated[
-    str,
-    typer.Option(
-        help="recshard, latency (inference), or torchrec (the model of TorchRec 1.8).",
-        metavar="NAME",
-        rich_help_panel=PLANNER,
-    ),
-]
-PlanFile = Annotated[
-    Path | None,
-    typer.Option("--plan", help="Use this plan (.json) instead of planning.", metavar="FILE", rich_help_panel=PLANNER),
-]
-Plotly = Annotated[
-    str,
-    typer.Option(
-        help="Interactive pictures of a page: embed (opens offline), cdn, none.", metavar="NAME", rich_help_panel=OUTPUT
-    ),
-]
 
 
-def machine_of(topology: str, ranks: int | None, memory_gb: float | None = None) -> Topology:
+def ranks_option(help: str, panel: str = "Options") -> Any:
+    """``--ranks`` or ``-n``: a number of ranks."""
+    return typer.Option("--ranks", "-n", help=help, min=1, metavar="N", rich_help_panel=panel)
+
+
+def list_option(help: str, panel: str, *names: str) -> Any:
+    """An option that takes values separated by commas."""
+    return typer.Option(*names, help=help, metavar="LIST", rich_help_panel=panel)
+
+
+def name_option(help: str, panel: str, *names: str) -> Any:
+    """An option that takes a name."""
+    return typer.Option(*names, help=help, metavar="NAME", rich_help_panel=panel)
+
+
+def file_option(help: str, panel: str, *names: str) -> Any:
+    """An option that takes the path of a file."""
+    return typer.Option(*names, help=help, metavar="FILE", rich_help_panel=panel)
+
+
+def out_option(formats: Mapping[str, str], folder: bool = False) -> Any:
+    """``--out`` of a command that writes several formats, once for each output.
+
+    Args:
+        formats: as of `check_out`. Formats of equal content are named together.
+        folder: whether a path without suffix is supported.
+    """
+    alike: dict[str, list[str]] = {}
+    for suffix, about in formats.items():
+        alike.setdefault(about, []).append(suffix)
+    kinds = [f"{', '.join(suffixes)} ({about})" for about, suffixes in alike.items()]
+    words = ", ".join([*kinds, "or a folder"] if folder else kinds)
+    return file_option(f"Path of an output: {words}. Repeat it for more outputs.", OUTPUT)
+
+
+PlanFile = Annotated[Path | None, file_option("Use this plan (.json) instead of planning.", PLANNER, "--plan")]
+Plotly = Annotated[str, name_option("Interactive pictures of a page: embed (opens offline), cdn, none.", OUTPUT)]
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """The options of every command for a machine that need not be this one."""
+
+    topology: Annotated[
+        str,
+        name_option(
+            "A machine by name (recshard topologies): h100x8, cpu-laptop. Or a profile (recshard calibrate).",
+            MACHINE,
+            "--topology",
+        ),
+    ] = ""
+    ranks: Annotated[int | None, ranks_option("Number of ranks. Default: the topology's.", MACHINE)] = None
+    memory_gb: Annotated[float | None, size_option("GB", "Memory of one rank.", MACHINE)] = None
+
+
+@dataclass(frozen=True)
+class StepOptions(MachineOptions):
+    """The options of every command that predicts the training step of a plan."""
+
+    batch_size: Annotated[
+        int, typer.Option(help="Samples per rank and step.", min=1, metavar="N", rich_help_panel=STEP)
+    ] = 512
+    optimizer: Annotated[str, name_option("Optimizer of the embeddings, by fbgemm's name.", STEP)] = "exact_sgd"
+
+
+@dataclass(frozen=True)
+class PlannerOptions(StepOptions):
+    """The options of every command that runs the planner."""
+
+    pipeline: Annotated[
+        str, name_option("Training pipeline, which decides what overlaps: none, sparse_dist, prefetch.", STEP)
+    ] = "none"
+    constraints: Annotated[
+        Path | None,
+        file_option("File of constraints, table -> ParameterConstraints: .yaml, .json.", PLANNER),
+    ] = None
+    solver: Annotated[str, name_option("greedy, or exact (improves greedy's plan by a MILP).", PLANNER)] = "greedy"
+    cost_model: Annotated[
+        str, name_option("recshard, latency (inference), or torchrec (the model of TorchRec 1.8).", PLANNER)
+    ] = "recshard"
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that has the fields of one of these classes in place of its parameter ``options``.
+
+    >>> @with_options
+    ... def show(options: StepOptions) -> None:
+    ...     print(options.topology, options.batch_size)
+    >>> show(topology="h100x8")
+    h100x8 512
+    """
+    signature = inspect.signature(command, eval_str=True)
+    kind = signature.parameters["options"].annotation
+    types = get_type_hints(kind, include_extras=True)
+
+    def run(**values: Any) -> None:
+        options = {each.name: values.pop(each.name) for each in fields(kind) if each.name in values}
+        command(**values, options=kind(**options))
+
+    expanded = []
+    for own in signature.parameters.values():
+        new = [own.replace(name=f.name, annotation=types[f.name], default=f.default) for f in fields(kind)]
+        expanded += new if own.name == "options" else [own]
+    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in expanded]
+    run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, {}
+    run.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
+    return run
+
+
+def machine_of(options: MachineOptions) -> Topology:
     """The machine of the options ``--topology``, ``--ranks`` and ``--memory-gb``."""
     from recshard_lab.sharding import Topology
 
+    topology, ranks = options.topology, options.ranks
     figures = {} if ranks is None else {"world_size": ranks}
     if topology.endswith(".json"):
         machine = Topology.from_profile(topology, **figures)
     else:
         machine = Topology.preset(topology, **figures) if topology else Topology(ranks or 2)
-    return machine if memory_gb is None else machine.with_memory(memory_gb)
+    return machine if options.memory_gb is None else machine.with_memory(options.memory_gb)
 
 
 def check_out(paths: Iterable[Path], formats: Mapping[str, str], folder: str = "") -> None:

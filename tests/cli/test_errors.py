@@ -60,6 +60,7 @@ OLD = {
     "plan compare tables.yaml planner --world-size 8": "--ranks",
     "plan sweep tables.yaml --csv x.csv": "--out FILE.csv",
     "plan sweep tables.yaml --html=x.html": "--out FILE.html",
+    "export run/checkpoint model/v1": "recshard export RUN --out FOLDER",
 }
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import recshard_lab as rs
 from recshard_lab.cli import app
-from recshard_lab.cli.options import machine_of
+from recshard_lab.cli.options import StepOptions, machine_of
 from recshard_lab.documents import read_document
 from recshard_lab.planner import read_constraints
 from recshard_lab.sharding import PlanError, ShardingPlan
@@ -112,7 +112,7 @@ def test_a_file_that_raises_or_leaves_when_it_is_imported_is_named(tmp_path: Pat
 
 @pytest.mark.parametrize(("topology", "ours", "other"), [("h100x8", "hbm_cap", "ddr_cap"), ("", "ddr_cap", "hbm_cap")])
 def test_memory_of_one_rank_is_that_of_its_device(topology: str, ours: str, other: str) -> None:
-    usual, asked = machine_of(topology, None), machine_of(topology, None, 3.5)
+    usual, asked = machine_of(StepOptions(topology)), machine_of(StepOptions(topology, memory_gb=3.5))
     assert getattr(asked, ours) == asked.memory_cap_bytes == 3.5e9 != getattr(usual, ours)
     assert getattr(asked, other) == getattr(usual, other)
 
@@ -120,7 +120,7 @@ def test_memory_of_one_rank_is_that_of_its_device(topology: str, ours: str, othe
 @pytest.mark.parametrize("memory_gb", [0, -1, 1e300, float("nan"), float("inf")])
 def test_no_rank_has_such_a_memory(memory_gb: float) -> None:
     with pytest.raises(ValueError, match=r"the memory of one rank must be above 0 .* got .*Fix: "):
-        machine_of("h100x8", None, memory_gb)
+        machine_of(StepOptions("h100x8", memory_gb=memory_gb))
 
 
 # ---- wishes from a file ----

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recshard_lab.cli import app
-from recshard_lab.lab.exporting.sweep_report import integers
+from recshard_lab.cli.plan.simulate import integers
 
 TABLES = [
     {"name": f"t{i}", "num_embeddings": 10**6, "embedding_dim": 64, "feature_names": [f"f{i}"], "pooling_factor": 10}

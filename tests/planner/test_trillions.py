@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recshard_lab.cli import app
-from recshard_lab.lab.exporting import sweep_report
+from recshard_lab.cli.plan import simulate
 from recshard_lab.planner import EmbeddingShardingPlanner, estimate
 from recshard_lab.planner.sweep.replicas import Replicated
 from recshard_lab.planner.sweep.trillions import (
@@ -88,7 +88,7 @@ def test_a_model_that_fits_nowhere_says_why() -> None:
 
 
 def test_the_command_prints_and_writes_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_report, "trillion_example", partial(trillion_example, num_tables=40))
+    monkeypatch.setattr(simulate, "trillion_example", partial(trillion_example, num_tables=40))
     page, points = tmp_path / "page.html", tmp_path / "points.csv"
     command = ["plan", "sweep", "--example", "meta-1.25t", "-n", "64", "--out", str(page), "--out", str(points)]
     done = CliRunner().invoke(app, command)

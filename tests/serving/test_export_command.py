@@ -45,7 +45,7 @@ def test_a_bundle_of_a_run_answers_what_the_run_predicts(name: str, tmp_path: Pa
     run = TrainingRun(config)
     run.train()
     run.close()
-    done = export(tmp_path / "checkpoint", tmp_path / "v1")
+    done = export(tmp_path / "checkpoint", "--out", tmp_path / "v1")
     assert done.exit_code == 0, done.output
     assert "v1: step 2. Serve it: recshard serve " in done.output
     loaded = load_bundle(tmp_path / "v1")
@@ -73,7 +73,7 @@ def test_the_file_of_a_run_and_a_number_format(tmp_path: Path) -> None:
     trained = TrainingRun(read_config(file))
     trained.train()
     trained.close()
-    done = export(file, tmp_path / "v1", "--dtype", "int8")
+    done = export(file, "--out", tmp_path / "v1", "--dtype", "int8")
     assert done.exit_code == 0, done.output
     loaded = load_bundle(tmp_path / "v1")
     served = quantize_embeddings(load_trained(file).model, "int8")
@@ -81,7 +81,7 @@ def test_the_file_of_a_run_and_a_number_format(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = served(batch.dense, batch.to_keyed_jagged(loaded.inputs)).squeeze(1).sigmoid()
     assert torch.equal(loaded.predict(batch)["probability"], wanted)
-    assert isinstance(export(file, tmp_path / "v2", "--dtype", "int9").exception, ValueError)
+    assert isinstance(export(file, "--out", tmp_path / "v2", "--dtype", "int9").exception, ValueError)
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:

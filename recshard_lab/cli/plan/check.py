@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from recshard_lab.cli.options import ranks_option
 from recshard_lab.cli.plan.planning import read_plan
 from recshard_lab.text_table import wrapped
 
@@ -17,9 +18,7 @@ def check(
     source: Annotated[
         str, typer.Argument(help="Its tables or model, as `plan make` reads them: their sizes are checked too.")
     ] = "",
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", "-n", help="Number of ranks. Default: the plan's.", min=1)
-    ] = None,
+    ranks: Annotated[int | None, ranks_option("Number of ranks. Default: the plan's.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a plan.")] = False,
 ) -> None:
     """Check that a plan tiles its tables: no hole, no overlap, no rank that does not exist."""

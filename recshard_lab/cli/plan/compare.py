@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from recshard_lab.cli.options import (
-    OUTPUT,
-    BatchSize,
-    Memory,
-    Optimizer,
     Plotly,
-    Ranks,
     Source,
-    TopologyName,
+    StepOptions,
     check_out,
     machine_of,
     note_written,
+    out_option,
+    with_options,
 )
 from recshard_lab.cli.plan.planning import read_plan
 
@@ -28,25 +25,15 @@ if TYPE_CHECKING:
 FORMATS = {".html": "a page", ".svg": "the pictures", ".png": "the pictures", ".zip": "all of them, with the plans"}
 
 
+@with_options
 def compare(
     source: Source,
+    options: StepOptions,
     plans: Annotated[
         list[str],
         typer.Argument(help="'planner', a scheme, or a plan's .json file. NAME=PLAN gives it a name: mine=plan.json."),
     ],
-    topology: TopologyName = "",
-    ranks: Ranks = None,
-    memory_gb: Memory = None,
-    batch_size: BatchSize = 512,
-    optimizer: Optimizer = "exact_sgd",
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Path of an output: .html (page), .svg, .png, .zip, or a folder. Repeat it for more outputs.",
-            metavar="FILE",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    out: Annotated[list[Path] | None, out_option(FORMATS, folder=True)] = None,
     plotly: Plotly = "embed",
 ) -> None:
     """Predict several plans for the same ranks, print their figures side by side, write them as one page."""
@@ -57,14 +44,14 @@ def compare(
     outputs = out or []
     check_out(outputs, FORMATS, "all of them, with the plans")
     read = read_source(source)
-    machine = machine_of(topology, ranks, memory_gb)
+    machine = machine_of(options)
     requested: dict[str, str | ShardingPlan] = {}
     for words in plans:
         name, plan = _named_plan(words)
         if name in requested:
             raise ValueError(f"two plans are named {name!r}: a name must be unique. Fix: OTHER={words}")
         requested[name] = plan
-    workload = read.workload(batch_size=batch_size, optimizer=optimizer)
+    workload = read.workload(batch_size=options.batch_size, optimizer=options.optimizer)
     comparison = compare_plans(read.configs, machine, requested, workload)
     print(comparison)
     for path in outputs:

@@ -7,38 +7,19 @@ from typing import Annotated
 
 import typer
 
-from recshard_lab.cli.options import (
-    BatchSize,
-    Constraints,
-    CostModel,
-    Memory,
-    Optimizer,
-    Pipeline,
-    PlanFile,
-    Ranks,
-    Solver,
-    Source,
-    TopologyName,
-)
+from recshard_lab.cli.options import PlanFile, PlannerOptions, Source, with_options
 from recshard_lab.cli.plan.planning import Planning, read_plan
 
 
+@with_options
 def explain(
     source: Source,
+    options: PlannerOptions,
     tables: Annotated[list[str] | None, typer.Argument(help="Tables to explain, by name. Default: all.")] = None,
     why_not: Annotated[
         list[str] | None,
         typer.Option(help="TABLE=SCHEME: the cost of this change. Repeat it for changes together."),
     ] = None,
-    topology: TopologyName = "",
-    ranks: Ranks = None,
-    memory_gb: Memory = None,
-    batch_size: BatchSize = 512,
-    optimizer: Optimizer = "exact_sgd",
-    pipeline: Pipeline = "none",
-    constraints: Constraints = None,
-    solver: Solver = "greedy",
-    cost_model: CostModel = "recshard",
     plan: PlanFile = None,
 ) -> None:
     """Explain each table's scheme and ranks: the time and memory of every alternative."""
@@ -48,18 +29,7 @@ def explain(
         if not equals:
             raise ValueError(f"--why-not {change}: expected TABLE=SCHEME. Fix: --why-not {change}=row_wise")
         schemes[table] = scheme
-    planning = Planning.of(
-        source,
-        topology,
-        ranks,
-        memory_gb,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        pipeline=pipeline,
-        constraints=constraints,
-        solver=solver,
-        cost_model=cost_model,
-    )
+    planning = Planning.of(source, options)
     planned = planning.plan(plan)
     names = tables or ([] if schemes else [table.name for table in planning.source.configs])
     for name in dict.fromkeys(names):
@@ -68,32 +38,14 @@ def explain(
         print(planned.why_not(schemes))
 
 
+@with_options
 def diff(
     source: Source,
+    options: PlannerOptions,
     old: Annotated[Path, typer.Argument(help="A plan (.json).")],
     new: Annotated[Path | None, typer.Argument(help="Another plan (.json). Default: the planner's plan.")] = None,
-    topology: TopologyName = "",
-    ranks: Ranks = None,
-    memory_gb: Memory = None,
-    batch_size: BatchSize = 512,
-    optimizer: Optimizer = "exact_sgd",
-    pipeline: Pipeline = "none",
-    constraints: Constraints = None,
-    solver: Solver = "greedy",
-    cost_model: CostModel = "recshard",
 ) -> None:
     """Print what changes from one plan to another: schemes, ranks, moved bytes, step time and memory."""
     before = read_plan(old)
-    planning = Planning.of(
-        source,
-        topology,
-        ranks,
-        memory_gb,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        pipeline=pipeline,
-        constraints=constraints,
-        solver=solver,
-        cost_model=cost_model,
-    )
+    planning = Planning.of(source, options)
     print(before.diff(planning.plan(new)))

@@ -10,20 +10,14 @@ import typer
 
 from recshard_lab.cli.options import (
     OUTPUT,
-    BatchSize,
-    Constraints,
-    CostModel,
-    Memory,
-    Optimizer,
-    Pipeline,
     PlanFile,
+    PlannerOptions,
     Plotly,
-    Ranks,
-    Solver,
     Source,
-    TopologyName,
     check_out,
     note_written,
+    out_option,
+    with_options,
 )
 from recshard_lab.cli.plan.planning import Planning
 
@@ -41,6 +35,7 @@ FORMATS = {
     ".pt": "TorchRec's ShardingPlan by torch.save; needs torchrec",
     ".zip": "all of them",
 }
+PLAIN = (".json", ".py", ".sh", ".pt")  # without pictures
 NEXT_STEPS = """tables are missing: recshard plan make needs a file or a model. Fix: write an example and plan it:
 
     recshard plan make --example > tables.yaml
@@ -50,27 +45,12 @@ For a model that Python can import: recshard plan make package.module:factory
 For another machine: recshard plan make tables.yaml --topology h100x8"""
 
 
+@with_options
 def make(
+    options: PlannerOptions,
     source: Source = "",
-    topology: TopologyName = "",
-    ranks: Ranks = None,
-    memory_gb: Memory = None,
-    batch_size: BatchSize = 512,
-    optimizer: Optimizer = "exact_sgd",
-    pipeline: Pipeline = "none",
-    constraints: Constraints = None,
-    solver: Solver = "greedy",
-    cost_model: CostModel = "recshard",
     plan: PlanFile = None,
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Path of an output: .json (plan), .html (report), .svg, .png, .py (torchrun script), .sh, "
-            ".pt (TorchRec's plan), .zip, or a folder. Repeat it for more outputs.",
-            metavar="FILE",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    out: Annotated[list[Path] | None, out_option(FORMATS, folder=True)] = None,
     plotly: Plotly = "embed",
     example: Annotated[
         bool, typer.Option("--example", help="Print an example file of tables.", rich_help_panel=OUTPUT)
@@ -94,26 +74,14 @@ def make(
         raise ValueError(NEXT_STEPS)
     outputs = out or []
     check_out(outputs, FORMATS, "all of them")
-    planning = Planning.of(
-        source,
-        topology,
-        ranks,
-        memory_gb,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        pipeline=pipeline,
-        constraints=constraints,
-        solver=solver,
-        cost_model=cost_model,
-        keep_search=any(path.suffix.lower() not in (".json", ".py", ".sh", ".pt") for path in outputs),
-    )
+    planning = Planning.of(source, options, keep_search=any(path.suffix.lower() not in PLAIN for path in outputs))
     planned = planning.plan(plan)
     near = f"no plan of the proposed shards is shorter than {planned.bound_ms:.2f} ms: gap {planned.gap:.1%}"
     for part in (planned.show(), planned.estimate, near):
         print(part, end="\n\n")
     page: Exportable | None = None
     for path in outputs:
-        if path.suffix.lower() in (".json", ".py", ".sh", ".pt"):
+        if path.suffix.lower() in PLAIN:
             _write(path, planned, planning)
         else:
             from recshard_lab.lab import export

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recshard_lab.cli.options import machine_of, note_on_stderr
+from recshard_lab.cli.options import PlannerOptions, machine_of, note_on_stderr
 
 if TYPE_CHECKING:
     from recshard_lab.planner import EmbeddingShardingPlanner
@@ -32,16 +32,7 @@ class Planning:
     def of(
         cls,
         source: str,
-        topology: str,
-        ranks: int | None,
-        memory_gb: float | None,
-        *,
-        batch_size: int,
-        optimizer: str,
-        pipeline: str,
-        constraints: Path | None,
-        solver: str,
-        cost_model: str,
+        options: PlannerOptions,
         keep_search: bool = False,
     ) -> Planning:
         """Reads the source and makes the planner. Notes on stderr which machine is planned for, if no option names it.
@@ -56,23 +47,23 @@ class Planning:
         read = read_source(source)
         for note in read.notes:
             note_on_stderr(note)
-        machine = machine_of(topology, ranks, memory_gb)
-        if not topology and ranks is None:
+        machine = machine_of(options)
+        if not options.topology and options.ranks is None:
             note_on_stderr(
                 f"planned for {machine.world_size} CPU ranks of this machine, {gigabytes(machine.memory_cap_bytes)} "
                 f"each. --ranks changes their number; --topology h100x8 plans for another machine."
             )
-        workload = read.workload(batch_size=batch_size, optimizer=optimizer, pipeline=pipeline)
+        workload = read.workload(batch_size=options.batch_size, optimizer=options.optimizer, pipeline=options.pipeline)
         names = [table.name for table in read.configs]
         planner = EmbeddingShardingPlanner(
             machine,
-            constraints=None if constraints is None else read_constraints(constraints, names),
+            constraints=None if options.constraints is None else read_constraints(options.constraints, names),
             workload=workload,
-            solver=solver,
-            cost_model=cost_model,
+            solver=options.solver,
+            cost_model=options.cost_model,
             keep_search=keep_search,
         )
-        return cls(read, planner, topology)
+        return cls(read, planner, options.topology)
 
     def plan(self, path: Path | None = None) -> ShardingPlan:
         """The planner's plan, or the plan of a file with its estimate."""

@@ -1,4 +1,4 @@
-"""``recshard plan sweep``: parses the options. `lab.exporting.sweep_report` does the work."""
+"""``recshard plan sweep``: parses the options. `simulate` does the work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from recshard_lab.cli.options import MACHINE, OUTPUT, STEP, Plotly, check_out, note_written
+from recshard_lab.cli.options import MACHINE, STEP, Plotly, check_out, list_option, note_written, out_option
 from recshard_lab.sizes import gigabytes
 
 FORMATS = {".html": "a page with the Pareto picture", ".csv": "all points"}
@@ -19,68 +19,30 @@ def sweep(
     example: Annotated[
         str, typer.Option(help="Built-in tables instead of a file: mlperf-dlrm-dcnv2, meta-1.25t, meta-3t.")
     ] = "",
-    topology: Annotated[
-        str,
-        typer.Option(help="Machines by name, separated by commas: h100,a100.", metavar="LIST", rich_help_panel=MACHINE),
-    ] = "h100",
+    topology: Annotated[str, list_option("Machines by name, separated by commas: h100,a100.", MACHINE)] = "h100",
     ranks: Annotated[
-        str,
-        typer.Option(
-            "--ranks",
-            "-n",
-            help="Numbers of ranks, separated by commas: 8,16,64.",
-            metavar="LIST",
-            rich_help_panel=MACHINE,
-        ),
+        str, list_option("Numbers of ranks, separated by commas: 8,16,64.", MACHINE, "--ranks", "-n")
     ] = "",
     memory_gb: Annotated[
         str,
-        typer.Option(
-            help="Memory of one rank, in GB, separated by commas: 40,80. 80GB and 80GiB work too.",
-            metavar="LIST",
-            rich_help_panel=MACHINE,
-        ),
+        list_option("Memory of one rank, in GB, separated by commas: 40,80. 80GB and 80GiB work too.", MACHINE),
     ] = "",
     sharding_group_size: Annotated[
-        str,
-        typer.Option(
-            help="Ranks that share one copy of the tables. all: one copy.", metavar="LIST", rich_help_panel=MACHINE
-        ),
+        str, list_option("Ranks that share one copy of the tables. all: one copy.", MACHINE)
     ] = "",
-    batch_size: Annotated[
-        str, typer.Option(help="Samples per rank (weak scaling).", metavar="LIST", rich_help_panel=STEP)
-    ] = "",
-    global_batch_size: Annotated[
-        str,
-        typer.Option(help="Samples of all ranks together (strong scaling): 64k.", metavar="LIST", rich_help_panel=STEP),
-    ] = "",
-    codecs: Annotated[
-        str,
-        typer.Option(
-            help="Formats of rows/gradients in messages: fp32,fp16/bf16.", metavar="LIST", rich_help_panel=STEP
-        ),
-    ] = "",
-    optimizer: Annotated[
-        str, typer.Option(help="Optimizers of the embeddings, by fbgemm's names.", metavar="LIST", rich_help_panel=STEP)
-    ] = "",
-    pipeline: Annotated[
-        str, typer.Option(help="Training pipelines: none, sparse_dist, prefetch.", metavar="LIST", rich_help_panel=STEP)
-    ] = "",
+    batch_size: Annotated[str, list_option("Samples per rank (weak scaling).", STEP)] = "",
+    global_batch_size: Annotated[str, list_option("Samples of all ranks together (strong scaling): 64k.", STEP)] = "",
+    codecs: Annotated[str, list_option("Formats of rows/gradients in messages: fp32,fp16/bf16.", STEP)] = "",
+    optimizer: Annotated[str, list_option("Optimizers of the embeddings, by fbgemm's names.", STEP)] = "",
+    pipeline: Annotated[str, list_option("Training pipelines: none, sparse_dist, prefetch.", STEP)] = "",
     sync_every: Annotated[
         int, typer.Option(help="Steps between two averages of the copies.", min=1, metavar="N", rich_help_panel=STEP)
     ] = 1,
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Path of an output: .html (page with the Pareto picture) or .csv (all points). Repeat it for both.",
-            metavar="FILE",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    out: Annotated[list[Path] | None, out_option(FORMATS)] = None,
     plotly: Plotly = "embed",
 ) -> None:
     """Simulate plans for other machines: ranks, batches, memory, codecs. Nothing is launched."""
-    from recshard_lab.lab.exporting.sweep_report import run_whatif
+    from recshard_lab.cli.plan.simulate import run_whatif
 
     files = _one_of_each(out or [])
     axes = {

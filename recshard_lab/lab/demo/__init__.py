@@ -2,5 +2,5 @@
 
 - `experiment.py`: one training
 - `training.py`: all of them, compared
-- `command.py`: the command and its report
+- `page.py`: the report
 """

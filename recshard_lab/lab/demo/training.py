@@ -1,6 +1,6 @@
 """Trains one model unsharded and under several sharding plans, and compares the results.
 
-`experiment.py` runs one training. `command.py` prints the comparison and writes its report.
+`experiment.py` runs one training. `page.py` is the report.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from recshard_lab.lab.demo.experiment import (
     run_unsharded,
     workload_of,
 )
+from recshard_lab.lab.draw.theme import counted
 from recshard_lab.launcher import launch
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_names
@@ -115,14 +116,14 @@ class Comparison:
 
     def exportable(self) -> Exportable:
         """The page that `lab.export` writes."""
-        from recshard_lab.lab.demo.command import demo_page
+        from recshard_lab.lab.demo.page import demo_page
 
         return demo_page(self)
 
     @property
     def shape(self) -> str:
         """The ranks in words."""
-        ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        ranks = counted(self.world_size, "rank")
         return ranks if self.nodes == 1 else f"{ranks} on {self.nodes} virtual nodes"
 
     @property
@@ -140,7 +141,7 @@ class Comparison:
         """The planner's choice, and what was not trained, with the reason."""
         notes = []
         if self.planned:
-            tables = (f"{scheme} for {count} table{'s' * (count > 1)}" for scheme, count in self.planned.items())
+            tables = (f"{scheme} for {counted(count, 'table')}" for scheme, count in self.planned.items())
             notes.append(f"The planner chose {', '.join(tables)}.")
         for trained in dict.fromkeys(self.same.values()):
             equal = ", ".join(name for name, other in self.same.items() if other == trained)

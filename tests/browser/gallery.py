@@ -64,7 +64,7 @@ SHOWN = (
     Shown(
         "skew_scale",
         "SkewScale(movielens(), rs.Topology(4, ddr_cap=10**9))",
-        "svg[aria-label^='9 plans']",
+        "[role=figure][aria-label^='9 plans'] [data-drawn]",
         keys={"Machine": "ArrowDown", "Skew": "End", "Ids a bag": "End"},  # the next step is what the tables have
     ),
     Shown(
@@ -83,7 +83,7 @@ SHOWN = (
     Shown(
         "live_counters",
         "LiveCounters(ranks, cache_rows=100)",
-        "svg[role=img]",
+        "[data-drawn]",
         ("[role=status]",),
     ),
     Shown(
@@ -146,9 +146,7 @@ def example_views() -> dict[str, Any]:
         for i in range(4)
     ]
     drawn["counters"] = views.counters(seen)
-    drawn["overflow"] = views.overflow(
-        estimate(plan, tables, small := replace(topology, ddr_cap=1_300_000)), plan, tables, topology=small
-    )
+    drawn["overflow"] = views.overflow(plan, tables, replace(topology, ddr_cap=1_300_000), Workload())
     drawn["replica_grid"] = views.replica_grid(
         plan_of(tables, 2), tables, [[0, 2], [1, 3]], topology=Topology(4, local_world_size=2)
     )

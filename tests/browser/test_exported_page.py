@@ -119,7 +119,7 @@ def test_nothing_is_cut_and_two_plans_are_side_by_side_where_there_is_room(
         assert not found["scrolls"]
         assert found["below"] or width > 400
     drawn = page.locator(".drawn").first  # geometry
-    assert page.locator(".told").first.is_visible() == (width == 400)
+    assert page.locator(".caption").first.is_visible() == (width == 400)
     assert drawn.evaluate("at => at.scrollWidth > at.clientWidth") == (width == 400)
     assert drawn.evaluate("at => at.previousElementSibling.scrollWidth <= at.clientWidth")  # its words are not cut
     tops = page.locator(".beside").first.locator("figure").evaluate_all("all => all.map(one => one.offsetTop)")

@@ -234,7 +234,7 @@ def a_line_is_dragged_and_applied(page: Any) -> None:
     assert np.array_equal(ask(page, "whole_table('movie', 4000, 8)"), weights)  # bit for bit, past the badge
     before = ask(page, "len(switcher.live.losses)")
     widget.get_by_role("button", name="Train").click()
-    page.wait_for_function("() => document.querySelector('.recshard-switcher svg[aria-label^=\"Loss by step\"]')")
+    page.wait_for_selector(".recshard-switcher [role=figure][aria-label^='Loss by step']", state="attached")
     page.wait_for_timeout(700)
     widget.get_by_role("button", name="Pause").click()
     widget.get_by_role("button", name="Train").wait_for()

@@ -113,9 +113,13 @@ def test_the_other_pictures_are_a_click_away_and_titled(page: Any) -> None:
     from playwright.sync_api import expect
 
     widget = page.locator(WIDGET)
-    for label, title in (("Memory", "Memory per rank"), ("Step time", "Step time"), ("Traffic", "Traffic per step")):
+    for label, title in (("Memory", "Memory per rank"), ("Step time", "Step time")):
         widget.get_by_role("button", name=label, exact=True).click()
-        expect(widget.locator(f'svg[role="img"][aria-label^="{title}"]')).to_have_count(2, timeout=15_000)
+        live = widget.locator(f'[role="figure"][aria-label^="{title}"] [data-drawn] .gtitle:has-text("{title}")')
+        expect(live).to_have_count(2, timeout=15_000)
+    widget.get_by_role("button", name="Traffic", exact=True).click()
+    expect(widget.locator('svg[role="img"][aria-label^="Traffic per step"]')).to_have_count(2, timeout=15_000)
+    expect(widget.locator("[role=figure]:visible")).to_have_count(0)
     widget.get_by_role("button", name="Placement", exact=True).click()
 
 
@@ -146,7 +150,7 @@ def test_run_on_ranks_measures_beside_the_prediction(page: Any) -> None:
     run.click()
     page.wait_for_selector(f'{WIDGET} .rs-card[data-side="mine"][data-measured-ms]', timeout=60_000)
     widget.get_by_role("button", name="Memory", exact=True).click()
-    page.wait_for_selector(f'{WIDGET} svg[aria-label*="predicted | counted"]')
+    page.wait_for_selector(f'{WIDGET} [role="figure"][aria-label*="predicted | counted"] [data-drawn]')
     command(page, "apputils:change-theme", theme="JupyterLab Dark")
     page.wait_for_selector('body[data-jp-theme-light="false"]', state="attached")
     page.wait_for_timeout(500)

@@ -80,7 +80,8 @@ def move_everything(page: Any, rank: int, ranks_key: str, ranks: int, picture: s
     page.keyboard.press(ranks_key)
     page.wait_for_selector(f"{COMPARE} pre:has-text('world_size={ranks},')", state="attached", timeout=10_000)
     widget.get_by_role("button", name=picture, exact=True).first.click()
-    page.wait_for_selector(f"{COMPARE} svg[role=img][aria-label^='{picture}']", timeout=10_000)
+    drawn = ":is(svg[role=img], [role=figure]:has([data-drawn]))"
+    page.wait_for_selector(f"{COMPARE} {drawn}[aria-label^='{picture}']", timeout=10_000)
 
 
 def test_widgets_answer_in_and_out_of_running_cells(page: Any) -> None:

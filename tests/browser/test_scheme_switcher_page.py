@@ -79,8 +79,8 @@ def test_a_dragged_line_is_predicted_applied_and_proved_while_training_goes_on(p
     assert badge.get_attribute("data-same") == "true"
     page.wait_for_selector(f"{WIDGET} .rs-card[data-side='live'][data-measured-ms]")
     widget.get_by_role("button", name="Memory", exact=True).click()
-    page.wait_for_selector(f"{WIDGET} svg[aria-label^='Memory per rank, predicted | counted']")
-    page.wait_for_selector(f"{WIDGET} svg[aria-label^='Loss by step']")
+    page.wait_for_selector(f"{WIDGET} [role=figure][aria-label^='Memory per rank, predicted | counted'] [data-drawn]")
+    page.wait_for_selector(f"{WIDGET} [role=figure][aria-label^='Loss by step'] [data-drawn]")
     picture(page, "light")
     pause.click()
     widget.get_by_role("button", name="Train").wait_for()

@@ -56,7 +56,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ):
         run_all(opened)
         opened.wait_for_selector(f"{COMPARE} svg")
-        opened.wait_for_selector(f"{SKEW} svg")
+        opened.wait_for_selector(f"{SKEW} [data-drawn]")
         opened.folder = folder
         yield opened
 
@@ -184,7 +184,7 @@ def test_sliders_of_skew_and_scale_show_what_python_computes(page: Any) -> None:
     exec(code, names)
     step = names["found"]["planner"].estimate.step_ms
     assert float(cards(page, SKEW)["planner"]["stepMs"]) == pytest.approx(step, rel=1e-12)
-    fastest = widget.locator('svg[aria-label^="9 plans, 26 tables on 96 ranks"]').get_attribute("aria-label")
+    fastest = widget.locator('[role=figure][aria-label^="9 plans, 26 tables on 96 ranks"]').get_attribute("aria-label")
     assert fastest is not None
     assert fastest.partition(". ")[2] == _summary(names["found"])
 

@@ -283,9 +283,41 @@ def test_a_figure_is_updated_in_place() -> None:
     assert figure.data[0] is trace
     assert trace.y == (3.0, 1.0)
     assert "1.0" in figure.layout.title.subtitle.text
-    widget = plotly.widget_of(chart(2.0))
-    plotly.update(widget, spec.Chart("Two", "Two lines.", ((panel(*(spec.Lines(n, (1.0,), (2.0,)) for n in "ab")),),)))
-    assert [each.name for each in widget.data] == ["a", "b"]
+    assert trace.visible == "legendonly"
+    lines = [spec.Lines(name, (1.0, 2.0), (2.0, 3.0)) for name in ("before", "loss")]
+    plotly.update(figure, spec.Chart("Two", "Two lines.", ((panel(*lines),),)))
+    assert [(each.name, each.visible) for each in figure.data] == [("before", True), ("loss", "legendonly")]
+
+
+def test_an_update_sets_what_differs_and_removes_what_is_gone() -> None:
+    def chart(*marks: spec.Mark, low: float = 0.0) -> spec.Chart:
+        return spec.Chart("Loss", "It falls.", ((panel(*marks, x=spec.Axis("linear", low, 9.0, "step")),),))
+
+    named = spec.Points("p", (1.0,), (2.0,), labels=("first",))
+    figure = plotly.figure_of(chart(named, spec.Rule(y=3.0, words="limit")))
+    changes: list[str] = []
+    figure.layout.on_change(lambda _, axis: changes.append("x"), "xaxis")
+    figure.layout.on_change(lambda _, axis: changes.append("y"), "yaxis")
+    figure.data[0].on_change(lambda _, x: changes.append("data"), "x")
+    plotly.update(figure, chart(spec.Points("p", (1.0,), (2.0,)), low=-2.0))
+    assert changes == ["x"]
+    assert (figure.data[0].text, figure.data[0].mode, len(figure.layout.shapes)) == (None, "markers", 0)
+    same = plotly.figure_of(chart(spec.Points("p", (1.0,), (2.0,)), low=-2.0))
+    assert (figure.data, figure.layout.xaxis, figure.layout.title) == (same.data, same.layout.xaxis, same.layout.title)
+
+
+def test_a_narrow_page_has_one_panel_in_a_row() -> None:
+    bars = spec.Bars("b", PLAIN, (0.0,), (0.0,), (3.0,), ("",), across=True)
+    place, value = spec.categories(["one"]), spec.linear([0.0, 3.0])
+    wide = (spec.Panel(value, place, (bars, spec.Text(1.0, 0.0, "3 ms"))), spec.Panel(value, place, (bars,)))
+    layout = plotly.figure_of(spec.Chart("C", "Two panels.", (wide,))).layout
+    narrow = layout.meta["narrow"]
+    assert layout.xaxis2.domain[0] > layout.xaxis.domain[1]
+    assert [narrow[name]["domain"] for name in ("xaxis", "xaxis2")] == [[0.0, 1.0], [0.0, 1.0]]
+    assert narrow["yaxis2"]["domain"][1] < narrow["yaxis"]["domain"][0]
+    assert narrow["height"] > layout.height
+    assert narrow["yaxis2"].get("showticklabels", True)
+    assert (len(layout.annotations), narrow["annotations"]) == (1, [])
 
 
 def test_words_at_an_upright_rule_are_on_the_side_that_has_room() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from itertools import chain, pairwise
+from itertools import pairwise
 from textwrap import wrap
 from typing import Any
 
@@ -23,6 +23,7 @@ from recshard_lab.lab.charts.spec import (
     Series,
     Span,
     Text,
+    room_for,
 )
 from recshard_lab.lab.draw.svg import text_width
 from recshard_lab.lab.draw.theme import HATCHES, LABEL_INK, MIDDLE_INK, Look
@@ -30,9 +31,15 @@ from recshard_lab.lab.draw.theme import HATCHES, LABEL_INK, MIDDLE_INK, Look
 SIDES = ("top center", "bottom center", "middle right", "middle left")
 GRID = "rgba(128,136,146,.25)"
 BETWEEN = 66  # pixels between rows
-NAME = 32  # letters of a name at an axis
-TITLE = 36  # letters of a line of a panel's title
-LETTERS = 60  # of a line of the caption, which fits 400 pixels
+LINE_OF_TICKS = 24  # pixels between names of ticks that can be read
+NAME = (32, 20)  # letters of a name at an axis, and on a narrow page
+PLOT = 100.0  # pixels of a panel beside such names on a narrow page
+LONG = 12  # letters of a bar's label that has no room on a narrow page
+WRAPS = {  # letters of a line: title, caption, title of a panel alone in its row, of one beside others
+    False: (68, 90, 52, 33),
+    True: (34, 44, 28, 28),  # on a narrow page of at least 280 pixels
+}
+FIXED = ("template",)  # parts of a layout that no chart changes, and that plotly writes in another way
 _LINE = {"linecolor": MIDDLE_INK, "tickcolor": MIDDLE_INK, "ticks": "outside", "zeroline": False, "automargin": True}
 
 
@@ -50,47 +57,88 @@ def figure_of(chart: Chart) -> Any:
     return go.Figure(data=traces, layout=layout)
 
 
-def widget_of(chart: Chart) -> Any:
-    """The chart as a ``FigureWidget``, which `update` changes in place."""
-    import plotly.graph_objects as go
-
-    traces, layout = _parts(chart)
-    return go.FigureWidget(data=traces, layout=layout)
-
-
 def update(figure: Any, chart: Chart) -> None:
-    """Shows another chart in a figure; zoom, hidden series and selection stay where the traces are the same ones.
+    """Shows another chart in a figure. Only the traces and parts of the layout that differ are set.
+
+    Hidden series stay hidden, by their names.
 
     Args:
-        figure: of `figure_of` or `widget_of`.
+        figure: of `figure_of`, or a ``FigureWidget``.
         chart: what it is to show.
     """
     traces, layout = _parts(chart)
+    shown = figure.to_plotly_json()
     with figure.batch_update():
-        if [(trace.type, trace.name) for trace in figure.data] == [(t["type"], t["name"]) for t in traces]:
-            for old, new in zip(figure.data, traces, strict=True):
-                old.update(new, overwrite=True)
+        if [trace.get("uid") for trace in shown["data"]] == [trace["uid"] for trace in traces]:
+            for trace, old, new in zip(figure.data, shown["data"], traces, strict=True):
+                _change(trace, old, new)
         else:
+            hidden = {trace["uid"]: trace["visible"] for trace in shown["data"] if "visible" in trace}
             figure.data = []
-            figure.add_traces(traces)
-        figure.layout.update(layout, overwrite=True)
+            figure.add_traces([{**trace, "visible": hidden.get(trace["uid"], True)} for trace in traces])
+        _change(figure.layout, shown["layout"], layout)
+
+
+def _change(part: Any, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Sets what differs in a trace or a layout, and removes what is gone."""
+    gone = dict.fromkeys(old.keys() - new.keys() - {"visible"})
+    changed = {name: value for name, value in new.items() if name not in FIXED and old.get(name) != value}
+    if gone or changed:
+        part.update({**gone, **changed}, overwrite=True)
 
 
 def _parts(chart: Chart) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Traces and layout as plain mappings."""
-    heights = [max(panel.height for panel in panels) for panels in chart.rows]
-    gaps = [BETWEEN + max(_over(panel) for panel in panels) for panels in chart.rows[1:]]
+    """Traces and layout as plain mappings. ``meta.narrow`` of each is what differs below a width of 560 pixels."""
+    layout, narrow = _layout(chart, False), _layout(chart, True)
+    layout["meta"]["narrow"] = {name: part for name, part in narrow.items() if part != layout[name]}
+    return _traces(chart), layout
+
+
+def _traces(chart: Chart) -> list[dict[str, Any]]:
+    traces: list[dict[str, Any]] = []
+    named: set[str] = set()
+    for number, panel in enumerate(chart.panels, 1):
+        axes = _axes_of(number)
+        traces += [_trace(mark, axes, named, panel) for mark in panel.marks if isinstance(mark, Series)]
+        for mark in panel.marks:
+            if isinstance(mark, Band) and mark.legend and mark.name not in named:  # a shape has no entry of its own
+                named.add(mark.name)
+                square = {"symbol": "square", "size": 12, "color": mark.colour, "opacity": 0.3}
+                key = {"type": "scatter", "name": mark.name, "x": [None], "y": [None], "mode": "markers"}
+                traces.append(key | {"marker": square, "showlegend": True, "hoverinfo": "skip", **axes})
+    count: dict[str, int] = {}
+    for trace in traces:
+        uid = f"{trace['type']} {trace['xaxis']} {trace['name']}"
+        count[uid] = count.get(uid, 0) + 1
+        trace["uid"] = f"{uid} {count[uid]}"
+    return traces
+
+
+def _axes_of(number: int) -> dict[str, str]:
+    """Names of the axes of a panel, counted from 1."""
+    suffix = "" if number == 1 else str(number)
+    return {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+
+
+def _layout(chart: Chart, narrow: bool) -> dict[str, Any]:
+    """The layout; on a narrow page, all panels are below one another."""
+    rows = [(panel,) for panel in chart.panels] if narrow else chart.rows
+    title_letters, letters, alone, beside = WRAPS[narrow]
+    titles = [[wrap(panel.title, alone if len(panels) == 1 else beside) for panel in panels] for panels in rows]
+    over = [max(map(_over, *pair)) for pair in zip(rows, titles, strict=True)]
+    heights = [max(panel.height for panel in panels) for panels in rows]
+    gaps = [BETWEEN + pixels for pixels in over[1:]]
     plot = sum(heights) + sum(gaps)
     legend = chart.legend
     shown = len(legend) > 1 or any(isinstance(mark, Band) for mark in legend.values())
-    lines, narrow = (_legend_lines(list(legend), wide) * shown for wide in (760.0, 340.0))
-    subtitle = [*wrap(chart.caption, LETTERS), *wrap(chart.note, LETTERS)]
-    top = 48 + 17 * len(subtitle) + max(_over(panel) for panel in chart.rows[0])
+    lines = _legend_lines(list(legend), 340.0 if narrow else 760.0) * shown
+    title, subtitle = wrap(chart.title, title_letters), [*wrap(chart.caption, letters), *wrap(chart.note, letters)]
+    top = 29 + 19 * len(title) + 17 * len(subtitle) + over[0]
     below = 58 + 24 * lines
     layout: dict[str, Any] = {
         "template": "none",
         "title": {
-            "text": chart.title,
+            "text": "<br>".join(map(escape, title)),
             "subtitle": {"text": "<br>".join(map(escape, subtitle)), "font": {"size": 12, "color": MIDDLE_INK}},
             "font": {"size": 15},
             "x": 0,
@@ -99,12 +147,12 @@ def _parts(chart: Chart) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             "y": 1,
             "yref": "container",
             "yanchor": "top",
-            "pad": {"t": 10, "l": 8},
+            "pad": {"t": 10 * len(title)},  # plotly centres the lines
         },
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": MIDDLE_INK, "size": 12},
-        "margin": {"l": 40, "r": 20, "t": top, "b": below},
+        "margin": {"l": 40, "r": 8 if narrow else 20, "t": top, "b": below},
         "height": plot + top + below,
         "showlegend": shown,
         "legend": {"orientation": "h", "x": 0, "xref": "container", "y": 0, "yref": "container", "yanchor": "bottom"},
@@ -112,60 +160,57 @@ def _parts(chart: Chart) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         "hoverlabel": {"align": "left"},
         "hovermode": "closest",
         "dragmode": "zoom",
+        "clickmode": "event+select",  # a click dims the other marks, another one ends that
         "uniformtext": {"mode": "hide", "minsize": 9},
+        "uirevision": " / ".join(f"{panel.x.label}, {panel.y.label}" for panel in chart.panels),
         "shapes": [],
         "annotations": [],
-        "meta": {"over": max(_over(panel) for panel in chart.rows[0]), "narrow": 24 * (narrow - lines)},
+        "meta": {"over": over[0]},
     }
-    traces: list[dict[str, Any]] = []
-    named: set[str] = set()
     number, high = 0, float(plot)
     firsts: dict[Axis, str] = {}
-    for row, panels in enumerate(chart.rows):
+    for row, panels in enumerate(rows):
         low = high - heights[row]
         spans = _spans_of_row(panels)
         for place, panel in enumerate(panels):
             number += 1
-            suffix = "" if number == 1 else str(number)
-            shared = place > 0 and panel.y == panels[place - 1].y
-            x, y = _axis(panel.x, panel), _axis(panel.y, panel)
-            x |= {"domain": spans[place], "anchor": f"y{suffix}"}
-            y |= {"domain": [low / plot, high / plot], "anchor": f"x{suffix}"}
+            axes = _axes_of(number)
+            x, y = _axis(panel.x, panel, narrow), _axis(panel.y, panel, narrow)
+            if narrow and panel.x.kind == "category" and 7 * len(" ".join(x["ticktext"])) < 2 * PLOT:
+                x["tickangle"] = 0
+            elif narrow:
+                x |= {"nticks": 3, "tickangle": 0, "range": _range_on_narrow(panel)}
+            x |= {"domain": spans[place], "anchor": axes["yaxis"]}
+            y |= {"domain": [low / plot, high / plot], "anchor": axes["xaxis"]}
             for name, axis, made in (("x", panel.x, x), ("y", panel.y, y)):
                 if axis in firsts and firsts[axis].startswith(name):
                     made["matches"] = firsts[axis]
-                firsts.setdefault(axis, f"{name}{suffix}")
-            if shared:
+                firsts.setdefault(axis, axes[f"{name}axis"])
+            if place > 0 and panel.y == panels[place - 1].y:
                 y |= {"showticklabels": False, "ticks": "", "title": {"text": ""}}
-            layout[f"xaxis{suffix}"], layout[f"yaxis{suffix}"] = x, y
-            axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
-            traces += [_trace(mark, axes, named, panel) for mark in panel.marks if isinstance(mark, Series)]
+            layout[f"xaxis{axes['xaxis'][1:]}"], layout[f"yaxis{axes['yaxis'][1:]}"] = x, y
             for mark in panel.marks:
-                _decorate(layout, traces, mark, panel, axes, named)
+                if not (narrow and isinstance(mark, Text)):  # values have no room beside each other there
+                    _decorate(layout, mark, panel, axes)
             if panel.title:
-                head_text = "<br>".join(map(escape, _title(panel)))
-                head = {"text": f"<b>{head_text}</b>", "align": "left", "xref": f"{axes['xaxis']} domain", "x": 0}
-                head |= {
-                    "yref": f"{axes['yaxis']} domain",
-                    "y": 1,
-                    "yshift": 20 if _spans(panel) else 18 if _over(panel) > 16 * len(_title(panel)) else 4,
-                }
-                layout["annotations"].append(head | {"xanchor": "left", "yanchor": "bottom", "showarrow": False})
+                lines_of_title = titles[row][place]
+                side = "right" if narrow else "left"  # where it is narrow, from the right, over the names at its axis
+                more = _over(panel, lines_of_title) > 16 * len(lines_of_title)
+                head = {"text": f"<b>{'<br>'.join(map(escape, lines_of_title))}</b>", "align": side, "x": int(narrow)}
+                head |= {"xref": f"{axes['xaxis']} domain", "yref": f"{axes['yaxis']} domain", "y": 1}
+                head["yshift"] = 20 if _spans(panel) else 18 if more else 4
+                layout["annotations"].append(head | {"xanchor": side, "yanchor": "bottom", "showarrow": False})
         high = low - (gaps[row] if row < len(gaps) else 0)
-    return traces, layout
+    return layout
 
 
 def _spans(panel: Panel) -> bool:
     return any(isinstance(mark, Span) for mark in panel.marks)
 
 
-def _title(panel: Panel) -> list[str]:
-    return wrap(panel.title, TITLE)
-
-
-def _over(panel: Panel) -> int:
-    """Pixels over a panel for its title and brackets."""
-    return 16 * len(_title(panel)) + 18 * _spans(panel) + 16 * any(isinstance(m, Rule) and m.words for m in panel.marks)
+def _over(panel: Panel, title: Sequence[str]) -> int:
+    """Pixels over a panel for the lines of its title and for brackets."""
+    return 16 * len(title) + 18 * _spans(panel) + 16 * any(isinstance(m, Rule) and m.words for m in panel.marks)
 
 
 def _legend_lines(names: Sequence[str], width: float) -> int:
@@ -184,7 +229,21 @@ def _spans_of_row(panels: Sequence[Panel]) -> list[list[float]]:
     return found
 
 
-def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
+def _range_on_narrow(panel: Panel) -> list[float]:
+    """The x axis of a panel, longer where the labels of its bars need the room on a narrow page."""
+    axis = _axis(panel.x, panel, True)["range"]
+    bars = [mark for mark in panel.marks if isinstance(mark, Bars) and mark.across and mark.labels]
+    if panel.x.kind != "linear" or any(map(_has_long_labels, bars)):
+        return list(axis)
+    needs = [room_for(zip(mark.end, mark.labels, strict=True), PLOT, inside=mark.label != "end") for mark in bars]
+    return [axis[0], max([axis[1], *needs])]
+
+
+def _has_long_labels(mark: Bars) -> bool:
+    return max(map(len, mark.labels), default=0) > LONG
+
+
+def _axis(axis: Axis, panel: Panel, narrow: bool) -> dict[str, Any]:
     """An axis; a category axis is linear, with a tick at each name, so that bars can be at fractions."""
     logarithmic = axis.kind.startswith("log")
     low, high = (math.log10(axis.low), math.log10(axis.high)) if logarithmic else (axis.low, axis.high)
@@ -196,11 +255,15 @@ def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
         "title": {"text": escape(axis.label), "standoff": 6},
         "showgrid": axis.kind != "category" and (axis is panel.y or panel.y.kind == "category"),
         "gridcolor": GRID,
+        "uirevision": f"{axis.label} {len(axis.categories)}",  # the reader's zoom stays while this does
     }
     if axis.kind == "category":
         marks = axis.marks()
         marks = marks[:: 1 if upside else max(1, -(-len(marks) // 32))]
-        made |= {"tickvals": [value for value, _ in marks], "ticktext": [escape(_cut(words)) for _, words in marks]}
+        made |= {
+            "tickvals": [value for value, _ in marks],
+            "ticktext": [escape(_cut(words, NAME[narrow])) for _, words in marks],
+        }
     elif logarithmic or axis.ticks:
         marks = axis.marks()
         made |= {"tickvals": [value for value, _ in marks], "ticktext": [words for _, words in marks]}
@@ -209,11 +272,13 @@ def _axis(axis: Axis, panel: Panel) -> dict[str, Any]:
         made |= {"tickformat": ".3~s", "ticksuffix": "B"}
     elif axis.unit in ("ms", "%"):
         made |= {"ticksuffix": " ms" if axis.unit == "ms" else "%"}
+    if axis is panel.y and panel.height < 3 * LINE_OF_TICKS:
+        made["nticks"] = 3
     return made
 
 
-def _cut(words: str) -> str:
-    return words if len(words) <= NAME else f"{words[: NAME - 1]}…"
+def _cut(words: str, letters: int) -> str:
+    return words if len(words) <= letters else f"{words[: letters - 1]}…"
 
 
 def marker(look: Look) -> dict[str, Any]:
@@ -254,6 +319,8 @@ def _trace(mark: Bars | Lines | Points | Area, axes: dict[str, str], named: set[
                 made |= {"text": [escape(words) for words in mark.labels], "textposition": where, "cliponaxis": False}
                 made |= {"textangle": 0, "insidetextfont": {"color": LABEL_INK}}
                 made |= {"insidetextanchor": "middle"}
+                if mark.across and _has_long_labels(mark):
+                    made["meta"] = {"narrow": {"textposition": "none"}}
         case Lines():
             lined = "lines+markers" if mark.markers or len(mark.x) == 1 else "lines"
             dash = ",".join(f"{each}px" for each in mark.dash.split()) or "solid"
@@ -288,14 +355,7 @@ def _side(mark: Points, panel: Panel) -> str:
     return SIDES[labelled.index(mark) % len(SIDES)]
 
 
-def _decorate(
-    layout: dict[str, Any],
-    traces: list[dict[str, Any]],
-    mark: Mark,
-    panel: Panel,
-    axes: dict[str, str],
-    named: set[str],
-) -> None:
+def _decorate(layout: dict[str, Any], mark: Mark, panel: Panel, axes: dict[str, str]) -> None:
     """Bands, rules, brackets and texts."""
     x, y = axes["xaxis"], axes["yaxis"]
     match mark:
@@ -304,11 +364,6 @@ def _decorate(
             shape |= {"fillcolor": mark.colour, "line": {"width": 0}}
             shape |= _reach("x", x, mark.x) | _reach("y", y, mark.y)
             layout["shapes"].append(shape)
-            if mark.legend and mark.name not in named:
-                named.add(mark.name)
-                square = {"symbol": "square", "size": 12, "color": mark.colour, "opacity": 0.3}
-                key = {"type": "scatter", "name": mark.name, "x": [None], "y": [None], "mode": "markers"}
-                traces.append(key | {"marker": square, "showlegend": True, "hoverinfo": "skip", **axes})
         case Rule():
             colour, dash = mark.colour or MIDDLE_INK, ",".join(f"{each}px" for each in mark.dash.split())
             at = mark.x if mark.x is not None else mark.y
@@ -335,7 +390,7 @@ def _decorate(
             where = {"x": _at(layout, x, mark.x), "y": _at(layout, y, mark.y), "xref": x, "yref": y}
             anchor = {"start": "left", "middle": "center", "end": "right"}[mark.anchor]
             where |= {"yanchor": "middle" if panel.y.kind == "category" else "bottom"}
-            where |= {"name": "value", "xanchor": anchor, "showarrow": False}  # a narrow page leaves these out
+            where |= {"xanchor": anchor, "showarrow": False}
             layout["annotations"].append({"text": escape(mark.words), **where})
 
 
@@ -358,5 +413,5 @@ def _short(value: float) -> float:
 
 def _lines(words: str) -> str:
     return "<br>".join(
-        escape(line) for line in chain.from_iterable(wrap(part, 80) or [""] for part in words.split("\n"))
+        escape(line) for part in words.split("\n") for line in ([part] if len(part) <= 80 else wrap(part, 80))
     )

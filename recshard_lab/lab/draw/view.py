@@ -2,11 +2,12 @@
 
 ::
 
-    View.svg       static picture, inline markup, tooltips    widgets, reports
+    View.svg       static picture, inline markup, tooltips    geometry in widgets, reports
     View.img       the same as an <img>                       GitHub, an untrusted notebook
     View.table     the numbers, HTML                          everywhere
     View.text      the numbers, plain                         a terminal
     View.figure    plotly, to zoom and pan; charts only       exported pages, and when asked for by name
+    View.chart     what is drawn; charts only                 widgets, as a live figure (`lab/widgets/chart_box.py`)
 
 A view is a *chart*, which has axes and is described by a `lab.charts.spec.Chart`, or *geometry*, drawn as SVG alone.
 
@@ -111,7 +112,7 @@ class View:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         bundle: dict[str, Any] = {"text/plain": self.text, "text/html": self._repr_html_()}
-        if _beside_a_kernel():
+        if beside_a_kernel():
             import ipywidgets
 
             alone = self.inline(f"rs-{self.name}-{token_hex(4)}")  # a page shows many, of several kernels
@@ -126,7 +127,7 @@ class View:
         return f"<details><summary>The numbers</summary>{self.table}</details>"
 
 
-def _beside_a_kernel() -> bool:
+def beside_a_kernel() -> bool:
     """Whether a notebook's kernel shows this, rather than a script, a rank or a terminal."""
     import sys
 

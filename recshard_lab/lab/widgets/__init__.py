@@ -2,6 +2,7 @@
 
 - `base.py`, `worker.py`: what all widgets share, and their background work
 - `components.py`, `static/`: the parts with JavaScript, and their scripts and style sheets
+- `chart_box.py`, `chart_figure.py`: a view on the page, charts as live figures of plotly
 - `controls.py`, `page.py`, `export_control.py`: controls and boxes, written parts, the Export control
 - one file per widget; `plan_columns.py` is a part of `plan_compare.py`
 """

@@ -3,7 +3,7 @@
 - one style sheet and one line with Export and the same in Python
 - one place for messages and errors
 - background work that ends with the widget
-- a static picture for pages without a kernel
+- a static picture for pages without a kernel; beside one, charts are live figures (`chart_box.py`)
 - keys: JupyterLab's shortcuts do not take arrows, Enter or letters from a control
 - answers while a cell is running: JupyterLab sends messages of widgets to a subshell of the kernel, a separate thread.
   Since ipykernel 7.4 a message is routed to the shell that used the widget last. If that shell is running a cell, the
@@ -178,5 +178,7 @@ def answer_while_busy(widget: ipw.Widget) -> None:
 
 
 def _answer_new(change: Any) -> None:
-    for child in set(change["new"]) - set(change["old"]):
-        answer_while_busy(child)
+    known = {id(child) for child in change["old"]}  # plotly's figures have no hash
+    for child in change["new"]:
+        if id(child) not in known:
+            answer_while_busy(child)

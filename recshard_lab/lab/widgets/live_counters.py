@@ -19,6 +19,7 @@ from recshard_lab.lab.live.ranks_gone import BoundRanks
 from recshard_lab.lab.live.samples import Sample, read_counters, watch_counters
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
+from recshard_lab.lab.widgets.chart_box import ChartBox
 from recshard_lab.launcher import LaunchError, current
 
 MOST_SAMPLES = 400  # beyond, every second sample of the older half is dropped
@@ -147,7 +148,7 @@ class LiveCounters(LabWidget):
         self.again.on_click(lambda _: self.run_in_background(self._reset, "", "work"))
         for control in (self.table, self.numbers):
             self.on(control, lambda _: self._show())
-        self.picture, self.listed = controls.wide_html(), controls.wide_html("rs-figures")
+        self.picture, self.listed = ChartBox(), controls.wide_html("rs-figures")
         chosen = controls.row([self.table, self.paused, self.numbers, self.cache, self.again])
         self.lay_out([chosen, self.picture, self.message, self.listed])
 
@@ -170,11 +171,10 @@ class LiveCounters(LabWidget):
     def _show(self) -> None:
         with self._lock:
             view = views.counters(self.history, table=self.table.value.strip() or None)
-            drawn = view.inline(f"{self.uid}-counters")
-            body = f'<div data-step="{self.history[-1].step}" data-samples="{len(self.history)}">{drawn}</div>'
-            shade = page.gone if self._gone else str
-            self.picture.value = shade(page.picture(body))
-            self.listed.value = shade(view.table if self.numbers.value else "")
+            head = f'<div data-step="{self.history[-1].step}" data-samples="{len(self.history)}"></div>'
+            self.picture.show(view, f"{self.uid}-counters", head, gone=self._gone)
+            listed = view.table if self.numbers.value else ""
+            self.listed.value = page.gone(listed) if self._gone else listed
             if not self._gone:
                 self.message.show(self._status())
             self.code.value = page.code(self.python)

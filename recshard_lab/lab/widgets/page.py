@@ -201,11 +201,6 @@ def picture(markup: str, unfinished: bool = False) -> str:
     return f'<div style="color:var(--jp-ui-font-color1,inherit)"><div{busy}>{markup}</div></div>'
 
 
-def stale(shown: str) -> str:
-    """A picture whose successor is being computed."""
-    return shown.replace("<div><svg", '<div aria-busy="true" style="opacity:.5"><svg', 1)
-
-
 def choices_table(choices: Sequence[Choice], pinned: bool) -> str:
     """The tables for which the planner chooses another scheme, and why."""
     if pinned:

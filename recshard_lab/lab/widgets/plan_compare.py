@@ -11,10 +11,10 @@ Long work (many ranks, a run on the ranks) happens in threads, so the kernel sta
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import ipywidgets as ipw
 
@@ -24,10 +24,12 @@ from recshard_lab.lab.compare.measure import Measured, measure_plan
 from recshard_lab.lab.compare.plan_comparison import SEARCHED, PlanComparison, PlanSpec, views_of_plans
 from recshard_lab.lab.compare.question import Answer, Question, answer, explained
 from recshard_lab.lab.compare.question_code import python_for
+from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.exporting.exportable import Exportable
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget, Quiet
+from recshard_lab.lab.widgets.chart_box import ChartBox
 from recshard_lab.lab.widgets.plan_columns import ColumnBar, column_of, first_columns, python_of_all
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import PlanError, Topology
@@ -35,6 +37,7 @@ from recshard_lab.sharding import PlanError, Topology
 AT_ONCE = 3 * 26 * 8  # tables x ranks to be planned, summed over plans, that a control answers without a thread
 MOST_ANSWERS = 96  # remembered
 EVERY = "every plan"
+Cell = TypeVar("Cell", bound=ipw.Widget)
 
 
 class PlanCompare(LabWidget):
@@ -389,20 +392,24 @@ class _Cells:
     def __init__(self, of: PlanCompare) -> None:
         self.of = of
         self.cards: dict[str, ipw.HTML] = {}
-        self.pictures: dict[str, ipw.HTML] = {}
+        self.pictures: dict[str, ChartBox] = {}
         self.codes: dict[str, ipw.HTML] = {}
         self.card_grid, self.picture_grid = controls.columns_of("250px"), controls.columns_of("440px")
         self.card_grid.add_class("rs-cards")
-        self._markup: dict[str, dict[str, str]] = {}  # view -> key -> HTML
+        self._views: dict[str, dict[str, View]] = {}  # name of a view -> key -> view
 
     def arrange(self, names: Mapping[str, str]) -> None:
         """Makes room for these plans, key -> name. Old contents stay."""
         if list(self.cards) == list(names):
             return
-        for cells in (self.cards, self.pictures, self.codes):
+        for cells, make in (
+            (self.cards, controls.wide_html),
+            (self.pictures, ChartBox),
+            (self.codes, controls.wide_html),
+        ):
             old = dict(cells)
             cells.clear()
-            cells.update({key: old.get(key) or controls.wide_html() for key in names})
+            cells.update({key: old.get(key) or make() for key in names})
         least = {
             self.card_grid: "250px" if len(names) <= 3 else "168px",  # in one row if there is room
             self.picture_grid: "440px" if self._two_in_a_row else "340px",
@@ -420,7 +427,7 @@ class _Cells:
     def forget(self) -> None:
         """Drops all drawn pictures, because the plans have changed."""
         self.of.worker.cancel("pictures")
-        self._markup.clear()
+        self._views.clear()
 
     def show(self, view: str, found: PlanComparison, names: Mapping[str, str]) -> None:
         """Shows a view of every plan.
@@ -431,20 +438,19 @@ class _Cells:
             names: key -> name of the plan in `found`.
         """
         self.of.worker.cancel("pictures")
-        if view not in self._markup and (view not in SEARCHED or found.searched):
-            self._markup[view] = self._drawn(view, found, names)
-        if view in self._markup:
+        if view not in self._views and (view not in SEARCHED or found.searched):
+            self._views[view] = self._drawn(view, found, names)
+        if view in self._views:
             self._send(view, names)
             return
         for key in names:
-            self.pictures[key].value = page.note("Repeating the planner's search to record it …")
+            self.pictures[key].say(page.note("Repeating the planner's search to record it …"))
         self.of.worker.newest(lambda is_current: self._search(is_current, view, found, names), "pictures")
 
-    def _drawn(self, view: str, found: PlanComparison, names: Mapping[str, str]) -> dict[str, str]:
+    def _drawn(self, view: str, found: PlanComparison, names: Mapping[str, str]) -> dict[str, View]:
         width = controls.HALF_WIDTH if self._two_in_a_row else controls.THIRD_WIDTH  # never enlarged
         drawn = found.views(view, width)
-        places = enumerate(names.items())
-        return {key: drawn[plan].inline(f"{self.of.uid}-{place}-{view}") for place, (key, plan) in places}
+        return {key: drawn[plan] for key, plan in names.items()}
 
     def _search(
         self, is_current: Callable[[], bool], view: str, found: PlanComparison, names: Mapping[str, str]
@@ -453,16 +459,23 @@ class _Cells:
             found.search(is_current)
             drawn = self._drawn(view, found, names) if is_current() else {}
         except Exception as error:
-            drawn = dict.fromkeys(names, page.alert(reason(error)))
+            drawn = dict.fromkeys(names, message_view(view, views.view_label(view), reason(error)))
         with self.of._lock:
             if is_current():
-                self._markup[view] = drawn
+                self._views[view] = drawn
                 self._send(view, names)
 
     def _send(self, view: str, names: Mapping[str, str]) -> None:
-        for key, markup in self._markup[view].items():
+        for place, (key, shown) in enumerate(self._views[view].items()):
             head = f'<h4 class="rs-over">{escape(names[key])}</h4>' if len(names) > 2 else ""
-            self.pictures[key].value = page.picture(head + markup)
+            self.pictures[key].show(shown, f"{self.of.uid}-{place}-{view}", head)
+
+
+def _keep(cells: dict[str, Cell], keys: Iterable[str], make: Callable[[], Cell]) -> None:
+    """Leaves the cells of these keys, in their order, and makes those that are missing."""
+    old = dict(cells)
+    cells.clear()
+    cells.update({key: old.get(key) or make() for key in keys})
 
 
 class _Runs(ipw.HBox):

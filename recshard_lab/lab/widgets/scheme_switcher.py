@@ -33,6 +33,7 @@ from recshard_lab.lab.live.ranks_gone import LOOK_S
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
+from recshard_lab.lab.widgets.chart_box import ChartBox
 from recshard_lab.lab.widgets.components import SplitLines
 from recshard_lab.launcher import LaunchError, current
 from recshard_lab.planner import EmbeddingShardingPlanner, Estimate, Workload, estimate
@@ -336,9 +337,9 @@ class SchemeSwitcher(LabWidget):
             description="Train", tooltip="trains until you press Pause, also while tables move", icon="play"
         )
         self.trains.observe(self._click_train, names="value")
-        self.steps, self.badge, self.curve = ipw.HTML(), ipw.HTML(), controls.wide_html()
+        self.steps, self.badge, self.curve = ipw.HTML(), ipw.HTML(), ChartBox()
         self.cards = {side: controls.wide_html() for side in SIDES}
-        self.pictures = {side: controls.wide_html() for side in SIDES}
+        self.pictures = {side: ChartBox() for side in SIDES}
         buttons = controls.row([self.button, self.trains, self.steps])
         running = ipw.VBox([buttons, self.message, self.badge], layout=ipw.Layout(flex="1 1 320px", min_width="0"))
         self.lay_out(
@@ -368,17 +369,21 @@ class SchemeSwitcher(LabWidget):
             answer = Answer(question, self.topology, self.workload, plan, found, problem)
             beside = "" if self.workload.dense_parameters else BESIDE
             self.cards[side].value = page.card(side, answer, measured, stale=bool(self._gone), extra=beside)
-            view = self._view(name, plan, found, measured) if plan is not None else None
-            self.pictures[side].value = "" if view is None else shade(page.picture(view.inline(f"{self.uid}-{side}")))
+            if plan is None:
+                self.pictures[side].say()
+            else:
+                view = self._view(name, plan, found, measured)
+                self.pictures[side].show(view, f"{self.uid}-{side}", gone=bool(self._gone))
         self.badge.value = shade(_badge(self.live.proof))
         self.button.disabled = self.plan is None or self.plan == self.live.plan or bool(self._gone)
         self.trains.disabled = self.live.step is None or bool(self._gone)
         losses = self.live.losses
         self.steps.value = page.note(f"step {len(losses):,}") if losses else ""
-        self.curve.value = ""
         if losses:
             view = _loss_curve(losses, self.live.switched)
-            self.curve.value = shade(page.picture(view.inline(f"{self.uid}-loss")))
+            self.curve.show(view, f"{self.uid}-loss", gone=bool(self._gone))
+        else:
+            self.curve.say()
         self.lines.hint = self._hint()
         self.code.value = page.code(self.python)
 

@@ -28,6 +28,7 @@ from recshard_lab.lab.exporting.exportable import Exportable
 from recshard_lab.lab.views.registry import reason
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import LabWidget
+from recshard_lab.lab.widgets.chart_box import ChartBox
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import Topology
 
@@ -169,7 +170,8 @@ class SkewScale(LabWidget):
         names = [(table.name, table.name) for table in largest]
         self.table = controls.pick("Table", "the table whose use of rows is drawn", names, "220px")
         self.pinning = controls.button("Pin", "compares later choices of the planner with these settings", "thumb-tack")
-        self.note, self.card, self.choices, self.schemes, self.use = (controls.wide_html() for _ in range(5))
+        self.note, self.card, self.choices = (controls.wide_html() for _ in range(3))
+        self.schemes, self.use = ChartBox(), ChartBox()
         for control in self._by_field().values():
             self.on(control, lambda _: self.respond())
         self.on(self.table, lambda _: self._look())
@@ -282,7 +284,7 @@ class SkewScale(LabWidget):
             note=note,
             width=controls.HALF_WIDTH,
         )
-        self.use.value = page.picture(view.inline(f"{self.uid}-use"))
+        self.use.show(view, f"{self.uid}-use")
 
     def _show(self, setting: Setting, scaled: Scaled) -> None:
         """The parts that are computed so far."""
@@ -299,12 +301,12 @@ class SkewScale(LabWidget):
                 return  # drawn when all are computed
         else:
             self.message.show()
-        if known and not (missing and self.schemes.value):
+        if known and not (missing and self.schemes.shown):
             ordered = {name: known[name] for name in scaling.columns() if name in known}
             view = views.side_by_side(PlanComparison(scaled.tables, ordered), width=controls.HALF_WIDTH)
-            self.schemes.value = page.picture(view.inline(f"{self.uid}-schemes"), missing > 0)
-        elif missing and self.schemes.value:
-            self.schemes.value = page.stale(self.schemes.value)
+            self.schemes.show(view, f"{self.uid}-schemes", unfinished=missing > 0)
+        elif missing:
+            self.schemes.age()
 
     def static(self) -> tuple[str, str]:
         """The schemes as a picture and as numbers."""

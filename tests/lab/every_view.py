@@ -72,7 +72,7 @@ def nothing() -> dict[str, Any]:
         "step": RecordedStep(ShardingPlan({}), "", (), ()),
         "memory_history": MemoryHistory(0, "counted", np.zeros(0), {}),
         "sharding_groups": [[0]],
-        "needed": found,
+        "workload": Workload(),
         "codec_errors": {},
     }
 
@@ -126,7 +126,6 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
         "step": recorded_step(value=value),
         "memory_history": memory_history(3),
         "codec_errors": codecs(value),
-        "needed": bad,
     }
 
 
@@ -199,7 +198,7 @@ def drawn(tables: list[Any], plan: ShardingPlan, topology: Topology, steps: int,
         "memory_history": memory_history(10 * steps),
         "sharding_groups": [list(range(first, first + ranks)) for first in range(0, 12 * ranks, ranks)],
         "codec_errors": codecs(),
-        "needed": found,
+        "workload": Workload(),
         "step": recorded_step(min(ranks, 128), min(bags, 200), tables=min(len(tables), 50)),
     }
 

@@ -133,7 +133,7 @@ def test_what_is_counted_is_what_was_looked_up_and_stepped(ranks: Ranks, optimiz
         assert (norm or 0.0) == pytest.approx(float(np.sqrt(np.square(norms).sum())), rel=1e-6)
     assert movie.steps == (7 if optimizer == "adam" else None)
     if optimizer != "exact_sgd":
-        assert movie.stepped_rows == len(np.unique(drawn["movie"]))
+        assert movie.state("rows", movie.state_names[0]) == len(np.unique(drawn["movie"]))
 
 
 class _Reference:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.lab import views
+from recshard_lab.lab import PlanCompare, views
 from recshard_lab.lab.draw.theme import bytes_text
 from recshard_lab.lab.views.overflow import smallest_fix
 from recshard_lab.planner import Estimate, Workload, estimate
@@ -38,7 +38,7 @@ def test_the_first_rank_that_does_not_fit_is_named_with_its_missing_bytes() -> N
     found = of(top, plan)
     needed, usable = found.memory_bytes.sum(axis=1), found.usable_bytes
     assert np.flatnonzero(needed > usable).tolist() == [2]
-    view = views.overflow(found, plan, TABLES, topology=top)
+    view = views.overflow(plan, TABLES, top, Workload())
     assert view.summary.startswith("Rank 2 is the first that does not fit")
     assert f"{bytes_text(needed[2] - usable[2])} are missing" in view.summary
     assert [row[4] for row in view.numbers.rows] == ["yes", "yes", "no", "yes"]
@@ -49,7 +49,7 @@ def test_the_first_rank_that_does_not_fit_is_named_with_its_missing_bytes() -> N
 def test_the_fix_makes_every_rank_fit() -> None:
     top = topology(400)
     plan = placed(top, movies=2, users=2, small=0)
-    fix = smallest_fix(of(top, plan), plan, TABLES, top, None)
+    fix = smallest_fix(of(top, plan), plan, TABLES, top, Workload())
     named = re.fullmatch(r"table '(\w+)' (?:on rank (\d)|(\w+) instead of table_wise|with data_type.*)", fix.words)
     assert named is not None
     name, rank, scheme = named.groups()
@@ -71,20 +71,32 @@ def test_where_no_table_can_be_changed_the_fix_is_memory_that_is_enough() -> Non
     top = topology(40)
     plan = placed(top, movies=0, users=1, small=2)
     found = of(top, plan)
-    fix = smallest_fix(found, plan, TABLES, top, None)
+    fix = smallest_fix(found, plan, TABLES, top, Workload())
     assert fix.words.startswith("ranks with ")
     factor = (found.memory_bytes.sum(axis=1) / found.usable_bytes).max()
     enough = estimate(plan, TABLES, topology(int(40 * factor) + 1))
     assert (enough.memory_bytes.sum(axis=1) <= enough.usable_bytes).all()
     short = estimate(plan, TABLES, topology(int(40 * factor * 0.98)))
     assert not (short.memory_bytes.sum(axis=1) <= short.usable_bytes).all()
-    assert smallest_fix(found, None, None, None, None).words == fix.words
+
+
+def test_the_comparison_of_plans_offers_it_with_the_fix_of_each_plan() -> None:
+    top = topology(400)
+    plans = {"full": placed(top, movies=2, users=2, small=0), "dealt": placed(top, movies=2, users=1, small=0)}
+    widget = PlanCompare(TABLES, top, Workload(), plans=plans)
+    widget.picture.value = "overflow"
+    fix = smallest_fix(of(top, plans["full"]), plans["full"], TABLES, top, Workload())
+    drawn = widget.comparison.views("overflow")
+    assert drawn["full"].summary.endswith(f"Fix: {fix}.")
+    assert drawn["dealt"].summary.startswith("Every rank fits.")
+    assert "✗ rank 2" in widget.pictures[next(iter(widget.columns))].value
+    blocks = [re.search(r'width="([\d.]+)"[^>]*><title>rank 2\nweights: (\d+) MB', view.svg) for view in drawn.values()]
+    assert len({round(float(block[1]) / float(block[2]), 3) for block in blocks if block}) == 1  # one scale
 
 
 def test_a_plan_that_fits_says_so() -> None:
     top = topology(80_000)
-    found = of(top, placed(top, movies=1, users=0, small=0))
-    view = views.overflow(found)
+    view = views.overflow(placed(top, movies=1, users=0, small=0), TABLES, top, Workload())
     assert view.summary.startswith("Every rank fits. Rank 1 is the fullest")
     assert "✗" not in view.svg
 
@@ -92,7 +104,7 @@ def test_a_plan_that_fits_says_so() -> None:
 def test_of_many_ranks_the_fullest_are_drawn() -> None:
     top = topology(150, ranks=64)
     plan = placed(top, movies=63, users=40, small=0)
-    view = views.overflow(of(top, plan))
+    view = views.overflow(plan, TABLES, top, Workload())
     svg = view.svg
     assert "1 more rank does not fit." in view.summary
     assert "✗ rank 40" in svg

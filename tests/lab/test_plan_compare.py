@@ -219,6 +219,7 @@ def test_every_view_of_a_plan_is_offered() -> None:
         "balance",
         "traffic",
         "planner_search",
+        "overflow",
     ]
 
 

@@ -89,7 +89,7 @@ def test_the_interactive_figure_has_traces_and_the_same_title(name: str) -> None
 def test_pictures_of_one_page_share_no_hatching(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else those of the second lose their colours when the first is scrolled out of the page."""
     shown: list[str] = []
-    monkeypatch.setattr("recshard_lab.lab.draw.view._beside_a_kernel", lambda: True)
+    monkeypatch.setattr("recshard_lab.lab.draw.view.beside_a_kernel", lambda: True)
     monkeypatch.setattr("ipywidgets.HTML._repr_mimebundle_", lambda self: {WIDGET_MIME: shown.append(self.value)})
     view = views.placement(plan_of(movielens(), 4), movielens())
     for _ in range(2):

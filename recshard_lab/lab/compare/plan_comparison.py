@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from recshard_lab.lab.exporting.exportable import Exportable
 
 PLANNER = "planner"
-KNOWN = ("plan", "tables", "topology", "estimate", "measured", "width", "search")
+KNOWN = ("plan", "tables", "topology", "workload", "estimate", "measured", "width", "search")
 SEARCHED = ("planner_search",)  # views for which the planner searches again
 SAME = 5e-3  # values that differ by a smaller share are equally good
 _OPTIONS = {"solver": "greedy", "time_limit_s": 60.0, "cost_model": "recshard", "route": None, "local_search_passes": 3}
@@ -203,6 +203,7 @@ class PlanComparison:
                 "plan": shown.plan,
                 "tables": self.tables,
                 "topology": shown.topology,
+                "workload": shown.workload,
                 "estimate": shown.estimate,
                 "measured": self.measured.get(plan),
                 "search": shown.search,

@@ -8,7 +8,7 @@ from dataclasses import fields
 from datetime import date
 from typing import Any
 
-from recshard_lab.lab.draw.theme import number
+from recshard_lab.lab.draw.theme import counted, number
 from recshard_lab.lab.exporting.report import Folded, Part, Section
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import Topology, preset_table
@@ -100,5 +100,4 @@ def _plain(value: Any) -> str:
 def _calibrated(profile: DeviceProfile) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in profile.machine.items())
     fitted = f", fitted to {profile.cases} models with an error of {profile.error:.1%}" if profile.cases else ""
-    ranks = f"{profile.world_size} rank{'s' * (profile.world_size != 1)}"
-    return f"Calibrated on {profile.date} on {ranks}{fitted}: {machine}."
+    return f"Calibrated on {profile.date} on {counted(profile.world_size, 'rank')}{fitted}: {machine}."

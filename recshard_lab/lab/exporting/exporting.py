@@ -19,7 +19,7 @@ from typing import Any
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.lab.draw.view import View
 from recshard_lab.lab.exporting.exportable import Candidate, Exportable
-from recshard_lab.lab.exporting.kinds import KINDS, Options, everything, kind_of, page_of
+from recshard_lab.lab.exporting.kinds import KINDS, Options, everything, kind_of
 from recshard_lab.lab.exporting.page import check_plotly
 from recshard_lab.lab.exporting.plan_report import comparison_page, plan_page
 from recshard_lab.lab.exporting.report import Section
@@ -136,13 +136,6 @@ def exportable(thing: Any, **known: Any) -> Exportable:
         if len(parts) > 1 and isinstance(thing, Mapping)
         else {"": [v for o in parts.values() for v in o]},
     )
-
-
-def write_page(path: str | Path, found: Exportable, plotly: str = "embed") -> Path:
-    """Writes `page_of` to a path of any suffix."""
-    path = Path(path)
-    path.write_text(page_of(found, check_plotly(plotly)), encoding="utf-8")
-    return path
 
 
 def _check_folder(path: Path) -> None:

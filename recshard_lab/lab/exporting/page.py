@@ -33,12 +33,12 @@ figure{margin:14px 0;padding:10px;border:1px solid var(--line);border-radius:6px
 figcaption{font-weight:600;margin:0 0 6px;overflow-wrap:anywhere}
 .beside{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:0 14px}
 .plot,.live .still{display:none}.live .plot{display:block}.plot p{color:var(--soft);margin:0}
-.plot b,.told b{color:var(--ink)}.told{display:none;color:var(--soft)}.told p{margin:0}
+.plot b,.caption b{color:var(--ink)}.caption{display:none;color:var(--soft)}.caption p{margin:0}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:8px 0}
 th,td{padding:3px 14px 3px 0;border-bottom:1px solid var(--line);text-align:left;vertical-align:top;white-space:nowrap}
 .wraps th,.wraps td{white-space:normal}.wraps td:first-child{white-space:nowrap}
 .wide{overflow-x:auto}
-@media screen and (max-width:600px){.told{display:block}.drawn svg{max-width:640px!important}
+@media screen and (max-width:600px){.caption{display:block}.drawn svg{max-width:640px!important}
 .drawn{background:linear-gradient(90deg,transparent,var(--paper) 60%) right/40px 100% no-repeat local,
 linear-gradient(90deg,transparent,var(--line)) right/24px 100% no-repeat scroll}}
 @media (max-width:600px){.wraps th,.wraps td,.wraps td:first-child{white-space:normal;overflow-wrap:anywhere;
@@ -87,17 +87,10 @@ _SCRIPT = """
     const themed = () => { figures = JSON.parse(text.replaceAll("@MIDDLE@", dark.matches ? "#ccd2d8" : "#3d454e")); };
     const draw = async at => {
       const { data, layout } = figures[at.id];
+      const own = part => ({ ...part, ...(at.clientWidth < 560 ? part.meta?.narrow : {}) });
       const font = { ...layout.font, family: getComputedStyle(document.body).fontFamily };
-      const made = { ...layout, font, autosize: true };
-      if (at.clientWidth < 560) {  // a phone: the legend has more lines, and values have no room beside each other
-        const title = words => words.text.startsWith("<b>") ? { x: 1, xanchor: "right", align: "right" } : {};
-        made.annotations = (layout.annotations ?? []).filter(words => words.name !== "value")
-          .map(words => ({ ...words, ...title(words) }));  // of a panel: from the right, over the names at its axis
-        const more = layout.meta.narrow;
-        made.height = layout.height + more;
-        made.margin = { ...layout.margin, r: 8, b: layout.margin.b + more };
-      }
-      await Plotly.react(at, data, made, { responsive: true, displaylogo: false });
+      const made = { ...own(layout), font, autosize: true };
+      await Plotly.react(at, data.map(own), made, { responsive: true, displaylogo: false });
       at.dataset.drawn = "true";
     };
     const near = new IntersectionObserver(seen => seen.forEach(each => {

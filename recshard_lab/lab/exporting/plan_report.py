@@ -40,11 +40,10 @@ def plan_page(found: Candidate, preset: str = "", python: str = "") -> Exportabl
     sections = [Section("Problem", [found.problem])] if found.problem else []
     sections += [Section(views.view_label(view.name), [view]) for view in pictures]
     sections += [*_explained(found.plan), assumptions(found.topology, found.workload, preset)]
-    ranks = f"{found.topology.world_size:,} rank{'s' * (found.topology.world_size != 1)}"
     where = f" of {Path(preset).name}" if preset else f" on {found.topology.compute_device}"
-    tables = len(found.configs)
+    tables, ranks = counted(len(found.configs), "table"), counted(found.topology.world_size, "rank")
     return Exportable(
-        f"A plan for {tables:,} table{'s' * (tables != 1)} on {ranks}",
+        f"A plan for {tables} on {ranks}",
         sections,
         subtitle=f"{_step_words(found)}{where}; {found.workload.batch_size:,} samples a rank, "
         f"{found.workload.optimizer}.",
@@ -92,9 +91,8 @@ def comparison_page(
         ),
         *_assumed(candidates, preset),
     ]
-    tables = len(candidates[0].configs)
     return Exportable(
-        title or f"{len(names)} plan{'s' * (len(names) != 1)} for {tables:,} table{'s' * (tables != 1)}",
+        title or f"{counted(len(names), 'plan')} for {counted(len(candidates[0].configs), 'table')}",
         sections,
         subtitle=f"Predicted steps: {', '.join(f'{each.name} {_step(each)}' for each in candidates)}.",
         note=_note(candidates),

@@ -220,13 +220,12 @@ def _figure(view: View, caption: str, uid: str, drawn: _Drawn) -> str:
     head = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     still = view.inline(uid)
     if not drawn.live or view.chart is None:
-        words = f'<div class="told"><p><b>{escape(view.title)}</b></p><p>{escape(view.summary)}</p></div>'
+        words = f'<div class="caption"><p><b>{escape(view.title)}</b></p><p>{escape(view.summary)}</p></div>'
         return f'<figure>{head}{words}<div class="wide drawn">{still}</div>{numbers}</figure>'
     made = json.loads(view.figure.to_json())
-    over = made["layout"]["meta"]["over"]
-    made["layout"]["height"] -= made["layout"]["margin"]["t"] - 12 - over
-    made["layout"]["margin"]["t"] = 12 + over
-    made["layout"].pop("title")  # written above the plot, where it can wrap
+    narrow = made["layout"]["meta"].pop("narrow")
+    made["layout"], narrow = (_untitled(layout) for layout in (made["layout"], {**made["layout"], **narrow}))
+    made["layout"]["meta"]["narrow"] = narrow
     drawn.figures[f"p{uid}"] = {"data": made["data"], "layout": made["layout"]}
     high = made["layout"]["height"]  # kept free until it is drawn
     label = escape(f"{caption}: {view.title}" if caption else view.title, quote=True)
@@ -236,6 +235,14 @@ def _figure(view: View, caption: str, uid: str, drawn: _Drawn) -> str:
         f"{_paragraph(view.chart.note)}</div>"
     )
     return f'<figure>{head}<div class="still">{without_tooltips(still)}</div>{live}{numbers}</figure>'
+
+
+def _untitled(layout: dict[str, Any]) -> dict[str, Any]:
+    """A layout without the title, which is written above the plot, where it can wrap."""
+    top = 12 + layout["meta"]["over"]
+    height = layout["height"] - layout["margin"]["t"] + top
+    kept = {name: part for name, part in layout.items() if name != "title"}
+    return {**kept, "meta": dict(layout["meta"]), "height": height, "margin": {**layout["margin"], "t": top}}
 
 
 def _paragraph(words: str) -> str:

@@ -137,12 +137,6 @@ class TableCounters:
         return self.state(self._squares) ** 0.5 if self.state_names else None
 
     @property
-    def stepped_rows(self) -> int | None:
-        """Rows with optimizer state that is not zero; None if the optimizer has no state."""
-        counts = [self.state("rows", name) for name in self.state_names]
-        return int(max(counts)) if counts else None
-
-    @property
     def steps(self) -> int | None:
         """Steps counted by the optimizer (such as Adam); None if it counts none."""
         found: int | None = self._sums["steps"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recshard_lab.lab.draw.theme import counted
+
 if TYPE_CHECKING:
     from recshard_lab.serving.server import Server
 
@@ -64,4 +66,4 @@ def status(server: Server) -> str:
         version = client.model()["version"]
         metrics = client.metrics()
     answered = int(sum(value for name, value in metrics.items() if name.startswith("recshard_requests_total")))
-    return f"{server.address} serves {version}; {answered:,} request{'s' * (answered != 1)} answered"
+    return f"{server.address} serves {version}; {counted(answered, 'request')} answered"

@@ -9,9 +9,9 @@ A view with axes describes a `lab.charts.spec.Chart` with a caption for that fig
 Everything that shows views (the plan comparison, a report) offers it if it has an ``estimate``.
 Names in use: ``plan``, ``tables``, ``topology``, ``estimate``, ``measured``, ``losses``, ``events``, ``history``,
 ``search``, ``servers`` (of parameter servers), ``formats`` (of served tables), ``comparison`` (of plans), ``groups``
-(sharding groups of replicas), ``sharding_groups`` (the same, where a view is of them alone), ``needed`` (an
-estimate, of a view that is offered only by name), ``step`` (a recorded training step), ``memory_history``,
-``codec_errors``, ``note``, ``width``, ``extent`` (of pictures to one scale).
+(sharding groups of replicas), ``sharding_groups`` (the same, where a view is of them alone), ``workload`` (the step
+of the estimate), ``step`` (a recorded training step), ``memory_history``, ``codec_errors``, ``note``, ``width``,
+``extent`` (of pictures to one scale).
 """
 
 from recshard_lab.lab.draw.view import View as View

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from recshard_lab.lab.charts import spec
-from recshard_lab.lab.draw.theme import LINES, as_sentence, bytes_text, count_text, number
+from recshard_lab.lab.draw.theme import LINES, as_sentence, bytes_text, count_text, counted, number
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
@@ -115,8 +115,8 @@ def counters(history: Sequence[Any], *, table: str | None = None, note: str = ""
         keys = [(table, rank) for rank in range(len(last.ranks))]
     texts = {key: last.table(*key) for key in keys[:MOST_ROWS]}
     columns = [c for c in COLUMNS if any(c.value(one) is not None for one in texts.values())]
-    what = f"{len(totals)} table" + "s" * (len(totals) != 1) if table is None else table
-    title = f"Counters of {what} after step {last.step:,}, {len(last.ranks)} rank" + "s" * (len(last.ranks) != 1)
+    what = counted(len(totals), "table") if table is None else table
+    title = f"Counters of {what} after step {last.step:,}, {counted(len(last.ranks), 'rank')}"
     summary = _summary(last.sums(table), sum(totals.values()) if table is None else totals[table])
 
     words = "Beside each name: the newest values."

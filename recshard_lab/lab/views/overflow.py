@@ -12,14 +12,16 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.lab.charts import spec
 from recshard_lab.lab.draw.theme import MEMORY, WARNING, bytes_text, counted, look_of, with_notes
 from recshard_lab.lab.draw.view import View, message_view
+from recshard_lab.lab.views.phases import drawn_ranks
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.planner import Estimate, Workload
 from recshard_lab.planner import estimate as estimated
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, ShardingPlan, Topology, scheme_named
 from recshard_lab.text_table import TextTable
 
-MOST_ROWS, MOST_TABLES = 16, 4
+MOST_TABLES = 4
 WIDE = 640  # pixels from which each rank's bytes are written beside its bar
+LONGEST = bytes_text(888.8e6)  # no number of bytes takes more room
 MOST_WORK = 40_000  # tables x ranks up to which changes of the plan are tried
 
 
@@ -46,35 +48,39 @@ class Fix:
 
 @register_view("Overflow", place=22)
 def overflow(
-    needed: Estimate,
-    plan: ShardingPlan | None = None,
-    tables: Sequence[BaseEmbeddingConfig] | None = None,
+    plan: ShardingPlan,
+    tables: Sequence[BaseEmbeddingConfig],
+    topology: Topology,
+    workload: Workload,
     *,
-    topology: Topology | None = None,
-    workload: Workload | None = None,
+    estimate: Estimate | None = None,
     note: str = "",
     width: int = 860,
+    extent: float = 0.0,
 ) -> View:
     """Bytes that each rank needs against its usable memory; names the first rank that does not fit, and one fix.
 
     A fix is tried before it is named: the plan with this one change is estimated again.
 
     Args:
-        needed: an estimate: has ``memory_bytes`` ``[W, C]``, ``capacity_bytes`` and ``usable_bytes`` ``[W]``.
-        plan, tables, topology: what was estimated. Without them, the fix is more memory.
-        workload: of the estimate; ``Workload()`` when left out.
+        plan, tables, topology, workload: what needs the memory.
+        estimate: of the plan, if it was computed already: has ``memory_bytes`` ``[W, C]``, ``capacity_bytes`` and
+            ``usable_bytes`` ``[W]``.
         note: a sentence under the picture.
         width: of the static picture, in pixels.
+        extent: bytes that fill the picture, where several are to one scale; 0 for its own fullest rank.
     """
     title = "Overflow: which rank does not fit"
-    found, held, usable = needed, needed.memory_bytes.sum(axis=1), needed.usable_bytes
+    found = estimated(plan, tables, topology, workload) if estimate is None else estimate
+    held, usable = found.held_bytes, found.usable_bytes
     if not held.size:
         return message_view("overflow", title, "The estimate has no rank.")
     if not (np.isfinite(held).all() and np.isfinite(usable).all()):
         return message_view("overflow", title, "The estimate has bytes that are not finite.")
     over = np.flatnonzero(held > usable)
+    shares = held / np.maximum(usable, 1)
+    first = int(over[0] if len(over) else np.argmax(shares))
     if len(over):
-        first = int(over[0])
         missing = held[first] - usable[first]
         summary = f"Rank {first} is the first that does not fit: it needs {bytes_text(held[first])}, "
         summary += f"{bytes_text(usable[first])} are usable, {bytes_text(missing)} are missing."
@@ -83,9 +89,8 @@ def overflow(
         fix = smallest_fix(found, plan, tables, topology, workload)
         summary += f" Fix: {fix}."
     else:
-        fullest = int(np.argmax(held / np.maximum(usable, 1)))
-        summary = f"Every rank fits. Rank {fullest} is the fullest: {bytes_text(held[fullest])} of "
-        summary += f"{bytes_text(usable[fullest])} usable."
+        summary = f"Every rank fits. Rank {first} is the fullest: {bytes_text(held[first])} of "
+        summary += f"{bytes_text(usable[first])} usable."
     numbers = TextTable(
         ("rank", "needs", "usable", "missing", "fits"),
         [
@@ -99,25 +104,27 @@ def overflow(
             for rank in range(len(held))
         ],
     )
-    rows = _rows(found)
+    rows = drawn_ranks(shares, first)
     fewer = f"Not drawn: {counted(len(held) - len(rows), 'rank')}, less full than these"
     notes = [fewer if len(rows) < len(held) else "", note.removesuffix(".")]
-    chart = spec.Chart(title, summary, ((_panel(found, rows, width),),), with_notes("", notes), warn=len(over) > 0)
-    return View.of_chart("overflow", chart, numbers, width)
+    chart = spec.Chart(
+        title, summary, ((_panel(found, rows, width, extent),),), with_notes("", notes), warn=len(over) > 0
+    )
+    return View.of_chart("overflow", chart, numbers, width, extent=float(max(*held[rows], *usable[rows])))
 
 
 def smallest_fix(
     found: Estimate,
-    plan: ShardingPlan | None,
-    tables: Sequence[BaseEmbeddingConfig] | None,
-    topology: Topology | None,
-    workload: Workload | None,
+    plan: ShardingPlan,
+    tables: Sequence[BaseEmbeddingConfig],
+    topology: Topology,
+    workload: Workload,
 ) -> Fix:
     """The change of one table after which every rank fits and the step is the shortest; else more memory.
 
     A change that rounds weights (FP16) is named only if no other change is enough.
     """
-    if plan is None or tables is None or topology is None or len(tables) * topology.world_size > MOST_WORK:
+    if len(tables) * topology.world_size > MOST_WORK:
         return _more_memory(found)
     tried: list[Fix] = []
     for words, changed_plan, changed_tables in _changes(found, plan, list(tables), topology):
@@ -125,14 +132,14 @@ def smallest_fix(
             after = estimated(changed_plan, changed_tables, topology, workload)
         except PlanError:  # the scheme does not suit the table
             continue
-        if (after.memory_bytes.sum(axis=1) <= after.usable_bytes).all():
+        if (after.held_bytes <= after.usable_bytes).all():
             rounds = changed_tables != list(tables)
-            tried.append(Fix(words, float(after.memory_bytes.sum(axis=1).max()), after.step_ms, rounds))
+            tried.append(Fix(words, float(after.held_bytes.max()), after.step_ms, rounds))
     return min(tried, key=lambda fix: (fix.rounds, fix.step_ms)) if tried else _more_memory(found)
 
 
 def _more_memory(found: Estimate) -> Fix:
-    needed = found.memory_bytes.sum(axis=1)
+    needed = found.held_bytes
     capacity = float((needed / np.maximum(found.usable_bytes, 1) * found.capacity_bytes).max())
     return Fix(f"ranks with {bytes_text(capacity)} of memory each", float(needed.max()))
 
@@ -141,7 +148,7 @@ def _changes(
     found: Estimate, plan: ShardingPlan, tables: list[BaseEmbeddingConfig], topology: Topology
 ) -> Iterator[tuple[str, ShardingPlan, list[BaseEmbeddingConfig]]]:
     """One-table changes: another rank, another scheme, half the bytes. Of the largest tables on the first full rank."""
-    room = found.usable_bytes - found.memory_bytes.sum(axis=1)
+    room = found.usable_bytes - found.held_bytes
     rank, emptiest = int(np.flatnonzero(room < 0)[0]), int(np.argmax(room))
     placed = plan.resolved(tables, topology.world_size, topology.local_world_size).tables()
     here = {
@@ -174,19 +181,9 @@ def _with(plan: ShardingPlan, name: str, sharding: Any) -> ShardingPlan:
     )
 
 
-def _rows(estimate: Estimate) -> list[int]:
-    """The ranks that are drawn: those that do not fit first in line, then the fullest, in the order of ranks."""
-    needed = estimate.memory_bytes.sum(axis=1)
-    if len(needed) <= MOST_ROWS:
-        return list(range(len(needed)))
-    fullest = np.argsort(-(needed / np.maximum(estimate.usable_bytes, 1)), kind="stable")[: MOST_ROWS - 1]
-    over = np.flatnonzero(needed > estimate.usable_bytes)[:1]
-    return sorted({int(rank) for rank in [*over, *fullest]})
-
-
-def _panel(estimate: Estimate, rows: list[int], width: int) -> spec.Panel:
+def _panel(estimate: Estimate, rows: list[int], width: int, extent: float) -> spec.Panel:
     """A bar for each of these ranks: its memory by category, what is usable, and what is missing."""
-    needed, usable = estimate.memory_bytes.sum(axis=1), estimate.usable_bytes
+    needed, usable = estimate.held_bytes, estimate.usable_bytes
     marks: list[spec.Mark] = []
     ends = estimate.memory_bytes.cumsum(axis=1)
     for i, category in enumerate(estimate.memory_categories):
@@ -210,7 +207,9 @@ def _panel(estimate: Estimate, rows: list[int], width: int) -> spec.Panel:
         told.append((max(need, room), full if width >= WIDE else missing))
     limits = [(usable[rank], at, f"rank {rank}\n{bytes_text(usable[rank])} usable", "") for at, rank in enumerate(rows)]
     marks += spec.points("usable memory", limits, symbol="line-ns", size=10.0)
-    high = spec.room_for(told, width - 110, 10.5, inside=False)
+    longest = f"{LONGEST} of {LONGEST}, {LONGEST} missing" if width >= WIDE else f"{LONGEST} missing"
+    held = [(extent, longest)] if extent else told
+    high = spec.room_for(held, width - 110, 10.5, inside=False)
     marks += [spec.Text(end + 0.012 * high, at, words, "start") for at, (end, words) in enumerate(told) if words]
     axis = spec.Axis("linear", 0.0, high * 1.02, "", "bytes")
     names = [f"{'✗' if needed[rank] > usable[rank] else '✓'} rank {rank}" for rank in rows]

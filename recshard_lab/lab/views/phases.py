@@ -54,7 +54,7 @@ def phases(estimate: Any, measured: Any = None, *, note: str = "", width: int = 
     if steps is not None:
         title += f", measured: {ms_text(float(np.nanmax(steps)) if np.isfinite(steps).any() else float('nan'))}"
     summary = with_notes(summary, [getattr(measured, "times_note", "")])
-    rows, longest = _rows(busy, critical), float(_starts(ms)[-1])
+    rows, longest = drawn_ranks(busy, critical), float(_starts(ms)[-1])
     if steps is not None and np.isfinite(steps).any():
         longest = max(longest, float(np.nanmax(steps)))
 
@@ -80,8 +80,12 @@ def unshowable(estimate: Any, measured: Any) -> str:
     return ""
 
 
-def _rows(busy: np.ndarray, critical: int) -> list[int]:
-    """The ranks drawn: all, or the busiest ones and the critical one."""
+def drawn_ranks(busy: np.ndarray, critical: int) -> list[int]:
+    """The ranks that have a row: all, or the busiest ones and the critical one, in the order of ranks.
+
+    Args:
+        busy: ``[W]``, in any unit.
+    """
     if len(busy) <= MOST_ROWS:
         return list(range(len(busy)))
     busiest = [int(rank) for rank in np.argsort(-busy, kind="stable")[: MOST_ROWS - 1]]

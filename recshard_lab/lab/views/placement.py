@@ -14,7 +14,7 @@ from typing import Any
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.draw.rank_columns import MARGIN, Columns, nodes_of
 from recshard_lab.lab.draw.svg import Svg, fit
-from recshard_lab.lab.draw.theme import LABEL_INK, SCHEMES, as_sentence, bytes_text, look_of
+from recshard_lab.lab.draw.theme import LABEL_INK, SCHEMES, as_sentence, bytes_text, counted, look_of
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.blocks import Block, blocks_by_rank, merged_by_scheme
 from recshard_lab.lab.views.registry import register_view
@@ -66,7 +66,7 @@ def placement(
     totals = [sum(block.num_bytes for block in blocks) for blocks in ranks]
     fullest = row.numbers[max(range(world_size), key=totals.__getitem__)]
     most_held = max(totals)
-    title = f"Placement: {_plural(len(tables), 'table')} on {_plural(world_size, 'rank')}"
+    title = f"Placement: {counted(len(tables), 'table')} on {counted(world_size, 'rank')}"
     mean = sum(totals) / world_size
     summary = f"Rank {fullest} holds most: {bytes_text(most_held)} of weights; the mean is {bytes_text(mean)}."
     summary += _in_host(ranks) + _routes(ranks)
@@ -268,7 +268,7 @@ def _legend(ranks: list[list[Block]]) -> list[tuple[Any, str]]:
             tables.setdefault(block.scheme, set()).add(block.table)
     order = [name for name in SCHEMES if name in tables] + sorted(set(tables) - set(SCHEMES))
     looks = [(look_of(name, SCHEMES), len(tables[name])) for name in order]
-    return [(look, f"{look.label} ({_plural(count, 'table')})") for look, count in looks]
+    return [(look, f"{look.label} ({counted(count, 'table')})") for look, count in looks]
 
 
 def _routes(ranks: list[list[Block]]) -> str:
@@ -318,7 +318,3 @@ def _numbers(ranks: list[list[Block]], totals: list[float], row: Row) -> TextTab
 
 def _span(pair: tuple[int, int]) -> str:
     return f"{pair[0]:,} to {pair[1]:,}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")

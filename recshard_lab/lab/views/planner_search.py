@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recshard_lab.lab.charts import spec
-from recshard_lab.lab.draw.theme import SCHEMES, WARNING, as_sentence, bytes_text, look_of, ms_text, number
+from recshard_lab.lab.draw.theme import SCHEMES, WARNING, as_sentence, bytes_text, counted, look_of, ms_text, number
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 from recshard_lab.text_table import TextTable
@@ -56,7 +56,7 @@ def planner_search(search: SearchTrace | None, *, note: str = "", width: int = 8
         if search.candidates:
             words = f"None of {len(search.candidates):,} plans has a step and a memory that are numbers."
         return message_view("planner_search", "Planner's search", words)
-    title = f"Planner's search: {search.seen:,} plan{'s' * (search.seen != 1)} evaluated"
+    title = f"Planner's search: {counted(search.seen, 'plan')} evaluated"
     title += f", {ms_text(search.chosen.step_ms)} chosen" if search.chosen is not None else ", none fits"
     summary = _summary(search, seen)
 

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 
 from recshard_lab.lab.charts import spec
-from recshard_lab.lab.draw.theme import SCHEMES, WARNING, Look, as_sentence, bytes_text, look_of, ms_text, number
+from recshard_lab.lab.draw.theme import (
+    SCHEMES,
+    WARNING,
+    Look,
+    as_sentence,
+    bytes_text,
+    counted,
+    look_of,
+    ms_text,
+    number,
+)
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import register_view
 
@@ -37,7 +47,7 @@ def side_by_side(comparison: Any, *, note: str = "", width: int = 860) -> View:
             return message_view("side_by_side", TITLE, f"The prediction of {name!r} is not a number.")
     first = next(answers[name] for name in drawn)
     counts = ((len(answers), "plan"), (len(comparison.tables), "table"), (first.topology.world_size, "rank"))
-    title = "{}, {} on {}".format(*(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in counts))
+    title = "{}, {} on {}".format(*(counted(count, noun) for count, noun in counts))
     summary = _summary(comparison, drawn)
 
     chart = spec.Chart(title, summary, (_row(comparison, drawn, width),), _note(comparison, drawn, note))

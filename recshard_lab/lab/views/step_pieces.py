@@ -12,10 +12,11 @@ Shape letters: B samples of a rank, D columns, N ids, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from recshard_lab.lab.draw.theme import bytes_text, count_text, counted, ms_text
 from recshard_lab.lab.live.recorded_step import STAGES, RecordedStep, ShardFeatureRecord, ShardInfo, SourceRows
 
 MOST_FEATURES, MOST_RANKS, MOST_IDS = 3, 8, 6
+Rows: TypeAlias = tuple[tuple[str, np.ndarray], ...]
+"""Name and values ``[D]`` of each state of a table row."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Piece:
     label: str
     feature: int = -1
     note: str = ""
-    rows: tuple[tuple[str, np.ndarray], ...] = ()
+    rows: Rows = ()
     ids: tuple[str, ...] = ()
     samples: tuple[str, ...] = ()
     origin: tuple[str, ...] = ()
@@ -235,29 +238,33 @@ def _cost(step: RecordedStep, stage: str) -> str:
     return ", ".join(parts)
 
 
-def _batch(shown: Shown) -> Frame:
+def _by_sample(shown: Shown, line: Callable[[int, int, int], Line]) -> list[list[Group]]:
+    """The groups of every rank: one for each of its samples, with the line of each (rank, sample, block)."""
     panels: list[list[Group]] = [[] for _ in range(shown.num_ranks)]
     for (rank, sample), name in shown.names.items():
-        lines = []
-        for block in shown.blocks:
-            ids = shown.bag(rank, sample, block).tolist()
-            pieces = [
-                Piece(
-                    _element(rank, sample, block, place),
-                    str(own),
-                    shown.feature(block),
-                    ids=(f"{shown.table(block)}:{own}",),
-                    samples=(name,),
-                )
-                for place, own in enumerate(ids[:MOST_IDS])
-            ]
-            if len(ids) > MOST_IDS:
-                pieces.append(Piece(f"more.{rank}.{sample}.{block}", f"+{len(ids) - MOST_IDS}"))
-            lines.append(Line(shown.step.blocks[block].feature, pieces, shown.feature(block)))
-        panels[rank].append(Group(f"sample {name}", lines))
-    return _frame(
-        shown, "batch", "Each rank reads its own samples. A sample has a bag of ids for each feature.", panels
-    )
+        panels[rank].append(Group(f"sample {name}", [line(rank, sample, block) for block in shown.blocks]))
+    return panels
+
+
+def _batch(shown: Shown) -> Frame:
+    def line(rank: int, sample: int, block: int) -> Line:
+        ids = shown.bag(rank, sample, block).tolist()
+        pieces = [
+            Piece(
+                _element(rank, sample, block, place),
+                str(own),
+                shown.feature(block),
+                ids=(f"{shown.table(block)}:{own}",),
+                samples=(shown.names[rank, sample],),
+            )
+            for place, own in enumerate(ids[:MOST_IDS])
+        ]
+        if len(ids) > MOST_IDS:
+            pieces.append(Piece(f"more.{rank}.{sample}.{block}", f"+{len(ids) - MOST_IDS}"))
+        return Line(shown.step.blocks[block].feature, pieces, shown.feature(block))
+
+    sentence = "Each rank reads its own samples. A sample has a bag of ids for each feature."
+    return _frame(shown, "batch", sentence, _by_sample(shown, line))
 
 
 def _sent(shown: Shown) -> Frame:
@@ -269,7 +276,9 @@ def _sent(shown: Shown) -> Frame:
             if shard.block not in shown.blocks or shard.rank >= shown.num_ranks:
                 continue
             group = groups.setdefault(shard.rank, Group(f"to rank {shard.rank}" + " (itself)" * (shard.rank == source)))
-            pieces = list(_tokens(shown, source, shard, ids, _has_bags(step, source, shard), "sent"))
+            there = next(own for own in step.ranks[shard.rank].shard_features if own.shard == shard)
+            bags = there.sources[source].lengths is not None  # and not distinct ids
+            pieces = list(_tokens(shown, source, shard, ids, bags, "sent"))
             if pieces:
                 group.lines.append(Line(_where(shown, shard), pieces, shown.feature(shard.block)))
         panels.append([group for group in groups.values() if group.lines])
@@ -323,54 +332,56 @@ def _tokens(shown: Shown, source: int, shard: ShardInfo, ids: np.ndarray, bags: 
 
 
 def _lookup(shown: Shown) -> Frame:
-    panels = []
-    for rank in range(shown.num_ranks):
-        groups: dict[str, Group] = {}
-        for own, rows in _table_rows(shown, rank, forward=True):
-            group = groups.setdefault(_rectangle(shown, own.shard), Group(_rectangle(shown, own.shard)))
-            for whole, tokens, samples in rows:
-                value = own.before[np.searchsorted(own.touched, whole - own.shard.rows[0])]
-                _add_row(group, shown, own.shard, whole, (("", value),), tokens, samples)
-        panels.append(_by_id(groups.values()))
-    return _frame(shown, "lookup", "Each rank reads the rows of these ids from its shards.", panels)
+    def row(own: ShardFeatureRecord, whole: int, tokens: list[str], samples: list[str]) -> tuple[Rows, list[str]]:
+        return (("", own.before[np.searchsorted(own.touched, whole - own.shard.rows[0])]),), tokens
+
+    sentence = "Each rank reads the rows of these ids from its shards."
+    return _frame(shown, "lookup", sentence, _by_table(shown, True, row))
 
 
 def _optimizer(shown: Shown) -> Frame:
-    panels = []
-    for rank in range(shown.num_ranks):
-        groups: dict[str, Group] = {}
-        for own, rows in _table_rows(shown, rank, forward=False):
-            group = groups.setdefault(_rectangle(shown, own.shard), Group(_rectangle(shown, own.shard)))
-            for whole, _, samples in rows:
-                place = np.searchsorted(own.touched, whole - own.shard.rows[0])
-                values = (("before", own.before[place]), ("after", own.after[place]))
-                origin = []
-                for source, got in enumerate(own.sources[: shown.num_ranks]):
-                    if got.lengths is None:
-                        origin += [
-                            _token("grad", source, own.shard, n)
-                            for n, found, _ in shown.elements(source, own.shard, got.ids, bags=False)
-                            if found == whole
-                        ]
-                    else:
-                        origin += [
-                            _partial_key("grad", source, sample, own.shard)
-                            for (r, sample), name in shown.names.items()
-                            if r == source and name in samples
-                        ]
-                _add_row(group, shown, own.shard, whole, values, origin, samples)
-        panels.append(_by_id(groups.values()))
+    def row(own: ShardFeatureRecord, whole: int, tokens: list[str], samples: list[str]) -> tuple[Rows, list[str]]:
+        place = np.searchsorted(own.touched, whole - own.shard.rows[0])
+        origin = []
+        for source, got in enumerate(own.sources[: shown.num_ranks]):
+            if got.lengths is None:
+                origin += [
+                    _token("grad", source, own.shard, n)
+                    for n, found, _ in shown.elements(source, own.shard, got.ids, bags=False)
+                    if found == whole
+                ]
+            else:
+                origin += [
+                    _partial_key("grad", source, sample, own.shard)
+                    for (r, sample), name in shown.names.items()
+                    if r == source and name in samples
+                ]
+        return (("before", own.before[place]), ("after", own.after[place])), origin
+
     replicated = any(own.shard.replicated for record in shown.step.ranks for own in record.shard_features)
     sentence = "Each rank steps the rows that it stores, with the gradients of all samples that read them."
     sentence += " Replicas take the same step on every rank." if replicated else ""
-    return _frame(shown, "optimizer", sentence, panels)
+    return _frame(shown, "optimizer", sentence, _by_table(shown, False, row))
 
 
-def _by_id(groups: Collection[Group]) -> list[Group]:
-    """Groups of table rows, each in the order of ids."""
-    for group in groups:
-        group.lines.sort(key=lambda line: int(line.name))
-    return [group for group in groups if group.lines]
+def _by_table(
+    shown: Shown,
+    forward: bool,
+    row: Callable[[ShardFeatureRecord, int, list[str], list[str]], tuple[Rows, list[str]]],
+) -> list[list[Group]]:
+    """The groups of every rank: one for each shard, with the values and origin of each (shard feature, id, keys of its
+    ids that arrived, samples), in the order of ids."""
+    panels = []
+    for rank in range(shown.num_ranks):
+        groups: dict[str, Group] = {}
+        for own, rows in _table_rows(shown, rank, forward):
+            heading = f"table {shown.table(own.shard.block)}: {_area(shown, own.shard)}"
+            group = groups.setdefault(heading, Group(heading))
+            for whole, tokens, samples in rows:
+                _add_row(group, shown, own.shard, whole, *row(own, whole, tokens, samples), samples)
+            group.lines.sort(key=lambda line: int(line.name))
+        panels.append([group for group in groups.values() if group.lines])
+    return panels
 
 
 def _add_row(
@@ -378,7 +389,7 @@ def _add_row(
     shown: Shown,
     shard: ShardInfo,
     whole: int,
-    values: tuple[tuple[str, np.ndarray], ...],
+    values: Rows,
     origin: Sequence[str],
     samples: Sequence[str],
 ) -> None:
@@ -386,18 +397,10 @@ def _add_row(
     table = shown.table(shard.block)
     key = f"row.{shard.rank}.{table}.{whole}.{shard.cols[0]}"
     for line in group.lines:
-        if line.pieces[0].key == key:
-            old = line.pieces[0]
-            line.pieces[0] = Piece(
-                key,
-                old.label,
-                old.feature,
-                old.note,
-                old.rows,
-                old.ids,
-                tuple(dict.fromkeys([*old.samples, *samples])),
-                (*old.origin, *origin),
-            )
+        old = line.pieces[0]
+        if old.key == key:
+            both = tuple(dict.fromkeys([*old.samples, *samples]))
+            line.pieces[0] = replace(old, samples=both, origin=(*old.origin, *origin))
             return
     ids = (f"{table}:{whole}",)
     feature = next(n for n, block in enumerate(shown.blocks) if shown.table(block) == table)
@@ -425,35 +428,28 @@ def _table_rows(
 
 
 def _partial(shown: Shown) -> Frame:
-    panels = [
-        [
-            group
-            for own in shown.shards(rank)
-            if (group := Group(_where(shown, own.shard), list(_pooled(shown, rank, own, "rows")))).lines
-        ]
-        for rank in range(shown.num_ranks)
-    ]
     sentence = (
         "The kernel adds the rows of each bag: a row for each sample that has ids in the shard, with these ids. It is "
         "partial where other shards store the rest of the rows or columns."
     )
-    return _frame(shown, "partial_rows", sentence, panels)
+    return _frame(shown, "partial_rows", sentence, _by_shard(shown, "rows"))
 
 
 def _gradients_arrived(shown: Shown) -> Frame:
-    panels = [
-        [
-            group
-            for own in shown.shards(rank)
-            if (group := Group(_where(shown, own.shard), list(_pooled(shown, rank, own, "grad")))).lines
-        ]
-        for rank in range(shown.num_ranks)
-    ]
     ranks = f", divided by {counted(shown.step.world_size, 'rank')}" if shown.step.world_size > 1 else ""
     sentence = f"Each gradient returns to the ranks that sent the rows{ranks}."
     if any(shown.step.blocks[block].mean for block in shown.blocks):
         sentence += " Of mean pooling it is divided by the ids of the bag."
-    return _frame(shown, "gradients_arrived", sentence, panels)
+    return _frame(shown, "gradients_arrived", sentence, _by_shard(shown, "grad"))
+
+
+def _by_shard(shown: Shown, what: str) -> list[list[Group]]:
+    """The groups of every rank: one for each shard feature, with its pooled rows or their gradients."""
+    panels = [
+        [Group(_where(shown, own.shard), list(_pooled(shown, rank, own, what))) for own in shown.shards(rank)]
+        for rank in range(shown.num_ranks)
+    ]
+    return [[group for group in panel if group.lines] for panel in panels]
 
 
 def _pooled(shown: Shown, rank: int, own: ShardFeatureRecord, what: str) -> Iterator[Line]:
@@ -512,20 +508,19 @@ def _distinct_rows(
 
 
 def _output(shown: Shown) -> Frame:
-    panels: list[list[Group]] = [[] for _ in range(shown.num_ranks)]
     joins = adds = False
-    for (rank, sample), name in shown.names.items():
-        lines = []
-        for block in shown.blocks:
-            info = shown.step.blocks[block]
-            ids = shown.bag(rank, sample, block).tolist()
-            parts, origin = _contributors(shown, rank, sample, block)
-            joins, adds = joins or len(parts) > 1, adds or any(len(own) > 1 for own in parts.values())
-            values = shown.step.ranks[rank].output[sample, info.start : info.start + info.dim]
-            note = " | ".join(" + ".join(f"rank {k}" for k in own) for own in parts.values())
-            note += f", mean of {len(ids)}" if info.mean and len(ids) > 1 else ""
-            lines.append(_output_line(shown, "out", rank, sample, block, note or "empty bag", values, origin))
-        panels[rank].append(Group(f"sample {name}", lines))
+
+    def line(rank: int, sample: int, block: int) -> Line:
+        nonlocal joins, adds
+        info, size = shown.step.blocks[block], len(shown.bag(rank, sample, block))
+        parts, origin = _contributors(shown, rank, sample, block)
+        joins, adds = joins or len(parts) > 1, adds or any(len(own) > 1 for own in parts.values())
+        note = " | ".join(" + ".join(f"rank {k}" for k in own) for own in parts.values())
+        note += f", mean of {size}" if info.mean and size > 1 else ""
+        output = shown.step.ranks[rank].output
+        return _output_line(shown, "out", rank, sample, block, note or "empty bag", output, origin)
+
+    panels = _by_sample(shown, line)
     sentence = "Partial rows return to the ranks of their samples."
     sentence += " rank 0 + rank 1: partial sums are added." if adds else ""
     sentence += " rank 0 | rank 1: columns are joined." if joins else ""
@@ -533,36 +528,33 @@ def _output(shown: Shown) -> Frame:
 
 
 def _gradient(shown: Shown) -> Frame:
-    panels: list[list[Group]] = [[] for _ in range(shown.num_ranks)]
-    for (rank, sample), name in shown.names.items():
-        lines = []
-        for block in shown.blocks:
-            info = shown.step.blocks[block]
-            parts, _ = _contributors(shown, rank, sample, block)
-            ranks = sorted({k for own in parts.values() for k in own})
-            if any(own.shard.replicated and own.shard.block == block for own in shown.shards(rank)):
-                ranks = [k for k in range(shown.num_ranks) if ranks]
-            note = f"to rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "empty bag"
-            values = shown.step.ranks[rank].grad[sample, info.start : info.start + info.dim]
-            origin = [f"out.{rank}.{sample}.{block}"]
-            lines.append(_output_line(shown, "grad", rank, sample, block, note, values, origin))
-        panels[rank].append(Group(f"sample {name}", lines))
+    def line(rank: int, sample: int, block: int) -> Line:
+        parts, _ = _contributors(shown, rank, sample, block)
+        ranks = sorted({k for own in parts.values() for k in own})
+        if any(own.shard.replicated and own.shard.block == block for own in shown.shards(rank)):
+            ranks = [k for k in range(shown.num_ranks) if ranks]
+        note = f"to rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "empty bag"
+        origin = [f"out.{rank}.{sample}.{block}"]
+        return _output_line(shown, "grad", rank, sample, block, note, shown.step.ranks[rank].grad, origin)
+
     sentence = (
         "Backward has reached the output of the tables: the gradient of each pooled row, of this rank's own loss."
     )
-    return _frame(shown, "gradient", sentence, panels)
+    return _frame(shown, "gradient", sentence, _by_sample(shown, line))
 
 
 def _output_line(
-    shown: Shown, what: str, rank: int, sample: int, block: int, note: str, values: np.ndarray, origin: Sequence[str]
+    shown: Shown, what: str, rank: int, sample: int, block: int, note: str, output: np.ndarray, origin: Sequence[str]
 ) -> Line:
+    """The row of a sample and feature in the output ``[B, D of all features]``, or in its gradient."""
+    info = shown.step.blocks[block]
     ids = dict.fromkeys(f"{shown.table(block)}:{own}" for own in shown.bag(rank, sample, block).tolist())
     piece = Piece(
         f"{what}.{rank}.{sample}.{block}",
-        shown.step.blocks[block].feature,
+        info.feature,
         shown.feature(block),
         note,
-        (("", values),),
+        (("", output[sample, info.start : info.start + info.dim]),),
         tuple(ids),
         (shown.names[rank, sample],),
         tuple(origin),
@@ -612,19 +604,9 @@ def _dense(shown: Shown) -> Frame:
     return _frame(shown, "dense", sentence, panels)
 
 
-def _has_bags(step: RecordedStep, source: int, shard: ShardInfo) -> bool:
-    """Whether a rank sends bags to a shard, and not distinct ids."""
-    there = next(own for own in step.ranks[shard.rank].shard_features if own.shard == shard)
-    return there.sources[source].lengths is not None
-
-
 def _where(shown: Shown, shard: ShardInfo) -> str:
     """The feature and the shard, in a line."""
     return f"{shown.step.blocks[shard.block].feature}: {_area(shown, shard)}"
-
-
-def _rectangle(shown: Shown, shard: ShardInfo) -> str:
-    return f"table {shown.table(shard.block)}: {_area(shown, shard)}"
 
 
 def _area(shown: Shown, shard: ShardInfo) -> str:

@@ -118,11 +118,6 @@ def parts_of(estimate: Any, measured: Any = None, phase: str | None = None) -> l
     return found
 
 
-def phases_in(estimate: Any, measured: Any = None) -> list[str]:
-    """The names of the phases in which anything is sent, for a menu."""
-    return list(dict.fromkeys(part.phase for part in parts_of(estimate, measured)))
-
-
 def _away(sent: np.ndarray) -> np.ndarray:
     """Without what stays on its rank."""
     return sent - np.diag(np.diag(sent))

@@ -340,7 +340,9 @@ def plan(
         constraints: table -> a scheme, a list of schemes, or `ParameterConstraints`; for table names that a keyword
             cannot have.
         cost_model: as of `EmbeddingShardingPlanner`: "latency" plans for inference.
-        schemes: the same as keyword arguments.
+        schemes: the same as keyword arguments. The planner chooses the ranks: ``movies="row_wise"`` may split the rows
+            over a half or a quarter of them if that costs less. For all four ranks, as in TorchRec, pass
+            ``movies=ParameterConstraints(["row_wise"], ranks=range(4))``.
 
     Returns:
         The plan; ``plan.estimate`` has its costs. `EmbeddingShardingPlanner` has more options.

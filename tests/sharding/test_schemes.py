@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig
+from recshard_lab.planner import plan
 from recshard_lab.sharding import (
     ParameterConstraints,
     ParameterSharding,
@@ -15,6 +16,7 @@ from recshard_lab.sharding import (
     Proposal,
     Shard,
     ShardingPlan,
+    ShardingType,
     Topology,
     apply_to_all,
     column_wise,
@@ -80,6 +82,16 @@ def test_every_default_is_a_valid_plan(name: str, rows: int, cols: int, topology
 def test_row_wise_blocks_are_torchrecs_and_leave_late_ranks_empty() -> None:
     made = scheme_named("row_wise").default(table(rows=5), Topology(4))
     assert [(s.rank, s.rows) for s in made.shards] == [(0, (0, 2)), (1, (2, 4)), (2, (4, 5))]
+
+
+@pytest.mark.parametrize("listed", [[0, 1, 2, 3], [0, 2, 3]])
+def test_row_wise_with_listed_ranks_has_a_shard_on_each_and_without_them_the_cheapest_number(listed: list[int]) -> None:
+    small = EmbeddingBagConfig(1_682, 64, name="movie", feature_names=["movie"])
+    for name in ("row_wise", ShardingType.ROW_WISE):
+        made = plan([small], 4, movie=ParameterConstraints([name], ranks=listed))
+        assert [shard.rank for shard in made.tables()["movie"].shards] == listed
+        assert "stopped near the best" not in str(made.explain("movie"))  # fewer ranks were not asked for
+    assert len(plan([small], 4, movie="row_wise").tables()["movie"].shards) == 2
 
 
 def test_column_wise_shards_have_at_least_four_columns() -> None:

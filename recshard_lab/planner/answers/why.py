@@ -282,7 +282,7 @@ class Planned:
         allowed = by_way(options_of(alone, [config], planner.constraints, planner.route)[0])
         every = by_way(options_of(alone, [config], {config.name: loose}, None)[0])
         found = []
-        for key, options in {**allowed, **every}.items():
+        for key, options in {**every, **allowed}.items():
             tried = [best for option in options if (best := best_placement(model, option, rest, now)) is not None]
             if tried:
                 (too_full, first, second), placement = min(tried, key=lambda best: best[0])

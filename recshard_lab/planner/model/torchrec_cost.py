@@ -57,6 +57,9 @@ COPIES_OF_A_BATCH = 20
 class TorchRecCostModel(CostModel):
     """`CostModel` by TorchRec's formulas; times are loads, in milliseconds.
 
+    Attributes:
+        message_bytes: ``[T]`` bytes per number of a row in messages. Default: those of the weights.
+
     >>> tables = [BaseEmbeddingConfig(name="movies", num_embeddings=1000, embedding_dim=128, feature_names=["movie"])]
     >>> model = TorchRecCostModel(tables, Topology(2, "cuda"), Workload(512))
     >>> whole = [np.array([x]) for x in (0, 1000.0, 128.0, 0.0, 0.0)]
@@ -91,6 +94,7 @@ class TorchRecCostModel(CostModel):
                 f"cost_model='recshard'"
             )
         super().__init__(tables, topology, workload, constraints)
+        self.message_bytes = self.tables.element_bytes
         at = MEMORY_CATEGORIES.index
         self.fixed_memory[at("output_buffers")] = 0.0
         self.fixed_memory[at("input_buffers")] = np.ceil(self.tables.ids.sum() * ID_BYTES) * COPIES_OF_A_BATCH
@@ -125,7 +129,7 @@ class TorchRecCostModel(CostModel):
         sources = np.where(replica, 1.0, ranks)
         ids = tables.ids[of] * share * sources
         vectors = np.where(pooled, tables.filled[of], tables.ids[of] * share)
-        moved = vectors * sources * cols * size
+        moved = vectors * sources * cols * self.message_bytes[of]
         bw = top.memory_bw * np.where(replica | (dense > 0), 0.5, 1.0)
 
         read = np.ceil(ids * ID_BYTES) * (1 + tables.weighted[of])
@@ -135,7 +139,7 @@ class TorchRecCostModel(CostModel):
         link = top.intra_host_bw if nodes == 1 else top.inter_host_bw
         wire = moved / np.where(node_rows, top.intra_host_bw, link)
         if nodes > 1:
-            across = np.where(pooled, tables.filled[of], tables.ids[of]) * nodes * cols * size
+            across = np.where(pooled, tables.filled[of], tables.ids[of]) * nodes * cols * self.message_bytes[of]
             wire += node_rows * across / top.inter_host_bw
         loads = np.zeros((K, len(of)))
         loads[LOOKUP] = forward

@@ -29,7 +29,8 @@ class ParameterConstraints:
         num_poolings: bags per sample, one per feature. Default: 1.
         batch_sizes: samples per rank, one per feature. Default: the workload's.
         is_weighted: whether the table's ids have per-sample weights.
-        ranks: the only ranks that may store a shard of the table.
+        ranks: the only ranks that may store a shard of the table. Under ``["row_wise"]`` alone, each of them stores
+            one. Without `ranks`, the planner may split rows over a half or a quarter of all ranks if that costs less.
         route: its output path, one of `ROUTES` or "distinct_rows". Default: the cheapest.
         shards: the exact shards. The planner keeps them and plans the other tables around them.
         forbidden_sharding_types: schemes that are not allowed.

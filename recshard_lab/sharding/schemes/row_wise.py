@@ -40,9 +40,12 @@ class RowWise:
     def propose(
         self, table: BaseEmbeddingConfig, topology: Topology, constraints: ParameterConstraints | None = None
     ) -> Iterator[Proposal]:
-        """Row shards on all usable ranks in order, then on a half, a quarter, ... of them, in any order."""
+        """Row shards on all usable ranks in order, then on a half, a quarter, ... of them, in any order.
+
+        If constraints name row_wise alone and list its ranks, only the first.
+        """
         usable = usable_ranks(topology, constraints)
-        for count in halves(len(usable)):
+        for count in _counts(usable, constraints):
             rects = EvenTiling(table.num_embeddings, rows_of_shards(table, count), [table.embedding_dim])
             assignments = first_ranks(usable, len(rects)) if count == len(usable) else None
             yield Proposal(self.name, rects, assignments)
@@ -59,7 +62,7 @@ class RowWise:
         curve = constraints.row_shares if constraints is not None else None
         if curve is None or len(usable) == 1:
             return
-        for count in halves(len(usable)):
+        for count in _counts(usable, constraints):
             on_all, seen = count == len(usable), set()
             for evenness in EVENNESS if on_all else EVENNESS[::2]:
                 sizes = curve.sizes(count, evenness=evenness)
@@ -103,6 +106,14 @@ class RowWise:
         usable = check_ranks(range(topology.world_size) if ranks is None else ranks, topology.world_size)
         rects = row_slices(table, len(usable))
         return Proposal(self.name, rects).placed(usable[: len(rects)])
+
+
+def _counts(usable: Sequence[int], constraints: ParameterConstraints | None) -> tuple[int, ...]:
+    """On how many ranks a table may be: on all of them if constraints name row_wise alone and list its ranks."""
+    if constraints is None or constraints.ranks is None:
+        return halves(len(usable))
+    alone = [getattr(scheme, "value", scheme) for scheme in constraints.sharding_types or ()] == ["row_wise"]
+    return (len(usable),) if alone else halves(len(usable))
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ Shape letters: B batch, N ids of a feature, E rows, D columns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -25,7 +25,7 @@ from recshard_lab.embedding.configs import (
     check_tables,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.inputs import Fitted, check_weights, fit_features, to_samples
+from recshard_lab.embedding.inputs import Fitted, as_batch, check_weights, fit_features, refuse_script, to_samples
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -115,7 +115,7 @@ class EmbeddingBagCollection(nn.Module):
                 table.embedding_dim,
                 mode=table.pooling.value.lower(),
                 include_last_offset=True,
-                _weight=empty_weight(table, device),
+                _weight=_new_weight(table, device),
             )
         self.reset_parameters()
 
@@ -123,7 +123,8 @@ class EmbeddingBagCollection(nn.Module):
         """Looks up one batch.
 
         Args:
-            features: has every feature of the tables; others are not read. A variable batch
+            features: has every feature of the tables; others are not read. May be a TensorDict of jagged nested
+                tensors. A variable batch
                 (``stride_per_key_per_rank``) must have ``inverse_indices``, by which each feature's pooled rows
                 become the rows of the B samples.
 
@@ -133,6 +134,7 @@ class EmbeddingBagCollection(nn.Module):
         Raises:
             ValueError: a feature, the weights or inverse indices are missing, or an id is out of range.
         """
+        features = as_batch(features, self._tables)
         bags = fit_features(features, self._tables, self._policy)
         keys: list[str] = []
         pooled: list[Tensor] = []
@@ -143,6 +145,9 @@ class EmbeddingBagCollection(nn.Module):
                 keys.append(name)
         dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
         return KeyedTensor(keys, dims, torch.cat(pooled, dim=1))
+
+    def __prepare_scriptable__(self) -> None:
+        refuse_script(self)
 
     def reset_parameters(self) -> None:
         """Draws every table anew: ``init_fn`` if given, else uniform in ``[weight_init_min, weight_init_max]``."""
@@ -187,6 +192,8 @@ class EmbeddingCollection(nn.Module):
         tables: the tables.
         device: where the parameters live; ``"meta"`` allocates nothing.
         need_indices: put the batch's ids into the outputs' weights.
+        use_gather_select, use_gather_select_per_sharding: accepted for compatibility with TorchRec, where they select
+            a kernel. They have no effect.
         out_of_range: as of `EmbeddingBagCollection`; an ignored id is a row of zeros.
 
     Raises:
@@ -205,6 +212,8 @@ class EmbeddingCollection(nn.Module):
         tables: Sequence[EmbeddingConfig],
         device: torch.device | str | None = None,
         need_indices: bool = False,
+        use_gather_select: bool = False,
+        use_gather_select_per_sharding: Mapping[str, bool] | None = None,
         *,
         out_of_range: str = "error",
     ) -> None:
@@ -213,19 +222,21 @@ class EmbeddingCollection(nn.Module):
         check_tables(tables)
         self._tables = list(tables)
         self._need_indices = need_indices
+        self._gather_select = use_gather_select, use_gather_select_per_sharding
         self._names = embedding_names_by_table(tables)
         self.embeddings = nn.ModuleDict()
         for table in tables:
             self.embeddings[table.name] = nn.Embedding(
-                table.num_embeddings, table.embedding_dim, _weight=empty_weight(table, device)
+                table.num_embeddings, table.embedding_dim, _weight=_new_weight(table, device)
             )
-        self.reset_parameters()
+            reset_weight(self._weight(table), table)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Looks up one batch.
 
         Args:
-            features: has every feature of the tables; others, weights and inverse indices are not read.
+            features: has every feature of the tables; others, weights and inverse indices are not read. May be a
+                TensorDict of jagged nested tensors.
 
         Returns:
             For each output key ``[N, D]`` rows with the lengths of its feature: ``[B]``, or ``[B_f]`` in a
@@ -234,6 +245,7 @@ class EmbeddingCollection(nn.Module):
         Raises:
             ValueError: a feature is missing, or an id is out of range.
         """
+        features = as_batch(features, self._tables)
         bags = fit_features(features, self._tables, self._policy)
         outputs: dict[str, JaggedTensor] = {}
         for table, names in zip(self._tables, self._names, strict=True):
@@ -241,6 +253,9 @@ class EmbeddingCollection(nn.Module):
             for name in names:
                 outputs[name] = _rows(bags[len(outputs)], weight, self._need_indices)
         return outputs
+
+    def __prepare_scriptable__(self) -> None:
+        refuse_script(self)
 
     def reset_parameters(self) -> None:
         """Draws every table anew: ``init_fn`` if given, else uniform in ``[weight_init_min, weight_init_max]``."""
@@ -262,6 +277,14 @@ class EmbeddingCollection(nn.Module):
     def need_indices(self) -> bool:
         """Whether outputs carry their ids as weights."""
         return self._need_indices
+
+    def use_gather_select(self) -> bool:
+        """The argument of this name."""
+        return self._gather_select[0]
+
+    def use_gather_select_per_sharding(self) -> Mapping[str, bool] | None:
+        """The argument of this name."""
+        return self._gather_select[1]
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """The tables, in order."""
@@ -358,6 +381,12 @@ def empty_weight(table: BaseEmbeddingConfig, device: torch.device | str | None) 
         raise ValueError(f"table {table.name!r} is {table.data_type.value}, which cannot be trained. Fix: use {kinds}")
     dtype = TORCH_DTYPES[table.data_type]
     return torch.empty(table.num_embeddings, table.embedding_dim, dtype=dtype, device=device_named(device))
+
+
+def _new_weight(table: BaseEmbeddingConfig, device: torch.device | str | None) -> Tensor:
+    """``[E, D]`` before its draw. It uses random numbers only if the table is `drawn_twice`."""
+    weight = empty_weight(table, device)
+    return weight.normal_() if table.drawn_twice else weight
 
 
 @torch.no_grad()

@@ -32,6 +32,9 @@ class DataType(Enum):
         """Bytes of one weight; below one for INT4 and INT2."""
         return _BYTES[self.name]
 
+    def __str__(self) -> str:
+        return self.value
+
 
 _BYTES = {"FP64": 8.0, "FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "INT4": 0.5, "INT2": 0.25, "FP8": 1.0}
 
@@ -68,6 +71,7 @@ class BaseEmbeddingConfig:
     """
 
     dynamic: ClassVar[bool] = False  # whether ids have any value, see `DynamicEmbeddingConfig`
+    drawn_twice: ClassVar[bool] = False  # whether a new weight is normal, as torch.nn.Embedding's, before its draw
 
     num_embeddings: int
     embedding_dim: int

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+from recshard_lab.sparse.tensor_dict import maybe_td_to_kjt
 from recshard_lab.sparse.variable_batch import inverse_of
 
 
@@ -28,6 +30,15 @@ def feature_of(features: KeyedJaggedTensor, feature: str, table: str) -> JaggedT
             f"Fix: add it, with lengths 0 for samples without ids"
         )
     return features[feature]
+
+
+def as_batch(features: Any, tables: Sequence[BaseEmbeddingConfig]) -> KeyedJaggedTensor:
+    """The batch of a collection: a TensorDict becomes a KeyedJaggedTensor of the tables' features."""
+    if isinstance(features, KeyedJaggedTensor):
+        return features
+    names = dict.fromkeys(feature for table in tables for feature in table.feature_names)
+    batch: KeyedJaggedTensor = maybe_td_to_kjt(features, list(names))
+    return batch
 
 
 Fitted = tuple[JaggedTensor, JaggedTensor, Tensor | None]
@@ -80,3 +91,15 @@ def check_weights(weights: Tensor | None, keys: Sequence[str]) -> Tensor:
     if not weights.is_floating_point():
         raise ValueError(f"weights are {weights.dtype}, not floating point. Fix: weights.float()")
     return weights
+
+
+def refuse_script(module: nn.Module) -> NoReturn:
+    """Called by ``torch.jit.script``.
+
+    Raises:
+        ValueError: always, with the replacement.
+    """
+    raise ValueError(
+        f"torch.jit.script does not compile {type(module).__name__}: torch 2.13 deprecates it, and a KeyedJaggedTensor "
+        f"is no TorchScript class. Fix: call torch.export.export(module, (features,)) or torch.compile(module)"
+    )

@@ -17,6 +17,9 @@ from torch import Tensor
 #: Bags of every feature, or of each feature its own number.
 Stride = int | list[int]
 
+#: Whether constructors leave out values beyond the sum of the lengths. Otherwise such values are an error.
+LEAVE_OUT_SPARE_VALUES = False
+
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -46,6 +49,19 @@ def check_values(values: Tensor, weights: Tensor | None) -> None:
             f"weights has {weights.shape[0]} entries for {values.shape[0]} values: give one weight a value"
         )
     _same_device("weights", weights, values)
+
+
+def without_spare(
+    values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Values and weights that belong to a bag, if `LEAVE_OUT_SPARE_VALUES`; otherwise the arguments. CPU only."""
+    cuts = lengths if lengths is not None else offsets
+    if not LEAVE_OUT_SPARE_VALUES or not readable(values) or cuts is None or not cuts.numel():
+        return values, weights
+    used = int(cuts.sum()) if lengths is not None else int(cuts[-1])
+    if not 0 <= used < values.shape[0]:
+        return values, weights
+    return values[:used], None if weights is None else weights[:used]
 
 
 def check_integers(name: str, tensor: Tensor | None, values: Tensor) -> Tensor | None:
@@ -85,9 +101,11 @@ def sums_per_key(lengths: Tensor, num_keys: int, stride: Stride) -> list[int]:
     if isinstance(stride, list):
         ends = torch.tensor([0, *accumulate(stride)], device=lengths.device)
         starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
-        return list(map(int, starts[ends].diff().tolist()))
+        counts: list[int] = starts[ends].diff().tolist()
+        return counts
     rows = lengths.reshape(-1, stride) if stride else lengths.reshape(num_keys, 0)
-    return list(map(int, rows.sum(dim=1).tolist()))
+    sums: list[int] = rows.sum(dim=1).tolist()
+    return sums
 
 
 def check_offsets(offsets: Tensor, values: Tensor, keys: Sequence[str] | None, stride: Stride) -> None:

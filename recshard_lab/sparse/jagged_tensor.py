@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.sparse import checks, drawing
+from recshard_lab.sparse import checks, drawing, full_text
 from recshard_lab.sparse.pytree import register
 from recshard_lab.sparse.storage import Device, JaggedStorage, device_named, moved, pinned
 
@@ -49,6 +49,7 @@ class JaggedTensor(JaggedStorage):
             raise ValueError("a JaggedTensor needs lengths or offsets: give one of them")
         lengths = checks.check_integers("lengths", lengths, values)
         offsets = checks.check_integers("offsets", offsets, values)
+        values, weights = checks.without_spare(values, weights, lengths, offsets)
         for name, tensor in (("lengths", lengths), ("offsets", offsets)):
             if tensor is not None and tensor.dim() != 1:
                 raise ValueError(f"{name} must have one dimension, got shape {list(tensor.shape)}")
@@ -255,6 +256,9 @@ class JaggedTensor(JaggedStorage):
 
     def _apply(self, move: Callable[[Tensor], Tensor]) -> JaggedTensor:
         return JaggedTensor._unchecked(**{name.lstrip("_"): move(tensor) for name, tensor in self._tensors().items()})
+
+    def __str__(self) -> str:
+        return full_text.jagged_text(self) if full_text.has_values(*self._tensors().values()) else repr(self)
 
     def __repr__(self) -> str:
         return drawing.jagged_text("JaggedTensor", [None], self)

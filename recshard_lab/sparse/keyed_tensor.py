@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import wrap
 
-from recshard_lab.sparse import checks, drawing
+from recshard_lab.sparse import checks, drawing, full_text
 from recshard_lab.sparse.pytree import register
 from recshard_lab.sparse.storage import Device, compact, moved, pinned, record_stream
 from recshard_lab.sparse.tracing import Traceable
@@ -213,6 +213,9 @@ class KeyedTensor(metaclass=Traceable):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_values": compact(self._values)}
 
+    def __str__(self) -> str:
+        return full_text.keyed_text(self) if full_text.has_values(self._values) else repr(self)
+
     def __repr__(self) -> str:
         return drawing.keyed_text(self)
 
@@ -278,7 +281,8 @@ def _homes(keyed_tensors: Sequence[KeyedTensor]) -> dict[str, Place | None]:
         raise ValueError(f"keyed_tensors must have the same key_dim, got {dims}")
     shapes = [list(kt._values.shape) for kt in keyed_tensors]
     dim = dims[0] % len(shapes[0])
-    if len({(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}) > 1:
+    rest = [(*shape[:dim], *shape[dim + 1 :]) for shape in shapes]  # compared without a hash, for sizes of an export
+    if any(one != rest[0] for one in rest[1:]):
         raise ValueError(f"keyed_tensors must be alike in every dimension but {dim}, got shapes {shapes}")
     home: dict[str, Place | None] = {}
     for number, kt in enumerate(keyed_tensors):

@@ -78,7 +78,7 @@ class JaggedStorage(metaclass=Traceable):
         """Bytes of the tensors that are there: values, weights, lengths, offsets, inverse indices."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors().values())
 
-    def copy_(self, other: Self, non_blocking: bool = False) -> Self:
+    def copy_(self, jt: Self, non_blocking: bool = False) -> Self:
         """Overwrites the tensors held here, in place, with those of a batch of the same shape; returns itself.
 
         For buffers that stay where they are, such as those of a CUDA graph; see `empty_like(..., device=)`.
@@ -86,14 +86,14 @@ class JaggedStorage(metaclass=Traceable):
         Raises:
             ValueError: shapes that differ, or weights in only one of the two.
         """
-        if not isinstance(other, type(self)):
-            raise ValueError(f"copy_ takes a {type(self).__name__}, got {type(other).__name__}")
+        if not isinstance(jt, type(self)):
+            raise ValueError(f"copy_ takes a {type(self).__name__}, got {type(jt).__name__}")
         own = self._tensors()
         if "_lengths" in own:
-            other.lengths()
+            jt.lengths()
         if "_offsets" in own:
-            other.offsets()
-        theirs = other._tensors()
+            jt.offsets()
+        theirs = jt._tensors()
         for name in {**own, **theirs}:
             if name in ("_lengths", "_offsets") and name not in own:
                 continue

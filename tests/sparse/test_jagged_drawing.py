@@ -132,3 +132,13 @@ def test_what_has_no_numbers_to_read_still_prints() -> None:
     assert "without numbers" in repr(pytree.tree_map(lambda leaf: leaf.shape, kjt))
     assert "KeyedTensor(" in repr(KeyedTensor(["a"], [1], torch.ones(1, 1)).to("meta"))
     assert repr(JaggedTensor.empty()) == "JaggedTensor(0 samples, 0 ids, float32)"
+
+
+def test_str_has_every_value() -> None:
+    kjt = KeyedJaggedTensor(["a", "b"], torch.arange(40), lengths=torch.tensor([30, 0, 4, 6]))
+    found = eval(str(kjt).removeprefix("KeyedJaggedTensor(").rstrip(")\n"))
+    assert found == {key: [bag.tolist() for bag in part.to_dense()] for key, part in kjt.to_dict().items()}
+    kt = KeyedTensor(["a", "b"], [1, 30], torch.arange(62.0).view(2, 31))
+    assert eval(str(kt).removeprefix("KeyedTensor(").rstrip(")\n")) == {k: t.tolist() for k, t in kt.to_dict().items()}
+    for without_numbers in (kjt.to("meta"), kt.to("meta"), kjt["a"].to("meta")):
+        assert str(without_numbers) == repr(without_numbers)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from recshard_lab.embedding import (
     EmbeddingBagCollection,
@@ -13,6 +14,13 @@ from recshard_lab.embedding import (
     EmbeddingCollection,
     EmbeddingConfig,
     KTRegroupAsDict,
+)
+from recshard_lab.models import (
+    DLRM,
+    DLRM_DCN,
+    FeatureProcessedEmbeddingBagCollection,
+    PositionWeightedModuleCollection,
+    SimpleDeepFMNN,
 )
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -126,3 +134,60 @@ def test_a_traced_constructor_is_a_node_that_still_checks() -> None:
     assert traced(torch.tensor([1, 2, 3]), torch.tensor([1, 2])).tolist() == [[1, 0], [2, 3]]
     with pytest.raises(ValueError, match="lengths sum to 4, but values has 3"):
         traced(torch.tensor([1, 2, 3]), torch.tensor([2, 2]))
+
+
+def weighted(size: int) -> KeyedJaggedTensor:
+    kjt = batch(size)
+    return KeyedJaggedTensor(kjt.keys(), kjt.values(), torch.rand(kjt.values().shape[0]), kjt.lengths())
+
+
+EXPORTED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]]]] = {
+    "pooled": (lambda: EmbeddingBagCollection(POOLED), lambda size: (batch(size),)),
+    "weighted": (lambda: EmbeddingBagCollection(POOLED, is_weighted=True), lambda size: (weighted(size),)),
+    "model": (Model, lambda size: (batch(size),)),
+    "DLRM": (
+        lambda: DLRM(EmbeddingBagCollection(POOLED[:1]), 3, [8], [4, 1]),
+        lambda size: (torch.rand(size, 3), batch(size)),
+    ),
+    "DLRM_DCN": (
+        lambda: DLRM_DCN(EmbeddingBagCollection(POOLED[:1]), 3, [8], [4, 1], 2, 4),
+        lambda size: (torch.rand(size, 3), batch(size)),
+    ),
+    "DeepFM": (
+        lambda: SimpleDeepFMNN(3, EmbeddingBagCollection(POOLED[:1]), 4, 4),
+        lambda size: (torch.rand(size, 3), batch(size)),
+    ),
+    "position weights": (
+        lambda: FeatureProcessedEmbeddingBagCollection(
+            EmbeddingBagCollection(POOLED, is_weighted=True), PositionWeightedModuleCollection({"a": 4})
+        ),
+        lambda size: (batch(size),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_exported_or_traced_model_takes_batches_of_any_size(name: str) -> None:
+    build, arguments = EXPORTED[name]
+    model = build()
+    shapes = tuple(
+        [{0: torch.export.Dim.AUTO} for _ in pytree.tree_leaves(argument)]
+        if isinstance(argument, KeyedJaggedTensor)
+        else {0: torch.export.Dim.AUTO}
+        for argument in arguments(3)
+    )
+    program = torch.export.export(model, arguments(3), dynamic_shapes=shapes).module()
+    traced = fx.symbolic_trace(model)
+    for size in (3, 5):
+        expected = pytree.tree_leaves(model(*(given := arguments(size))))
+        torch.testing.assert_close(pytree.tree_leaves(program(*given)), expected)
+        torch.testing.assert_close(pytree.tree_leaves(traced(*given)), expected)
+
+
+def test_torchscript_is_refused_with_its_replacement() -> None:
+    for model in (EmbeddingBagCollection(POOLED), Model().sequence, Model()):
+        with (
+            pytest.warns(DeprecationWarning, match="torch.jit.script"),
+            pytest.raises(ValueError, match=r"does not compile Embedding\w*Collection.* call torch.export.export"),
+        ):
+            torch.jit.script(model)

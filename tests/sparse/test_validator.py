@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, validate_keyed_jagged_tensor
+from recshard_lab.embedding import EmbeddingBagConfig
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, checks, validate_keyed_jagged_tensor
 from tests.sparse.jagged_batches import Batch, batches
 
 IDS = torch.arange(8)
@@ -75,6 +76,38 @@ def test_a_wrong_batch_is_named_with_its_feature_and_sample(name: str) -> None:
 def test_a_jagged_tensor_put_together_wrongly_is_named_with_its_row() -> None:
     with pytest.raises(ValueError, match="negative length -1 at row 1"):
         JaggedTensor._unchecked(IDS, lengths=torch.tensor([9, -1])).validate()
+
+
+def test_ids_that_are_no_rows_are_reported_by_feature(caplog: pytest.LogCaptureFixture) -> None:
+    tables = [
+        EmbeddingBagConfig(8, 4, "t", feature_names=["movie"]),
+        EmbeddingBagConfig(7, 4, "u", feature_names=["genre"]),
+    ]
+    kjt = KeyedJaggedTensor(["movie", "genre", "other"], IDS, lengths=torch.tensor([2, 5, 1]))
+    assert validate_keyed_jagged_tensor(kjt, tables)
+    tables[1].num_embeddings = 6
+    assert not validate_keyed_jagged_tensor(kjt, configs=tables)
+    assert caplog.messages == ["feature 'genre' has ids from 2 to 6, but its table has 6 rows"]
+
+
+def test_spare_values_are_left_out_only_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def built() -> tuple[KeyedJaggedTensor, JaggedTensor]:
+        offsets = torch.tensor([0, 1, 3])
+        return (
+            KeyedJaggedTensor(["a"], IDS, IDS.float(), lengths=torch.tensor([1, 2])),
+            JaggedTensor(IDS, offsets=offsets),
+        )
+
+    with pytest.raises(ValueError, match="5 values belong to no bag"):
+        built()
+    monkeypatch.setattr(checks, "LEAVE_OUT_SPARE_VALUES", True)
+    kjt, jt = built()
+    assert kjt.values().tolist() == jt.values().tolist() == [0, 1, 2]
+    assert kjt.weights().tolist() == [0, 1, 2]
+    assert kjt.validate() is kjt
+    assert KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([3]), length_per_key=[3]).values().tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="lengths sum to 9, but values has 8"):
+        KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([9]))
 
 
 @pytest.mark.cuda

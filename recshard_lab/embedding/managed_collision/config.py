@@ -28,7 +28,7 @@ class ManagedEmbeddingConfig(EmbeddingBagConfig):
     @staticmethod
     def of(table: BaseEmbeddingConfig, module: ManagedCollisionModule) -> ManagedEmbeddingConfig:
         """A table with the cuts that its module allows."""
-        given = {field.name: getattr(table, field.name) for field in fields(table)}
+        given = {f.name: getattr(table, f.name) for f in fields(EmbeddingBagConfig) if hasattr(table, f.name)}
         given.setdefault("pooling", PoolingType.NONE)
         least = module.least_bucket_rows if module.buckets() == 1 else 0
         return ManagedEmbeddingConfig(**given, partitions=module.buckets(), least_equal_rows=least)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from enum import Enum, IntEnum, unique
 
 
-@unique
 class EmbOptimType(Enum):
-    """The fused optimizers, under fbgemm's names.
+    """The fused optimizers, under fbgemm's names. fbgemm's approximate variants are aliases of the exact ones.
 
     >>> EmbOptimType("exact_sgd")
     <EmbOptimType.EXACT_SGD: 'exact_sgd'>
+    >>> EmbOptimType.ROWWISE_ADAGRAD is EmbOptimType("row_wise_adagrad") is EmbOptimType.EXACT_ROWWISE_ADAGRAD
+    True
     """
 
     EXACT_SGD = "exact_sgd"
@@ -21,6 +22,12 @@ class EmbOptimType(Enum):
     LARS_SGD = "lars_sgd"
     PARTIAL_ROWWISE_ADAM = "partial_row_wise_adam"
     PARTIAL_ROWWISE_LAMB = "partial_row_wise_lamb"
+    SGD = EXACT_SGD
+    ROWWISE_ADAGRAD = EXACT_ROWWISE_ADAGRAD
+
+    @classmethod
+    def _missing_(cls, value: object) -> EmbOptimType | None:
+        return {"sgd": cls.EXACT_SGD, "row_wise_adagrad": cls.EXACT_ROWWISE_ADAGRAD}.get(str(value))
 
     def __str__(self) -> str:
         return self.value
@@ -44,11 +51,11 @@ def optim_type(value: EmbOptimType | str | Enum) -> EmbOptimType:
     if isinstance(value, EmbOptimType):
         return value
     text = value.value if isinstance(value, Enum) else value
-    for member in EmbOptimType:
-        if text == member.value:
-            return member
-    supported = ", ".join(member.value for member in EmbOptimType)
-    raise ValueError(f"optimizer {value!r} is not supported. Fix: choose one of {supported}")
+    try:
+        return EmbOptimType(text)
+    except ValueError:
+        supported = ", ".join(member.value for member in EmbOptimType)
+        raise ValueError(f"optimizer {value!r} is not supported. Fix: choose one of {supported}") from None
 
 
 def decay_mode(value: WeightDecayMode | int | str) -> WeightDecayMode:

@@ -640,7 +640,7 @@ def empty_like(
     device: torch.device | str | None = None,
 ) -> Any:
     """A served collection with the tables of a trained one; all numbers are zero."""
-    pooled = kind is QuantEmbeddingBagCollection
+    pooled = issubclass(kind, QuantEmbeddingBagCollection)
     if not hasattr(module, "embedding_bag_configs" if pooled else "embedding_configs"):
         wanted = "EmbeddingBagCollection" if pooled else "EmbeddingCollection"
         raise ValueError(f"module must be an {wanted}, got {type(module).__name__}")

@@ -66,6 +66,21 @@ class NoWait(Awaitable[W]):
         return self._obj
 
 
+class Later(Awaitable[W]):
+    """The result of a function, which `wait` calls.
+
+    >>> Later(lambda: 3).wait()
+    3
+    """
+
+    def __init__(self, result: Callable[[], W]) -> None:
+        super().__init__()
+        self._compute = result
+
+    def _wait_impl(self) -> W:
+        return self._compute()
+
+
 class LazyAwaitable(Awaitable[W]):
     """Waits when it is first used: by attribute, by operator, or as an argument of a torch function.
 

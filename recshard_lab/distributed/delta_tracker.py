@@ -45,6 +45,26 @@ class TrackingMode(Enum):
     ROWWISE_ADAGRAD = "rowwise_adagrad"
 
 
+class Trackers(Enum):
+    """TorchRec's kinds of trackers."""
+
+    DELTA_TRACKER = "delta_tracker"
+    RAW_ID_TRACKER = "raw_id_tracker"
+
+
+@dataclass
+class UniqueRows:
+    """The distinct rows of a table that were trained.
+
+    Args:
+        ids: ``[U]`` int64, ascending.
+        states: what the tracker keeps of each row; None with `TrackingMode.ID_ONLY`.
+    """
+
+    ids: Tensor
+    states: Tensor | None
+
+
 @dataclass
 class _Shard:
     """A shard on this rank.
@@ -150,6 +170,14 @@ class ModelDeltaTracker:
         found = {key: _rows_after(self._reads[name], shards) for key, shards in self._shards.items()}
         self._reads[name], self._now = self._now, self._now + 1
         return found
+
+    def get_unique(self, consumer: str | None = None) -> dict[str, UniqueRows]:
+        """As `get_unique_ids`, each as `UniqueRows` without states.
+
+        Raises:
+            ValueError: as `get_unique_ids`.
+        """
+        return {name: UniqueRows(rows, None) for name, rows in self.get_unique_ids(consumer).items()}
 
     def clear(self, consumer: str | None = None) -> None:
         """Forgets what one consumer has not read. Default: what all consumers have not read.

@@ -6,7 +6,7 @@ whole buckets. All ranks together decide as the unsharded module with the same b
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from recshard_lab.distributed.sharded_collections import (
     ShardedCollection,
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
+    ShardedModuleContext,
 )
 from recshard_lab.distributed.sharders import (
     CollectionSharder,
@@ -26,6 +27,7 @@ from recshard_lab.distributed.sharders import (
     FusedEmbeddingCollectionSharder,
 )
 from recshard_lab.distributed.state.moves import Move
+from recshard_lab.distributed.step.executor import PendingRows
 from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.distributed.step.weight_gradients import exchange_rows
 from recshard_lab.distributed.table_shards import StateEntries, TableShards
@@ -90,6 +92,12 @@ class _HasOwners(ShardedCollection):
         self._returns_rows = value
         self.executor.input_dist.keeps_places = value or not self.pooled
 
+    def copy(self, device: torch.device | str) -> Self:
+        """As of other collections, with the owners of rows."""
+        twin = super().copy(device)
+        twin.return_remapped_features = self._returns_rows
+        return twin
+
     def place(self, shardings: Mapping[str, ParameterSharding]) -> None:
         """Replaces kernels and layout with those of these shardings. Weights and states are zero."""
         super().place(shardings)
@@ -115,6 +123,12 @@ class _HasOwners(ShardedCollection):
                 everywhere = part.shards([shards.whole_on(source)]), part.shards(shards.sharding.shards)
                 moves.append(Move(part.dtype, *everywhere, sources, shards.matrices(part)))
         return moves
+
+    def output_dist(self, ctx: ShardedModuleContext, output: PendingRows) -> tuple[Any, KeyedJaggedTensor | None]:
+        """Issues the output exchange. Returns the output of the forward: rows, and the features' rows or None."""
+        rows = super().output_dist(ctx, output)
+        assert ctx.features is not None
+        return rows, self._remapped(ctx.features, output.lookup_input)
 
     def _remapped(self, features: KeyedJaggedTensor, lookup_input: LookupInput) -> KeyedJaggedTensor | None:
         """The features of the tables with rows in place of ids, after their lookup was issued. Collective."""
@@ -153,7 +167,7 @@ class ShardedManagedCollisionEmbeddingBagCollection(_HasOwners, ShardedEmbedding
     ) -> tuple[LazyKeyedTensor, KeyedJaggedTensor | None]:
         """Local batch -> ``[B, sum of D]``, and with ``return_remapped_features`` its rows, as of the unsharded one."""
         lookup_input = self._routed(features)
-        return self.compute_and_output_dist(lookup_input), self._remapped(features, lookup_input)
+        return self._output(self._begun(lookup_input)), self._remapped(features, lookup_input)
 
 
 class ShardedManagedCollisionEmbeddingCollection(_HasOwners, ShardedEmbeddingCollection):
@@ -168,7 +182,7 @@ class ShardedManagedCollisionEmbeddingCollection(_HasOwners, ShardedEmbeddingCol
     ) -> tuple[LazyDict, KeyedJaggedTensor | None]:
         """Local batch -> a jagged ``[N, D]`` for each key, and its rows as of pooled collections."""
         lookup_input = self._routed(features)
-        return self.compute_and_output_dist(lookup_input), self._remapped(features, lookup_input)
+        return self._output(self._begun(lookup_input)), self._remapped(features, lookup_input)
 
 
 class ManagedCollisionSharder(CollectionSharder):

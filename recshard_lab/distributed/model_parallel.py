@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -389,6 +390,45 @@ class DistributedModelParallel(nn.Module):
         """Fills the tables from one or more dumps. Collective. See `load_tables`."""
         return load_tables(path, self, optimizer_state=optimizer_state)
 
+    # ---- copying ----
+
+    def copy(self, device: torch.device | str) -> Self:
+        """A model with equal weights and optimizer states on another device, or on the same one. Collective.
+
+        The ranks and the plan are the same. Copy between two steps: batches in flight belong to the original.
+
+        Raises:
+            ValueError: a dynamic table, deferred steps, or a table that no kernel supports there.
+
+        >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig
+        >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+        >>> dmp = DistributedModelParallel(EmbeddingBagCollection([table]))
+        >>> twin = dmp.copy("cpu")
+        >>> all(torch.equal(twin.state_dict()[name], value) for name, value in dmp.state_dict().items())
+        True
+        """
+        self.fused_optimizer.refuse_deferred("dmp.copy")
+        target = device_named(device)
+        twin = type(self).__new__(type(self))
+        vars(twin).update(vars(self))
+        for name in ("_modules", "_parameters", "_buffers"):
+            vars(twin)[name] = {}
+        memo: dict[int, Any] = {}
+        own = agreed(self.dense_env, lambda: {path: old.copy(target) for path, old in self.collections.items()})
+        for path, old in self.collections.items():
+            memo[id(old)] = own[path]
+        twin.device, twin.collections = target, own
+        twin._bare = deepcopy(self._bare, memo)
+        twin._bare.to(target)
+        twin._dmp_wrapped_module = twin._bare
+        twin.fused_optimizer = EmbeddingFusedOptimizer(own, self.dense_env.world_size // self.env.world_size)
+        for group, new in zip(self.fused_optimizer.param_groups, twin.fused_optimizer.param_groups, strict=True):
+            new |= {name: value for name, value in group.items() if name != "params"}
+        twin._has_data_parallel = False
+        if self._has_data_parallel:
+            twin.init_data_parallel()
+        return twin
+
     # ---- using ----
 
     @property
@@ -458,6 +498,29 @@ class DistributedModelParallel(nn.Module):
             shards.flush()
         return self._bare.named_parameters(prefix, recurse, remove_duplicate)
 
+    def bare_named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """`named_parameters` under TorchRec's second name."""
+        return self.named_parameters(prefix, recurse)
+
+    def sparse_grad_parameter_names(self, destination: list[str] | None = None, prefix: str = "") -> list[str]:
+        """Names of the weights with sparse gradients: of ``nn.Embedding`` and ``nn.EmbeddingBag`` with ``sparse=True``.
+
+        A sharded table has dense gradients, or none because its kernel steps it.
+
+        Args:
+            destination: list to which the names are appended. Default: a new one.
+            prefix: before each name, with a dot between.
+
+        >>> table = nn.EmbeddingBag(3, 2, sparse=True)
+        >>> DistributedModelParallel(nn.Sequential(table)).sparse_grad_parameter_names()
+        ['0.weight']
+        """
+        names = [] if destination is None else destination
+        for path, module in self._bare.named_modules(prefix=prefix):
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+                names.append(f"{path}.weight" if path else "weight")
+        return names
+
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
@@ -468,7 +531,14 @@ class DistributedModelParallel(nn.Module):
         """Table name -> its kernel."""
         return {name: kernel for c in self.collections.values() for name, kernel in c.backends.items()}
 
-    def state_dict(self, *args: Any, form: StateForm | None = None, **kwargs: Any) -> Any:
+    def state_dict(
+        self,
+        destination: Any = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        *,
+        form: StateForm | None = None,
+    ) -> Any:
         """The shards of this rank under the unsharded model's names. Tensors share memory with the model.
 
         Collective if a dynamic table may still grow: all shards of it get the size of the largest one. Its tensors then
@@ -479,7 +549,7 @@ class DistributedModelParallel(nn.Module):
         model; with ``full_state_dict=True`` they use whole tables, as `full_state_dict` does.
 
         Args:
-            args, kwargs: as in ``nn.Module.state_dict``.
+            destination, prefix, keep_vars: as in ``nn.Module.state_dict``.
             form: ``"sharded_tensor"``: tables are torch's sharded tensors. ``"dtensor"``: DTensors over torch's
                 ``LocalShardsWrapper``, as TorchRec returns them, for tables that are whole or split along one axis.
                 Replicated tables, and all tables of a single process, are plain tensors in both. Default: the form
@@ -491,9 +561,9 @@ class DistributedModelParallel(nn.Module):
         call = torch_call("_get_model_state_dict")
         is_full = call is not None and call["info"].full_state_dict
         with requested("sharded_tensor" if is_full else form):
-            state = self._bare.state_dict(*args, **kwargs)
+            state = self._bare.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         if call is not None and is_full:  # torch would gather tables as equal row shards
-            prefix, on_cpu = kwargs.get("prefix", args[1] if len(args) > 1 else ""), call["info"].cpu_offload
+            on_cpu = call["info"].cpu_offload
             whole = self.full_state_dict(rank0_only=on_cpu, cpu_offload=on_cpu)
             for key in [key for key in state if key.startswith(prefix)]:
                 state[key] = whole.get(key.removeprefix(prefix))
@@ -533,13 +603,27 @@ class DistributedModelParallel(nn.Module):
                 "the names of its own shards only. Fix: pass the state dict on every rank, without broadcast_from_rank0"
             )
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(  # type: ignore[override]
+        self, state_dict: Any, prefix: str | bool = "", strict: bool = True, assign: bool = False
+    ) -> Any:
         """Loads a ``state_dict`` in any form, or one of the unsharded model. Collective.
+
+        Args:
+            state_dict: name -> tensor.
+            prefix: what all names begin with, such as ``"model."``; other names are left out. A bool is `strict`, as
+                in ``nn.Module.load_state_dict``.
+            strict: whether the names must be those of the model.
+            assign: only False is supported.
 
         Raises:
             ValueError, RuntimeError: the state dict does not match on any rank; raised on all ranks.
         """
-
+        if isinstance(prefix, bool):
+            strict, prefix = prefix, ""
+        if prefix and isinstance(state_dict, Mapping):
+            state_dict = {
+                name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)
+            }
         call = torch_call("_load_model_state_dict")
 
         def without_shards(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,8 +4,10 @@ Shape letters: B batch, D columns of an output block, N ids of a feature.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -13,12 +15,12 @@ from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import Registry, ShardingEnv, agreed, gathered
-from recshard_lab.distributed.awaitable import LazyDict, LazyJaggedTensor, LazyKeyedTensor, NoWait
+from recshard_lab.distributed.awaitable import Awaitable, Later, LazyDict, LazyJaggedTensor, LazyKeyedTensor, NoWait
 from recshard_lab.distributed.eager import eager
 from recshard_lab.distributed.state.forms import StateForm, are_tiers_apart
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.parts import Part
-from recshard_lab.distributed.step.executor import Executor, Listener
+from recshard_lab.distributed.step.executor import Executor, Listener, PendingRows
 from recshard_lab.distributed.step.input_dist import PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, RankLookup, choose_kinds, index_parts
@@ -27,8 +29,10 @@ from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.distributed.table_shards import StateEntries, TableShards, Tensors, sized
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
+    EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
     EmbeddingBagConfig,
+    EmbeddingCollection,
     EmbeddingCollectionInterface,
     OptimizerSpec,
     PoolingType,
@@ -37,10 +41,11 @@ from recshard_lab.embedding import (
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.dynamic.sizes import SLOTS
+from recshard_lab.embedding.inputs import as_batch
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.sharding.plan.sharding_plan import Shard
-from recshard_lab.sparse import KeyedJaggedTensor
+from recshard_lab.sparse import KeyedJaggedTensor, Multistreamable
 
 if TYPE_CHECKING:
     from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
@@ -49,6 +54,28 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 4 * 1024 * 1024  # of rows that are gathered at a time
 _sending: "WeakKeyDictionary[ShardedCollection, WeakSet[Any]]" = WeakKeyDictionary()
 Feed = Callable[["ShardedCollection", KeyedJaggedTensor], LookupInput]
+
+
+@dataclass
+class ShardedModuleContext(Multistreamable):
+    """What the stages of one batch share: `ShardedCollection.create_context` makes it, and `input_dist` fills it.
+
+    Attributes:
+        features: the local batch.
+        inverse_indices: keys and ``[F, B]`` bags of the samples in a batch with deduplicated bags, or None.
+        variable_batch_per_feature: whether features have batches of different sizes.
+    """
+
+    features: KeyedJaggedTensor | None = None
+    inverse_indices: tuple[list[str], Tensor] | None = None
+    variable_batch_per_feature: bool = False
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keeps the batch's memory until the stream has used it."""
+        if self.features is not None:
+            self.features.record_stream(stream)
+        if self.inverse_indices is not None:
+            self.inverse_indices[1].record_stream(stream)
 
 
 class ShardedCollection(nn.Module):
@@ -73,6 +100,8 @@ class ShardedCollection(nn.Module):
 
     pooled: bool
     tables_name: str  # the path of the unsharded collection's tables
+    unsharded_module_type: type[nn.Module] = nn.Module
+    __class_getitem__: Any = classmethod(GenericAlias)  # TorchRec's ShardedModule[...] is generic
 
     def __init__(
         self,
@@ -394,6 +423,46 @@ class ShardedCollection(nn.Module):
             move([gathering], self.env, self.device)
             yield first, chunk
 
+    def copy(self, device: torch.device | str) -> Self:
+        """A collection with equal tables, weights and optimizer states on another device, or on the same one.
+
+        Raises:
+            ValueError: a dynamic table, or no kernel that supports a table there.
+        """
+        dynamic = next((table.name for table in self.tables if table.dynamic), None)
+        if dynamic is not None:
+            raise ValueError(f"the dynamic table {dynamic!r} cannot be copied. Fix: use save_checkpoint")
+        twin = type(self)(
+            self.tables,
+            self.shardings,
+            {table.name: spec for table, spec in zip(self.tables, self.optimizers, strict=True)},
+            self.env,
+            torch.device(device),
+            weighted=self.weighted,
+            backend=self.backend,
+            codecs=self.codecs,
+            out_of_range=self.out_of_range,
+            batch_tables=self.batch_tables,
+            need_indices=self._need_indices,
+            use_index_dedup=self.use_index_dedup,
+            output_dtype=self.output_dtype,
+            state_form=self.state_form,
+        )
+        twin.unsharded_module_type = self.unsharded_module_type
+        for name, shards in self.table_shards().items():
+            shards.flush()
+            own = twin.table_shards()[name]
+            with torch.no_grad():
+                for part in shards.parts():
+                    targets = own.matrices(part)
+                    for position, tensor in shards.matrices(part).items():
+                        targets[position].copy_(tensor)
+        return twin.train(self.training)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = memo[id(self)] = self.copy(self.device)
+        return twin
+
     def scatter_moves(self, whole: Mapping[str, Tensor], source: int) -> list[Move]:
         """Moves that fill the shards from rank ``source``'s unsharded weights ``[E, D]``."""
         moves = []
@@ -429,18 +498,96 @@ class ShardedCollection(nn.Module):
     def _output_dists(self) -> list[Any]:
         return [self.executor.paths.route]
 
-    def input_dist(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
-        """Sends the local batch; ``.wait()`` returns the argument of ``compute_and_output_dist``."""
+    # ---- the stages of a forward, under TorchRec's names ----
+
+    def create_context(self) -> ShardedModuleContext:
+        """What the stages of one batch share. Pass it to each of them."""
+        return ShardedModuleContext()
+
+    def input_dist(self, ctx: ShardedModuleContext, features: KeyedJaggedTensor) -> Awaitable[Awaitable[LookupInput]]:
+        """Sends the sizes of the local batch. Collective.
+
+        Returns:
+            Waiting for it sends the ids. Waiting for that result returns the argument of `compute`.
+
+        Raises:
+            ValueError: a batch that the tables do not support, on all ranks. The first wait raises it.
+
+        >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+        >>> from recshard_lab.distributed import shard
+        >>> from recshard_lab.sharding import row_wise
+        >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+        >>> bags = shard(EmbeddingBagCollection([table]), {"t": row_wise()})
+        >>> batch = KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+        >>> ctx = bags.create_context()
+        >>> ids = bags.input_dist(ctx, batch).wait().wait()
+        >>> torch.equal(bags.output_dist(ctx, bags.compute(ctx, ids)).values(), bags(batch).values())
+        True
+        """
+        ctx.features = features
+        ctx.inverse_indices = features.inverse_indices_or_none()
+        ctx.variable_batch_per_feature = features.variable_stride_per_key()
+        self._push_learning_rates()
+        send = self.executor.announce(features)
+        return Later(lambda: Later(send().wait))
+
+    def compute(self, ctx: ShardedModuleContext, dist_input: LookupInput) -> PendingRows:
+        """Looks up the ids of `input_dist` on this rank. Returns the argument of `output_dist`.
+
+        Raises:
+            ValueError: the tables have moved (``dmp.reshard``) since the batch was sent.
+        """
+        self.executor.lookup.train(self.training)
+        return self.executor.compute(dist_input)
+
+    def output_dist(self, ctx: ShardedModuleContext, output: PendingRows) -> Any:
+        """Issues the output exchange. Returns the output of the forward, which waits when it is first used."""
+        output.issue()
+        return self._output(output)
+
+    def compute_and_output_dist(self, ctx: ShardedModuleContext, input: LookupInput) -> Any:
+        """`compute`, then `output_dist`."""
+        return self.output_dist(ctx, self.compute(ctx, input))
+
+    def prefetch(self, dist_input: LookupInput, forward_stream: Any = None, ctx: Any = None) -> None:
+        """Moves the rows of a batch into the fast memory of tables that have a slow one.
+
+        Args:
+            dist_input: the argument of `compute`.
+            forward_stream, ctx: accepted as in TorchRec; the kernel orders itself.
+        """
+        self.executor.prefetch(dist_input)
+
+    def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
+        """Names of the tables' weights, as in state dicts.
+
+        Args:
+            prefix: before each name, with a dot between.
+        """
+        for name in self.shards_by_weight():
+            yield f"{prefix}.{name}" if prefix else name
+
+    def send(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
+        """Sends the local batch, and waits for the sizes. ``.wait()`` returns the ids to look up here."""
         self._push_learning_rates()
         return self.executor.start(features)
+
+    def _begun(self, lookup_input: LookupInput) -> PendingRows:
+        self.executor.lookup.train(self.training)
+        return self.executor.begin(lookup_input)
+
+    def _output(self, pending: PendingRows) -> Any:
+        """The output of the forward."""
+        raise NotImplementedError
 
     def _push_learning_rates(self) -> None:
         if self._own_optimizer is not None:
             self._own_optimizer.push_learning_rates()
 
     def _routed(self, features: KeyedJaggedTensor) -> LookupInput:
+        features = as_batch(features, self.tables)
         if self.feed is None:
-            return self.input_dist(features).wait()
+            return self.send(features).wait()
         self._push_learning_rates()
         return self.feed(self, features)
 
@@ -450,6 +597,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     pooled = True
     tables_name = "embedding_bags"
+    unsharded_module_type = EmbeddingBagCollection
 
     def embedding_bag_configs(self) -> list[BaseEmbeddingConfig]:
         """The tables."""
@@ -459,13 +607,10 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> LazyKeyedTensor:
         """Local batch -> ``[B, sum of D]``."""
-        return self.compute_and_output_dist(self._routed(features))
+        return self._output(self._begun(self._routed(features)))
 
-    def compute_and_output_dist(self, lookup_input: LookupInput) -> LazyKeyedTensor:
-        """Looks up remote ids and issues the output exchange, which is waited for when the output is first used."""
-        self.executor.lookup.train(self.training)
+    def _output(self, pending: PendingRows) -> LazyKeyedTensor:
         blocks = self.layout.blocks
-        pending = self.executor.begin(lookup_input)
         return LazyKeyedTensor.pending([block.key for block in blocks], [block.dim for block in blocks], pending.wait)
 
 
@@ -474,6 +619,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
 
     pooled = False
     tables_name = "embeddings"
+    unsharded_module_type = EmbeddingCollection
 
     def embedding_configs(self) -> list[BaseEmbeddingConfig]:
         """The tables."""
@@ -483,17 +629,14 @@ class ShardedEmbeddingCollection(ShardedCollection):
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> LazyDict:
         """Local batch -> a jagged ``[N, D]`` for each key."""
-        return self.compute_and_output_dist(self._routed(features))
+        return self._output(self._begun(self._routed(features)))
 
     def need_indices(self) -> bool:
         """Whether outputs have their ids as weights."""
         return self._need_indices
 
-    def compute_and_output_dist(self, lookup_input: LookupInput) -> LazyDict:
-        """Looks up remote ids and issues the output exchange, which is waited for when the output is first used."""
-        self.executor.lookup.train(self.training)
-        blocks, local_batch = self.layout.blocks, lookup_input.local_batch
-        pending = self.executor.begin(lookup_input)
+    def _output(self, pending: PendingRows) -> LazyDict:
+        blocks, local_batch = self.layout.blocks, pending.lookup_input.local_batch
 
         @cache
         def parts() -> tuple[Tensor, ...]:

@@ -1,6 +1,7 @@
 """Sharders: the modules to shard, and their settings."""
 
 from collections.abc import Mapping, Sequence
+from types import GenericAlias
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -99,6 +100,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
 
     module_type: ClassVar[type[nn.Module]]
     sharded_type: ClassVar[type[ShardedCollection]]
+    __class_getitem__: Any = classmethod(GenericAlias)  # TorchRec's BaseEmbeddingSharder[M] is generic
     sets_optimizer: ClassVar[bool] = True  # whether `fused_params` may set the optimizer
     use_index_dedup: bool = False  # of sequence collections
 
@@ -175,7 +177,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         tables = self.tables(module)
         optimizers = self.optimizers(module, params)
         weighted = bool(getattr(module, "is_weighted", lambda: False)())
-        return self.sharded_type(
+        sharded = self.sharded_type(
             tables,
             params,
             optimizers,
@@ -191,6 +193,8 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             need_indices=bool(getattr(module, "need_indices", lambda: False)()),
             use_index_dedup=self.use_index_dedup,
         )
+        sharded.unsharded_module_type = self.module_type
+        return sharded
 
     def shard(
         self,
@@ -270,6 +274,8 @@ class SequenceCollectionSharder(CollectionSharder):
     True
     """
 
+    always_dedups: ClassVar[bool] = False  # the default of every sharder, for TorchRec's set_ec_index_dedup
+
     def __init__(
         self,
         fused_params: Mapping[str, Any] | None = None,
@@ -285,7 +291,7 @@ class SequenceCollectionSharder(CollectionSharder):
         )
         if not isinstance(use_index_dedup, bool):
             raise ValueError(f"use_index_dedup must be True or False, got {use_index_dedup!r:.80}")
-        self.use_index_dedup = use_index_dedup
+        self.use_index_dedup = use_index_dedup or self.always_dedups
 
 
 class EmbeddingCollectionSharder(SequenceCollectionSharder):

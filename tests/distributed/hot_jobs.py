@@ -27,8 +27,8 @@ def traced_step(case: Case) -> Step:
     _, model = sharded_model(case)
     for ranks in case.steps[:2]:
         with trace() as traced:
-            lookup_input = model.collection.input_dist(batch_of(ranks[rank])).wait()
-            out = model.collection.compute_and_output_dist(lookup_input)
+            lookup_input = model.collection.send(batch_of(ranks[rank])).wait()
+            out = model.collection.compute_and_output_dist(model.collection.create_context(), lookup_input)
             values = out.values() if not isinstance(out, dict) else [own.values() for own in out.values()]
             (
                 values.sum() if isinstance(values, Tensor) else torch.stack([own.sum() for own in values]).sum()

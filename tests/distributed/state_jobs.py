@@ -157,10 +157,13 @@ def overtaken(case: Case, plan: str, bound: int | None) -> tuple[list[str], list
     dmp = build(case)
     batch = batch_of(case.steps[0][rank], case.weighted)
     (collection,) = dmp.collections.values()
-    pending, output = collection.input_dist(batch), collection(batch).values()
+    pending, output = collection.send(batch), collection(batch).values()
     before = everything(dmp)
     dmp.reshard(ShardingPlan.from_json(plan), max_extra_bytes=bound)
-    for late in (lambda: collection.compute_and_output_dist(pending.wait()), lambda: output.sum().backward()):
+    for late in (
+        lambda: collection.compute(collection.create_context(), pending.wait()),
+        lambda: output.sum().backward(),
+    ):
         try:
             late()
         except ValueError as error:

@@ -83,9 +83,3 @@ def test_a_model_that_is_evaluated_is_not_changed(kind: type[TrainPipelineBase],
     assert logits.shape == labels.shape == (8,)
     assert torch.isfinite(loss)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_dropping_batches_is_refused() -> None:
-    model = a_model()
-    with pytest.raises(ValueError, match="execute_all_batches=False"):
-        TrainPipelineSparseDist(model, torch.optim.SGD(model.parameters(), lr=0.1), CPU, execute_all_batches=False)

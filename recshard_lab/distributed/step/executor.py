@@ -189,9 +189,13 @@ class Executor:
 
     def start(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
         """Sends the local batch. Several batches may be in flight."""
+        return self.announce(features)()
+
+    def announce(self, features: KeyedJaggedTensor) -> Callable[[], PendingInput | NoWait[LookupInput]]:
+        """Sends the sizes of the local batch, see `InputDist.announce`."""
         if self._recorder is not None:
             self._recorder("batch", features)
-        return self.input_dist.start(features)
+        return self.input_dist.announce(features)
 
     def begin(self, lookup_input: LookupInput) -> PendingRows:
         """Looks up remote ids and issues the output exchange. ``wait()`` returns the rows of the local batch.
@@ -201,6 +205,21 @@ class Executor:
         Raises:
             ValueError: the batch was sent before the tables moved.
         """
+        pending = self._pending(lookup_input)
+        pending.issue()
+        return pending
+
+    def compute(self, lookup_input: LookupInput) -> PendingRows:
+        """Looks up remote ids. ``issue()`` issues the output exchange, and ``wait()`` returns as that of `begin`.
+
+        Raises:
+            ValueError: the batch was sent before the tables moved.
+        """
+        pending = self._pending(lookup_input)
+        pending.look_up()
+        return pending
+
+    def _pending(self, lookup_input: LookupInput) -> PendingRows:
         if self._moved_away or lookup_input.local_batch.layout is not self.layout:
             raise ValueError(
                 "the tables have moved (dmp.reshard) since this batch was sent: its ids went where their rows no "
@@ -220,10 +239,6 @@ class Executor:
                     "them. Fix: use TrainPipelineSparseDist, or detach the weights"
                 )
             pending.rows = lookup_input.looked_up
-        elif torch.is_grad_enabled():
-            pending.ticket = _Issue.apply(self.anchor, lookup_input.local_batch.weights, pending)
-        else:
-            pending.issue(training=False)
         return pending
 
     @property
@@ -568,7 +583,9 @@ class PendingRows:
 
     def __init__(self, executor: Executor, lookup_input: LookupInput) -> None:
         self.executor, self.lookup_input = executor, lookup_input
+        self.training = torch.is_grad_enabled()
         self.saved: _Saved | None = None
+        self._here: Rows | None = None
         #: orders the backward of the lookup after that of the rows; None without gradients
         self.ticket: Tensor | None = None
         self.rows: Tensor | None = None
@@ -586,10 +603,27 @@ class PendingRows:
         return self.rows if bags is None else self.executor._to_samples(self.rows, self.lookup_input)
 
     @torch.no_grad()
-    def issue(self, training: bool) -> None:
-        """Looks up and issues the exchange."""
-        rows = self.executor.read(self.lookup_input, training)
-        self.saved, self._pending = rows.saved, self.executor.issue_output(rows, self.lookup_input)
+    def look_up(self) -> None:
+        """Looks up the rows of this rank's shards."""
+        if self.rows is None and self._here is None:
+            self._here = self.executor.read(self.lookup_input, self.training)
+
+    def issue(self) -> None:
+        """Issues the exchange, after the lookup."""
+        if self.rows is not None:
+            return
+        if self.training:
+            self.ticket = _Issue.apply(self.executor.anchor, self.lookup_input.local_batch.weights, self)
+        else:
+            self.send()
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """As `issue`, without a node of autograd."""
+        self.look_up()
+        assert self._here is not None
+        self.saved, rows, self._here = self._here.saved, self._here, None
+        self._pending = self.executor.issue_output(rows, self.lookup_input)
 
     @torch.no_grad()
     def receive(self) -> Tensor:
@@ -604,7 +638,7 @@ class _Issue(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, pending: PendingRows) -> Tensor:
-        pending.issue(training=True)
+        pending.send()
         ctx.saved, ctx.executor = pending.saved, pending.executor
         return anchor.new_empty(())  # carries no number, only the order of backward
 

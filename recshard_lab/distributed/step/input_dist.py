@@ -157,16 +157,23 @@ class InputDist:
     # ---- sending
 
     def start(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
-        """Sends the local batch. All ranks must call it.
+        """Sends the local batch. All ranks must call it. Waits for the sizes, not for the ids.
 
         Raises:
             Exception: if packing fails on any rank, every rank raises the error, which names the rank. Packing
                 raises ValueError if a feature is missing, ids are out of range, or weights are missing.
         """
+        return self.announce(features)()
+
+    def announce(self, features: KeyedJaggedTensor) -> Callable[[], PendingInput | NoWait[LookupInput]]:
+        """Sends the sizes of the local batch. The result waits for those of the other ranks, and sends the ids.
+
+        Raises, when the result is called, as `start`.
+        """
         if self.env.world_size == 1:
             ready = self._without_exchange(features)
             if ready is not None:
-                return NoWait(ready)
+                return lambda: NoWait(ready)
         packed, error = None, None
         try:
             packed = self.pack(features)
@@ -180,16 +187,20 @@ class InputDist:
         message = None
         if packed is not None:
             message, error = _shared(lambda: _joined([packed], self.wire, device))  # while the sizes travel
-        states, (received,) = pending.wait()
-        if FAILED in states:
-            raise_first_error(error, self.host_env)
-        assert packed is not None
-        assert message is not None
-        sizes = self.format.read(received)
-        payload, also = _shared(
-            lambda: issue_all_to_all(message, packed.elements, sizes.elements, self.env, "input_dist/ids")
-        )
-        return PendingInput(payload, self, sizes, packed.local_batch, error or also)
+
+        def send() -> PendingInput:
+            states, (received,) = pending.wait()
+            if FAILED in states:
+                raise_first_error(error, self.host_env)
+            assert packed is not None
+            assert message is not None
+            sizes = self.format.read(received)
+            payload, also = _shared(
+                lambda: issue_all_to_all(message, packed.elements, sizes.elements, self.env, "input_dist/ids")
+            )
+            return PendingInput(payload, self, sizes, packed.local_batch, error or also)
+
+        return send
 
     def _without_exchange(self, features: KeyedJaggedTensor) -> LookupInput | None:
         """On one rank, the batch itself, if its keys are in the order of the tables and all its ids are rows."""

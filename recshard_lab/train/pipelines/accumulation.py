@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import GenericAlias
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ class _Sparing:
     def __init__(self, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
         self.optimizer, self.num_steps, self.done = optimizer, num_steps, 0
         self.fresh = True  # whether the next batch begins a new sum
+        self.is_last = False  # whether the batch is the last of its sum
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self.fresh:
@@ -72,7 +74,7 @@ class _Sparing:
             self.fresh = False
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        if (self.done + 1) % self.num_steps == 0:
+        if self.is_last or (self.done + 1) % self.num_steps == 0:
             self.flush(*args, **kwargs)
 
     def flush(self, *args: Any, **kwargs: Any) -> None:
@@ -118,13 +120,34 @@ class GradientAccumulationWrapper:
         if config.is_enabled:
             pipeline._optimizer = self._sparing  # type: ignore[assignment]
 
+    __class_getitem__: Any = classmethod(GenericAlias)
+
     @property
     def current_step(self) -> int:
         """The number of batches so far."""
         return self._sparing.done
 
-    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+    def set_step(self, step: int) -> None:
+        """Sets the number of batches so far, for example after a checkpoint was loaded. Gradients stay.
+
+        Raises:
+            ValueError: a number below 0.
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ValueError(f"step must be an integer from 0, got {step!r:.80}")
+        self._sparing.done = step
+
+    @property
+    def optimizer_wrapper(self) -> Any:
+        """The optimizer that the pipeline steps after every batch. It steps yours when a sum is complete."""
+        return self._sparing
+
+    def progress(self, dataloader_iter: Iterator[Any], is_last_batch: bool | None = None) -> Any:
         """Trains on the next batch. The optimizer steps with the last of every ``num_steps``.
+
+        Args:
+            dataloader_iter: as of the pipeline.
+            is_last_batch: True makes the optimizer step with this batch, however many it has accumulated.
 
         Raises:
             StopIteration: the data have ended. The optimizer has stepped with the accumulated gradients.
@@ -133,7 +156,8 @@ class GradientAccumulationWrapper:
         if not self._config.is_enabled:
             return self._pipeline.progress(dataloader_iter)
         done = self._sparing.done
-        syncs = done < self._config.num_warmup_steps or (done + 1) % self._config.num_steps == 0
+        self._sparing.is_last = is_last = bool(is_last_batch)
+        syncs = is_last or done < self._config.num_warmup_steps or (done + 1) % self._config.num_steps == 0
         try:
             with ExitStack() as stack:
                 for part in self._replicated if not syncs else ():

@@ -17,6 +17,7 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import GenericAlias
 from typing import Any
 
 import torch
@@ -36,7 +37,9 @@ NAN_LOSS = ("ignore", "error", "skip")
 
 
 class TrainPipeline(ABC):
-    """One step per call."""
+    """One step per call. `TrainPipeline[In, Out]` names the types of batches and outputs."""
+
+    __class_getitem__: Any = classmethod(GenericAlias)
 
     @abstractmethod
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
@@ -207,7 +210,7 @@ class Pipeline(Runway, TrainPipeline):
 
     def _run_forward(self, number: int, sent: Sent) -> tuple[Tensor, Any]:
         watch = Watch(self._collections, self._trace_ways) if self.feeds and self._report is None else None
-        with self._stage("forward", number), self._feeding(watch or _Feed(self._fed, sent)):
+        with self._stage("forward", number), self._feeding(watch or Feed(self._fed, sent)):
             losses, output = self._called(sent.batch)
         if watch is not None:
             self._plan(watch, sent.batch)
@@ -266,7 +269,7 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Feed:
+class Feed:
     """Passes the collections the ids that were sent ahead for them."""
 
     def __init__(self, fed: Sequence[Fed], sent: Sent) -> None:
@@ -279,7 +282,7 @@ class _Feed:
         self._calls[id(module)] = number + 1
         place = self._ready.get((id(module), number))
         if place is None:
-            return module.input_dist(features).wait()
+            return module.send(features).wait()
         call = self._fed[place]
         if call.checked and features is not self._sent.features[place]:
             raise ValueError(

@@ -99,7 +99,7 @@ class Watch:
 
     def __call__(self, module: ShardedCollection, features: KeyedJaggedTensor) -> Any:
         self.seen.append((module, features))
-        return module.input_dist(features).wait()
+        return module.send(features).wait()
 
     def plan(self, batch: Any, model: nn.Module) -> tuple[list[Fed], PipelineReport]:
         """The calls whose ids are sent ahead, from the next batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recshard_lab.comm import all_reduce
 from recshard_lab.train.pipelines.base import Pipeline, flag
 from recshard_lab.train.pipelines.lanes import Lane, arrive
 from recshard_lab.train.pipelines.runway import Flight
@@ -66,7 +68,8 @@ class TrainPipelineSparseDist(Pipeline):
 
     Args:
         model, optimizer, device, custom_model_fwd: as in `Pipeline`, whose switches are accepted too.
-        execute_all_batches: only True is supported; no batch stays in the pipeline.
+        execute_all_batches: False ends with the data, as TorchRec does: the last two batches, which are in flight
+            then, are dropped. The ranks agree on the end with one exchange of 4 bytes per step.
         context_type: only None is supported; no module is rewritten.
         pipeline_postproc: whether ids that the model computes from the batch (permuted, joined) are sent ahead
             too. False leaves such collections in the forward.
@@ -75,7 +78,7 @@ class TrainPipelineSparseDist(Pipeline):
         dmp_collection_sync_interval_batches: as in `Pipeline`.
 
     Raises:
-        ValueError: ``execute_all_batches=False``, or an unsupported option.
+        ValueError: an unsupported option.
     """
 
     def __init__(
@@ -95,11 +98,6 @@ class TrainPipelineSparseDist(Pipeline):
         clear_data_dist_inputs: bool = False,
         **switches: Any,
     ) -> None:
-        if execute_all_batches is not True:
-            raise ValueError(
-                f"execute_all_batches={execute_all_batches!r:.40} is not supported: it would drop batches in flight "
-                f"at the end of the data. Fix: leave it out"
-            )
         if context_type is not None:
             raise ValueError(
                 f"context_type={context_type!r:.60} is not supported: no module is rewritten. Fix: leave it out"
@@ -114,6 +112,22 @@ class TrainPipelineSparseDist(Pipeline):
         switches["dmp_collection_sync_interval_batches"] = dmp_collection_sync_interval_batches
         super().__init__(model, optimizer, device, custom_model_fwd, **switches)
         self._trace_ways = flag("pipeline_postproc", pipeline_postproc)
+        self._executes_all = flag("execute_all_batches", execute_all_batches)
+
+    def _facts(self) -> dict[str, Any]:
+        return super()._facts() | {"execute_all_batches": self._executes_all}
+
+    def _next(self) -> tuple[Flight, Sent]:
+        flight, sent = super()._next()
+        if self._executes_all:
+            return flight, sent
+        following = [other for other in self._flights if other.source == flight.source][1:2]
+        here = torch.tensor([float(bool(following) and following[0].loaded.exception() is None)])
+        if all_reduce(here.to(self._device), self._env, "pipeline/agree").item() < self._env.world_size:
+            self._over.add(flight.source)
+            self._flights = deque(other for other in self._flights if other.source != flight.source)
+            raise StopIteration
+        return flight, sent
 
 
 class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist):

@@ -27,6 +27,7 @@ from recshard_lab.models.feature_processors import FeatureProcessorsCollection a
 from recshard_lab.models.feature_processors import PositionWeightedModule as PositionWeightedModule
 from recshard_lab.models.feature_processors import PositionWeightedModuleCollection as PositionWeightedModuleCollection
 from recshard_lab.models.feature_processors import PositionWeightedProcessor as PositionWeightedProcessor
+from recshard_lab.models.feature_processors import apply_feature_processors_to_kjt as apply_feature_processors_to_kjt
 from recshard_lab.models.layers import MLP as MLP
 from recshard_lab.models.layers import InteractionArch as InteractionArch
 from recshard_lab.models.layers import Perceptron as Perceptron
@@ -78,6 +79,7 @@ __all__ = [
     "TwoTower",
     "TwoTowerTrainTask",
     "VectorCrossNet",
+    "apply_feature_processors_to_kjt",
     "build_model",
     "model_named",
     "model_names",

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.fx import wrap
 from torch.nn import functional
 
 from recshard_lab.arguments import names_wrong_arguments
@@ -59,12 +60,17 @@ class _Cross(nn.Module):
         self.in_features, self._num_layers = in_features, num_layers
 
     def _checked(self, input: Tensor) -> Tensor:
-        if input.dim() != 2 or input.shape[1] != self.in_features:
-            raise ValueError(
-                f"{type(self).__name__} was built for [B, {self.in_features}], got {list(input.shape)}. Fix: flatten "
-                f"the features of a sample into one row"
-            )
-        return input
+        return _checked(input, self.in_features, type(self).__name__)
+
+
+@wrap  # one node in an fx graph
+def _checked(input: Tensor, in_features: int, name: str) -> Tensor:
+    if input.dim() != 2 or input.shape[1] != in_features:
+        raise ValueError(
+            f"{name} was built for [B, {in_features}], got {list(input.shape)}. Fix: flatten the features of a sample "
+            f"into one row"
+        )
+    return input
 
 
 @names_wrong_arguments
@@ -198,10 +204,10 @@ class LowRankMixtureCrossNet(_Cross):
         self._num_experts, self._activation = num_experts, activation
         self.U_kernels = _kernels(num_layers, (num_experts, in_features, low_rank), device)
         self.V_kernels = _kernels(num_layers, (num_experts, low_rank, in_features), device)
-        self.C_kernels = _kernels(num_layers, (num_experts, low_rank, low_rank), device)
         self.bias = _biases(num_layers, (in_features, 1), device)
         gates = num_experts if num_experts > 1 else 0
         self.gates = nn.ModuleList(nn.Linear(in_features, 1, bias=False, device=device) for _ in range(gates))
+        self.C_kernels = _kernels(num_layers, (num_experts, low_rank, low_rank), device)
 
     def forward(self, input: Tensor) -> Tensor:
         """``[B, N] -> [B, N]``"""

@@ -15,9 +15,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.fx import wrap
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.embedding import EmbeddingBagCollection
+from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models.layers import MLP, InteractionArch
 from recshard_lab.sparse import KeyedJaggedTensor
 
@@ -55,6 +56,7 @@ class DenseArch(nn.Module):
         return self.constant.expand(features.shape[0], -1)
 
 
+@wrap  # one node in an fx graph
 def checked_dense(features: Tensor, in_features: int) -> Tensor:
     """Returns the dense features of a batch.
 
@@ -69,6 +71,39 @@ def checked_dense(features: Tensor, in_features: int) -> Tensor:
             f"with dense_in_features={features.shape[1]}"
         )
     return features
+
+
+def checked_sizes(
+    tables: Sequence[EmbeddingBagConfig],
+    dense_in_features: int,
+    dense_arch_layer_sizes: Sequence[int],
+    over_arch_layer_sizes: Sequence[int],
+) -> tuple[list[int], list[int]]:
+    """Widths of the bottom and of the top MLP.
+
+    Raises:
+        ValueError: tables of different widths, or layer sizes that do not fit them.
+    """
+    widths = {table.name: table.embedding_dim for table in tables}
+    if len(set(widths.values())) != 1:
+        raise ValueError(f"DLRM needs tables of one embedding_dim, got {widths}")
+    dim = tables[0].embedding_dim
+    bottom, over = list(dense_arch_layer_sizes), list(over_arch_layer_sizes)
+    if dense_in_features < 0:
+        raise ValueError(f"dense_in_features must be 0 or more, got {dense_in_features}")
+    if dense_in_features == 0 and not bottom:
+        bottom = [dim]
+    if not bottom or bottom[-1] != dim or (dense_in_features == 0 and len(bottom) > 1):
+        expected = f"[..., {dim}]" if dense_in_features else "[]"
+        raise ValueError(
+            f"dense_arch_layer_sizes must be {expected} for {dense_in_features} dense features and tables "
+            f"of embedding_dim {dim}, got {bottom}"
+        )
+    if not over:
+        raise ValueError(
+            "over_arch_layer_sizes is empty. Fix: pass widths such as [64, 1]; the last layer is the logit"
+        )
+    return bottom, over
 
 
 class SparseArch(nn.Module):
@@ -155,26 +190,8 @@ class DLRM(nn.Module):
     ) -> None:
         super().__init__()
         tables = embedding_bag_collection.embedding_bag_configs()
-        widths = {table.name: table.embedding_dim for table in tables}
-        if len(set(widths.values())) != 1:
-            raise ValueError(f"DLRM needs tables of one embedding_dim, got {widths}")
+        bottom, over = checked_sizes(tables, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes)
         self.embedding_dim = tables[0].embedding_dim
-        bottom, over = list(dense_arch_layer_sizes), list(over_arch_layer_sizes)
-        if dense_in_features < 0:
-            raise ValueError(f"dense_in_features must be 0 or more, got {dense_in_features}")
-        if dense_in_features == 0 and not bottom:
-            bottom = [self.embedding_dim]
-        if not bottom or bottom[-1] != self.embedding_dim or (dense_in_features == 0 and len(bottom) > 1):
-            expected = f"[..., {self.embedding_dim}]" if dense_in_features else "[]"
-            raise ValueError(
-                f"dense_arch_layer_sizes must be {expected} for {dense_in_features} dense features and tables "
-                f"of embedding_dim {self.embedding_dim}, got {bottom}"
-            )
-        if not over:
-            raise ValueError(
-                "over_arch_layer_sizes is empty. Fix: pass widths such as [64, 1]; the last layer is the logit"
-            )
-
         self.num_sparse_features = sum(len(table.feature_names) for table in tables)
         self.embedding_bag_collection = embedding_bag_collection
         self.dense_arch = DenseArch(dense_in_features, bottom, device=dense_device)

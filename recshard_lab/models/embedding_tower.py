@@ -88,8 +88,8 @@ class EmbeddingTowerCollection(nn.Module):
 def tower_input_params(module: nn.Module) -> tuple[bool, bool]:
     """Whether an embedding module reads ids without weights, and ids with weights.
 
-    A collection has ``is_weighted``. Any other module reads weighted ids if its forward has a parameter
-    ``weighted_features``.
+    A collection has ``is_weighted``. Any other module reads both if its forward takes two positional arguments, and
+    weighted ids alone if its only argument is named ``weighted_features``.
 
     >>> from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
     >>> table = EmbeddingBagConfig(name="t", num_embeddings=5, embedding_dim=4, feature_names=["f"])
@@ -99,5 +99,8 @@ def tower_input_params(module: nn.Module) -> tuple[bool, bool]:
     weighted = getattr(module, "is_weighted", None)
     if callable(weighted):
         return (False, True) if weighted() else (True, False)
-    names = list(inspect.signature(module.forward).parameters)
-    return any(name != "weighted_features" for name in names), "weighted_features" in names
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters) or len(parameters) > 1:
+        return True, True
+    weighted = [one.name for one in parameters] == ["weighted_features"]
+    return not weighted, weighted

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.fx import wrap
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
@@ -84,7 +85,7 @@ class PositionWeightedModule(FeatureProcessor):
             ValueError: a bag longer than L.
         """
         count = features.values().shape[0]
-        places = _places(features.lengths(), count, len(self.position_weight), "")
+        places = _places(features.lengths(), count, self.position_weight.shape[0], "")
         weights = self.position_weight.index_select(0, places)
         return JaggedTensor._unchecked(features.values(), weights, features.lengths())
 
@@ -129,24 +130,8 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         Raises:
             ValueError: a feature is missing, or has a bag longer than its L.
         """
-        missing = sorted(set(self.max_feature_lengths) - set(features.keys()))
-        if missing:
-            raise ValueError(
-                f"features {missing} have a processor and are not in the batch, which has {features.keys()}. Fix: add "
-                f"them to the batch"
-            )
-        ends, bags = features.offset_per_key(), features.lengths_offset_per_key()
-        lengths = features.lengths().reshape(-1)
-        parts = []
-        for number, key in enumerate(features.keys()):
-            if key in self.max_feature_lengths:
-                own = lengths[bags[number] : bags[number + 1]]
-                count = ends[number + 1] - ends[number]
-                places = _places(own, count, self.max_feature_lengths[key], key)
-                parts.append(self.position_weights[key].index_select(0, places))
-            else:
-                parts.append(torch.ones(ends[number + 1] - ends[number], device=features.device()))
-        return with_weights(features, torch.cat(parts))
+        weights = {key: self.position_weights[key] for key in self.max_feature_lengths}
+        return with_weights(features, _weights_by_place(features, weights, self.max_feature_lengths))
 
 
 class PositionWeightedProcessor(PositionWeightedModuleCollection):
@@ -165,13 +150,25 @@ class FeatureProcessorDictWrapper(FeatureProcessorsCollection):
         self._feature_processors = feature_processors
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        parts = []
-        for key, bags in features.to_dict().items():
-            if key in self._feature_processors:
-                parts.append(self._feature_processors[key](bags).weights())
-            else:
-                parts.append(torch.ones(bags.values().shape[0], device=features.device()))
-        return with_weights(features, torch.cat(parts))
+        """Ids ``[N]`` -> the same with weights ``[N]``."""
+        return apply_feature_processors_to_kjt(features, self._feature_processors)
+
+
+def apply_feature_processors_to_kjt(
+    features: KeyedJaggedTensor, feature_processors: Mapping[str, nn.Module] | nn.ModuleDict
+) -> KeyedJaggedTensor:
+    """The same bags with the weights ``[N]`` of one processor per feature. Ids of other features have weight 1.
+
+    Args:
+        features: the batch.
+        feature_processors: feature -> its processor.
+
+    >>> kjt = KeyedJaggedTensor(["f", "g"], torch.tensor([7, 3, 9]), lengths=torch.tensor([2, 1]))
+    >>> apply_feature_processors_to_kjt(kjt, {"f": PositionWeightedModule(2)}).weights().tolist()
+    [1.0, 1.0, 1.0]
+    """
+    weights = {key: processor(features[key]).weights() for key, processor in feature_processors.items()}
+    return with_weights(features, _joined(features, weights))
 
 
 @names_wrong_arguments
@@ -206,7 +203,7 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         tables = embedding_bag_collection.embedding_bag_configs()
         read = {feature for table in tables for feature in table.feature_names}
         self._embedding_bag_collection = embedding_bag_collection
-        self._feature_processors: FeatureProcessorsCollection
+        self._feature_processors: FeatureProcessorsCollection | nn.ModuleDict
         if isinstance(feature_processors, FeatureProcessorsCollection):
             self._feature_processors = feature_processors
         else:
@@ -215,19 +212,66 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
                 raise ValueError(
                     f"no table has the features {strange} of processors. Fix: use features of {sorted(read)}"
                 )
-            self._feature_processors = FeatureProcessorDictWrapper(nn.ModuleDict(dict(feature_processors)))
+            self._feature_processors = nn.ModuleDict(dict(feature_processors))
 
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """ids of B samples -> pooled rows ``[B, sum of D]``, each row times its weight"""
-        pooled: KeyedTensor = self._embedding_bag_collection(self._feature_processors(features))
+        processors = self._feature_processors
+        if isinstance(processors, nn.ModuleDict):
+            weighted = apply_feature_processors_to_kjt(features, processors)
+        else:
+            weighted = processors(features)
+        pooled: KeyedTensor = self._embedding_bag_collection(weighted)
         return pooled
+
+    def split(self) -> tuple[FeatureProcessorsCollection, EmbeddingBagCollection]:
+        """The processors and the tables; both share their weights with this module."""
+        processors = self._feature_processors
+        if isinstance(processors, nn.ModuleDict):
+            processors = FeatureProcessorDictWrapper(processors)
+        return processors, self._embedding_bag_collection
+
+    def is_weighted(self) -> bool:
+        """True: the tables use the processors' weights."""
+        return True
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables. Models accept this module in place of a collection."""
         return self._embedding_bag_collection.embedding_bag_configs()
 
 
+@wrap  # one node in an fx graph
+def _joined(features: KeyedJaggedTensor, weights: dict[str, Tensor]) -> Tensor:
+    """``[N]``: the weights of each feature in the order of the batch; 1 for features without weights."""
+    counts = zip(features.keys(), features.length_per_key(), strict=True)
+    return torch.cat(
+        [weights[k] if k in weights else torch.ones(count, device=features.device()) for k, count in counts]
+    )
+
+
+@wrap
+def _weights_by_place(features: KeyedJaggedTensor, weights: dict[str, Tensor], longest: dict[str, int]) -> Tensor:
+    """``[N]``: the weight of each id's place in its bag; 1 for ids of features without weights."""
+    missing = sorted(set(weights) - set(features.keys()))
+    if missing:
+        raise ValueError(
+            f"features {missing} have a processor and are not in the batch, which has {features.keys()}. Fix: add "
+            f"them to the batch"
+        )
+    counts, bags = features.length_per_key(), features.lengths_offset_per_key()
+    lengths = features.lengths().reshape(-1)
+    parts = []
+    for number, key in enumerate(features.keys()):
+        if key in weights:
+            places = _places(lengths[bags[number] : bags[number + 1]], counts[number], longest[key], key)
+            parts.append(weights[key].index_select(0, places))
+        else:
+            parts.append(torch.ones(counts[number], device=features.device()))
+    return torch.cat(parts)
+
+
+@wrap
 def with_weights(features: KeyedJaggedTensor, weights: Tensor) -> KeyedJaggedTensor:
     """The same bags with weights ``[N]``."""
     variable, inverse = features.variable_stride_per_key(), features.inverse_indices_or_none()
@@ -251,6 +295,7 @@ def _length(longest: int, feature: str = "") -> int:
     return longest
 
 
+@wrap
 def _places(lengths: Tensor, count: int, longest: int, feature: str) -> Tensor:
     """``[N]``: each id's place in its bag, from 0; ``count`` is N."""
     if not torch.compiler.is_compiling() and lengths.numel() and int(lengths.max()) > longest:

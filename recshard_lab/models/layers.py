@@ -24,11 +24,13 @@ class SwishLayerNorm(nn.Module):
 
     def __init__(self, input_dims: int | Sequence[int], device: torch.device | str | None = None) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(input_dims if isinstance(input_dims, int) else list(input_dims), device=device)
+        norm = nn.LayerNorm(input_dims if isinstance(input_dims, int) else list(input_dims), device=device)
+        self.norm = nn.Sequential(norm, nn.Sigmoid())
 
     def forward(self, input: Tensor) -> Tensor:
         """The same shape."""
-        return input * torch.sigmoid(self.norm(input))
+        gate: Tensor = self.norm(input)
+        return input * gate
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "sigmoid": torch.sigmoid}
@@ -120,14 +122,31 @@ class MLP(nn.Module):
 def _activation_of(
     activation: str | type[nn.Module] | Callable[[Tensor], Tensor], size: int, device: torch.device | str | None
 ) -> Callable[[Tensor], Tensor]:
-    if activation == "swish_layernorm":
-        return SwishLayerNorm(size, device)
     if isinstance(activation, str):
-        if activation not in _ACTIVATIONS:
-            known = ", ".join([*_ACTIVATIONS, "swish_layernorm"])
-            raise ValueError(f"no activation is named {activation!r}. Fix: use one of {known}, or a function")
-        return _ACTIVATIONS[activation]
+        return activation_named(activation, size, device)
     return activation() if isinstance(activation, type) else activation
+
+
+def activation_named(name: str, size: int, device: torch.device | str | None = None) -> Callable[[Tensor], Tensor]:
+    """The activation "relu", "sigmoid" or "swish_layernorm" of a layer.
+
+    Args:
+        name: of the activation.
+        size: width of the layer.
+        device: of the weights of "swish_layernorm".
+
+    Raises:
+        ValueError: another name.
+
+    >>> activation_named("swish_layernorm", 4)(torch.zeros(2, 4)).shape
+    torch.Size([2, 4])
+    """
+    if name == "swish_layernorm":
+        return SwishLayerNorm(size, device)
+    if name not in _ACTIVATIONS:
+        known = ", ".join([*_ACTIVATIONS, "swish_layernorm"])
+        raise ValueError(f"no activation is named {name!r}. Fix: use one of {known}, or a function")
+    return _ACTIVATIONS[name]
 
 
 def _as_it_is(input: Tensor) -> Tensor:

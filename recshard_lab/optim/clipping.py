@@ -39,7 +39,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
     Args:
         optimizer: the optimizer whose gradients are clipped: ``CombinedOptimizer([dmp.fused_optimizer, dense])``.
         clipping: the rule.
-        max_gradient: the largest total norm, or the largest number.
+        max_gradient: the largest total norm, or the largest number. 0 makes all gradients zero.
         norm_type: 2, 1, any p, or ``"inf"``.
         enable_global_grad_clip: add the norms of sharded parameters over the ranks that store the other shards.
         param_to_pgs: sharded parameter -> the groups of ranks that store its shards; all others are replicated. For
@@ -47,7 +47,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         track_grad_norm: compute the total norm under VALUE and NONE as well.
 
     Raises:
-        ValueError: VALUE with fused tables, or a ``max_gradient`` that is not positive.
+        ValueError: VALUE with fused tables, or a negative ``max_gradient``.
 
     >>> from recshard_lab.optim import KeyedOptimizerWrapper
     >>> weight = nn.Parameter(torch.zeros(2))
@@ -75,8 +75,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
                 f'Fix: wrap the dense optimizer alone, and pass fused_params {{"gradient_clipping": True, '
                 f'"max_gradient": ...}}, which clamps that sum'
             )
-        if not max_gradient > 0:
-            raise ValueError(f"max_gradient must be a positive number, got {max_gradient!r}")
+        if not max_gradient >= 0:
+            raise ValueError(f"max_gradient must be a number from 0, got {max_gradient!r}")
         if not float(norm_type) > 0:
             raise ValueError(f"norm_type must be a positive number or 'inf', got {norm_type!r}")
         self._clipping, self._max_gradient, self._norm_type = clipping, float(max_gradient), float(norm_type)
@@ -99,19 +99,37 @@ class GradientClippingOptimizer(OptimizerWrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        by_norm = self._clipping is GradientClipping.NORM
-        if by_norm or self._track:
+        if self._clipping is GradientClipping.NORM:
+            self._total = self.clip_grad_norm_()
+        elif self._track:
             self._total = self.compute_total_grad_norm()[0]
-        if by_norm and self._total is not None:
-            scale = (self._max_gradient / (self._total + 1e-6)).clamp(max=1.0)
-            for grad in self._grads():
-                grad.mul_(scale.to(grad.device))
-            self.scale_fused_gradients(scale)
-        elif self._clipping is GradientClipping.VALUE:
+        if self._clipping is GradientClipping.VALUE:
             for grad in self._grads():
                 grad.clamp_(-self._max_gradient, self._max_gradient)
         super().step()
         return loss
+
+    @torch.no_grad()
+    def clip_grad_norm_(self) -> Tensor:
+        """Scales all gradients by NORM's rule, for any `clipping`. Collective as `compute_total_grad_norm`.
+
+        Returns:
+            The total norm before, 0-d.
+
+        Raises:
+            ValueError: fused tables under another rule: backward has stepped them already.
+        """
+        if self.stepped_in_backward and self._clipping is not GradientClipping.NORM:
+            raise ValueError(
+                f"clip_grad_norm_ cannot clip {self.stepped_in_backward}, which backward has stepped. Fix: pass "
+                f"clipping=GradientClipping.NORM"
+            )
+        total = self.compute_total_grad_norm()[0]
+        scale = (self._max_gradient / (total + 1e-6)).clamp(max=1.0)
+        for grad in self._grads():
+            grad.mul_(scale.to(grad.device))
+        self.scale_fused_gradients(scale)
+        return total
 
     @torch.no_grad()
     def compute_total_grad_norm(self) -> tuple[Tensor, list[Tensor]]:

@@ -10,7 +10,7 @@ from recshard_lab.optim.keyed import KeyedOptimizer
 
 
 class FusedOptimizer(KeyedOptimizer, ABC):
-    """Its parameters are stepped in backward: ``step`` finds the work done, and there is no ``.grad`` to clear."""
+    """Its parameters are stepped in backward: ``step`` has nothing to do, and ``zero_grad`` no ``.grad`` to clear."""
 
     @property
     def stepped_in_backward(self) -> list[str]:

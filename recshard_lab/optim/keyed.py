@@ -1,7 +1,7 @@
 """Optimizers whose state is named after the parameters, as a checkpoint of a sharded model needs it.
 
 torch numbers parameters by their place in a list. Ranks hold different lists, so a number means nothing there; a
-name does. Everything in this room is a `KeyedOptimizer`, and so is whatever wraps or combines several of them.
+name does. Everything in this room is a `KeyedOptimizer`, and so are the wrappers and combinations of several.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_state_dicts_have_torchrecs_names() -> None:
     names = set(FeatureProcessedEmbeddingBagCollection(collection(), by_collection()).state_dict())
     assert names == tables | {"_feature_processors.position_weights.f"}
     names = set(FeatureProcessedEmbeddingBagCollection(collection(), by_module()).state_dict())
-    assert names == tables | {"_feature_processors._feature_processors.f.position_weight"}
+    assert names == tables | {"_feature_processors.f.position_weight"}
 
 
 def test_weights_on_meta_are_ones_once_they_have_memory() -> None:

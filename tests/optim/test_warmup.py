@@ -154,5 +154,5 @@ def test_clipping_what_backward_steps_is_refused_by_name() -> None:
         GradientClippingOptimizer(both, GradientClipping.NORM)
     with pytest.raises(ValueError, match=r"clipping=VALUE does not support \['movies.weight'\].*gradient_clipping"):
         GradientClippingOptimizer(both, GradientClipping.VALUE)
-    with pytest.raises(ValueError, match="max_gradient must be a positive number, got 0"):
-        GradientClippingOptimizer(one(), GradientClipping.NORM, 0.0)
+    with pytest.raises(ValueError, match="max_gradient must be a number from 0, got -1"):
+        GradientClippingOptimizer(one(), GradientClipping.NORM, -1.0)

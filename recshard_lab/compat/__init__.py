@@ -1,8 +1,9 @@
 """For users of TorchRec: ``import torchrec`` gives classes of this library, and plans convert both ways.
 
 In reading order: `torchrec` (``install()``), `served` (names and their classes here), `not_served` (nearest names),
-`coverage_table`, `difference_list`, `serving` (the import hook), `translate` (CPU in place of GPUs), `plans`
-(conversion), `sharding_plan` and `planner` (TorchRec's defaults and order of arguments), `torchrec_names` (names).
+`coverage_table`, `difference_list`, `serving` (the import hook), `translate` (CPU in place of GPUs), `plans` and
+`checkpoints` (conversion), `sharding_plan` (TorchRec's defaults), `planner` (its planner and its parts), `modules`,
+`models` and `optim` (adapters for these packages), `torchrec_names` (names).
 """
 
 import lazy_loader

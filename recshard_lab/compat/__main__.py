@@ -3,19 +3,20 @@
 ``python -m recshard_lab.compat``                       names and differences
 ``python -m recshard_lab.compat SCRIPT [ARGUMENTS]``    runs a script; ``import torchrec`` is this library
 ``torchrun --nproc-per-node 2 -m recshard_lab.compat SCRIPT``    on two ranks
+
+A script is a Python file, or a notebook (``.ipynb``).
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
-from types import ModuleType
 
 from recshard_lab.compat.coverage_table import report
 from recshard_lab.compat.difference_list import differences
-from recshard_lab.compat.torchrec import install, translated
+from recshard_lab.compat.script_run import run_script
+from recshard_lab.compat.torchrec import install
 
 
 def main(arguments: list[str]) -> None:
@@ -40,15 +41,8 @@ def main(arguments: list[str]) -> None:
         install(shadow=options.shadow)
     except ImportError as error:
         parser.error(str(error).replace("call install(shadow=True)", "pass --shadow"))
-    text = script.read_text()
-    if options.translate:
-        text = translated(text, world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     sys.argv = [str(script), *options.arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    module = ModuleType("__main__")
-    module.__file__, module.__spec__ = str(script), None
-    sys.modules["__main__"] = module
-    exec(compile(text, str(script), "exec", dont_inherit=True), module.__dict__)
+    run_script(script, options.translate)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,14 @@ class Difference:
     torchrec: str
     here: str
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """TorchRec's names whose behaviour differs; empty if no single name does."""
+        return tuple(_NAMES.get(self.subject, "").split())
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.torchrec} in TorchRec, {self.here} here"
+
 
 @dataclass(frozen=True)
 class Differences(Printable):
@@ -44,12 +52,48 @@ _DIFFERENCES = (
     Difference("row-wise Adagrad, column shards", "one norm per column shard", "one norm per row, as unsharded"),
     Difference("mean pooling, mixed plan", "divided by the length twice", "divided once, as unsharded"),
     Difference("mean pooling, grid_shard", "the sum", "the mean, as unsharded"),
-    Difference("path in DLRM", "sparse_arch.embedding_bag_collection", "embedding_bag_collection"),
+    Difference("config.init_fn left out", "a uniform draw", "None; a collection draws the same weights"),
+    Difference("virtual tables", "CUDA kernels, eviction policies", "DynamicEmbeddingConfig; the fields are refused"),
     Difference("KeyedOptimizer.init_state", "steps with the learning rate", "steps with a learning rate of 0"),
     Difference("KeyedOptimizerWrapper.zero_grad", "ignores set_to_none", "follows set_to_none"),
-    Difference("inference", "quant and inference modules", "rs.quantize_embeddings, rs.shard_for_inference"),
+    Difference("row_wise bags on CPUs", "no option of a plan", "an option, if a constraint names row_wise"),
+    Difference("planner without parts", "its proposers", "this library's search; TorchRec's loop if you pass a part"),
+    Difference("values beyond the sum of the lengths", "kept in values()", "left out; an error without install()"),
+    Difference("a missing part, a wrong count", "AssertionError, IndexError", "ValueError with the value"),
+    Difference("quantized state dict", "rows padded to 16 bytes, and fbgemm's buffers", "rows without padding"),
+    Difference("Criteo set, shuffled, unequal shares", "rank 0 has one batch more", "its last batch is larger"),
+    Difference("window of WeightedAvgMetric", "a step counts as one sample", "a sample counts as one"),
+    Difference("a table without a shard on a rank", "an empty parameter", "no parameter"),
+    Difference("parameters(recurse=False)", "stops at sharded modules", "the module's own, as in nn.Module"),
+    Difference("ShardingEnv.from_local(4, 0)", "several ranks of one process", "refused: it needs a process group"),
+    Difference("columns that ranks do not divide", "refused", "split as evenly as possible"),
+    Difference("rows < ranks, row_wise", "empty shards", "ranks without rows have no shard"),
+    Difference("row_wise(sizes_placement)", "kernel 'quant', one process", "kernel 'dense', one rank per shard"),
+    Difference("staged pipeline, new iterator", "first batches one run later", "fills the pipeline again"),
     Difference("ids out of range", "BoundsCheckMode", "out_of_range='error', 'clamp' or 'ignore'"),
 )
+
+_NAMES = {
+    "first weights on CPU": "DistributedModelParallel DMPCollection",
+    "row-wise Adagrad, column shards": "RowWiseAdagrad",
+    "mean pooling, grid_shard": "grid_shard",
+    "path in DLRM": "DLRM DLRMTrain DLRM_DCN",
+    "KeyedOptimizer.init_state": "KeyedOptimizer",
+    "KeyedOptimizerWrapper.zero_grad": "KeyedOptimizerWrapper",
+}
+"""Subject -> the names that it concerns, for `recshard port` and `recshard bench compat`."""
+
+
+def differences_of(name: str) -> list[Difference]:
+    """What differs under one of TorchRec's names.
+
+    Args:
+        name: without its module.
+
+    >>> [str(entry) for entry in differences_of("grid_shard")]
+    ['mean pooling, grid_shard: the sum in TorchRec, the mean, as unsharded here']
+    """
+    return [entry for entry in _DIFFERENCES if name in entry.names]
 
 
 def differences() -> Differences:

@@ -13,6 +13,106 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (r".*\.BoundsCheckMode$", "the policy for ids out of range", "out_of_range= of collections and sharders"),
     # pattern over "torchrec.module.name", purpose, nearest here
     (
+        r"torchrec\.modules\.embedding_configs\.(\w*EvictionPolicy|FeatureScoreMapping)$",
+        "eviction from virtual tables, whose kernels need CUDA",
+        "recshard_lab.DynamicEmbeddingConfig(evict=, capacity=, tiers=)",
+    ),
+    (
+        r"torchrec\.modules\.embedding_configs\.data_type_to_sparse_type$",
+        "constants for fbgemm's kernels, which are not used here",
+        "data_type_to_dtype",
+    ),
+    (
+        r"torchrec\.modules\.fused_embedding_modules\.EmbeddingFusedOptimizer$",
+        "the optimizer state of an fbgemm module, which is not used here",
+        "optimizer_states() and set_learning_rate(lr) of FusedEmbeddingBagCollection",
+    ),
+    (
+        r"torchrec\.modules\.utils\.SequenceVBEContext$",
+        "what sharded sequence tables pass between their stages",
+        "KeyedJaggedTensor(stride_per_key_per_rank=, inverse_indices=)",
+    ),
+    (
+        r"torchrec\.modules\.utils\.make_hash_zch_buckets_non_persistent$",
+        "a buffer that HashZchManagedCollisionModule does not have here",
+        "load_state_dict, which needs no such buffer",
+    ),
+    (
+        r"torchrec\.quant\.utils\..*|.*\.(get_table_to_weights_from_tbe|assign_weights_to_tbe)$",
+        "names and bytes of fbgemm's lookup modules, of which models have none here",
+        "the buffers of torchrec.quant.EmbeddingBagCollection",
+    ),
+    (
+        r"torchrec\.distributed\.quant_embeddingbag\..*",
+        "sharding quantized collections after feature processors or managed collisions, and parts of sharded ones",
+        "torchrec.inference.modules.shard_quant_model, or QuantEmbeddingBagCollectionSharder",
+    ),
+    (
+        r"torchrec\.inference\.(client|dlrm_packager|model_packager|inference_legacy).*|.*\.DLRMPredictFactory$",
+        "TorchScript packages for a C++ server",
+        "recshard_lab.serving: save_bundle and serve",
+    ),
+    (
+        r"torchrec\.distributed\.(types\.(DMPCollectionConfig|DMPCollectionContext)|.*\.DMPCollection(Config|Context))",
+        "sharding groups of several sizes in one model: all collections share one layout of ranks here",
+        "DMPCollection(sharding_group_size=)",
+    ),
+    (
+        r".*\.(KeyValueParams|FUSED_PARAM_\w*SSD\w*)",
+        "tables in fbgemm's SSD kernels",
+        "DynamicEmbeddingConfig(tiers=)",
+    ),
+    (
+        r"torchrec\.distributed\.types\.scope",
+        "an annotation of TorchRec's internals that replaces a method by None",
+        "torch.profiler.record_function",
+    ),
+    (
+        r"torchrec\.distributed(\.utils)?\.sharded_model_copy",
+        "copying process groups, for which TorchRec patches classes of NCCL",
+        "dmp.copy(device), or copy.deepcopy of a sharded collection",
+    ),
+    (
+        r".*\.HybridEvalDMP",
+        "tables on the CPU and a dense part on a GPU in one evaluation process",
+        "recshard_lab.shard_for_inference",
+    ),
+    (
+        r"torchrec\.distributed\.(embeddingbag\.)?(EmbeddingBagSharder|ShardedEmbeddingBag|EmbeddingAwaitable)",
+        "sharding a single nn.EmbeddingBag",
+        "EmbeddingBagCollection with one table",
+    ),
+    (
+        r".*\.(\w*Tower\w*Sharder|ShardedEmbeddingTower\w*|TowerLazyAwaitable|EmbeddingTowerCollectionContext)|torchrec\.distributed\.embedding_tower_sharding",
+        "placing a tower's tables and its interaction on one node: tables are planned one by one here",
+        "DistributedModelParallel(model), which shards the collections of towers and replicates their interactions",
+    ),
+    (
+        r".*\.(convert_to_fbgemm_types|emb_opt_type_to_optimizer_class|optimizer_type_to_emb_opt_type|weights_bytes_in_emb_kernel|compute_kernel_to_embedding_location|comm_type_to_sparse_type)",
+        "converting to types of fbgemm's kernels, which this library does not need",
+        "fused_params={'optimizer': ..., 'learning_rate': ...} of sharders",
+    ),
+    (
+        r"torchrec\.distributed\.train_pipeline\.(\w+\.)?(ArgInfo\w*|CallArgs|Tracer)",
+        "rewriting a model: pipelines trace a copy of the graph and rewrite no module",
+        "TrainPipelineSparseDist(...).report(), which names the collections whose ids are sent ahead",
+    ),
+    (
+        r"torchrec\.distributed\.train_pipeline\.(\w+\.)?(TrainPipelineContext|\w+PipelineContext)",
+        "requests in flight that rewritten modules share: no module is rewritten here",
+        "context_type left out",
+    ),
+    (
+        r"torchrec\.distributed\.train_pipeline\.(\w+\.)?TrainPipelineSparseDistCompAutograd",
+        "compiled autograd: the backward of a sharded lookup exchanges messages, which no graph captures",
+        "TrainPipelinePT2 or compile_dense(model) with TrainPipelineSparseDist",
+    ),
+    (
+        r"torchrec\.distributed\.\w+\.(create_sharding_infos\w*|replace_placement_with_meta_device|pad_vbe_kjt_lengths)",
+        "internals of sharded modules: one executor runs all schemes here",
+        "recshard_lab.distributed.Executor",
+    ),
+    (
         r"(?i).*quant(?!izedcomm).*|torchrec\.inference.*",
         "quantized inference",
         "recshard_lab.quantize_embeddings and shard_for_inference",
@@ -20,8 +120,13 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (r".*\.(InferenceStorageReservation|\w*[Ii]nfer\w*)$", "inference", "recshard_lab.shard_for_inference"),
     (
         r"torchrec\.metrics.*",
-        "metrics over ranks",
-        "recshard_lab.train.metrics: NEMetric, AUCMetric, GAUCMetric, NDCGMetric and others",
+        "metrics that this library does not compute",
+        "torchrec.metrics.metric_module.REC_METRICS_MAPPING lists those it does; add a RecMetric of yours there",
+    ),
+    (
+        r".*(object_pool|tensor_pool|tensor_sharding).*",
+        "internals of object pools, and pools for inference",
+        "TensorPool and KeyedJaggedTensorPool, or their sharders on ranks",
     ),
     (
         r"torchrec\.(fx|pt2|inductor).*",
@@ -29,14 +134,9 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
         "torch.fx.symbolic_trace and torch.export: collections trace as they are",
     ),
     (
-        r".*\.(HashZch\w*(Module|Scorer)|get_eviction_\w+|get_kernel_from_policy|TrainInputMapper)$",
-        "internals of zero-collision hashing",
-        "recshard_lab.embedding.HashZchManagedCollisionModule",
-    ),
-    (
-        r"torchrec\.modules\.mc_\w*\.(evict|return_\w+|apply_mc_method_to_jt_dict)$",
-        "internals of managed collisions",
-        "ManagedCollisionEmbeddingBagCollection",
+        r"torchrec\.modules\.mc_embedding_modules\.(evict|return_custom_metadata)$",
+        "a place for code that TorchRec 1.8 does not have yet: the function has no effect",
+        "ManagedCollisionEmbeddingBagCollection, which resets rows that get other ids",
     ),
     (
         r"torchrec\.distributed\.model_tracker.*",
@@ -54,34 +154,9 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
         "compute_kernel='fused_uvm_caching' with recshard_lab.sharding.CacheParams, or DynamicEmbeddingConfig(tiers=)",
     ),
     (
-        r".*\.(\w*Proposer|proposers_to\w*|MAX_PROPOSALS)$|torchrec\.distributed\.planner\.proposers$",
-        "searching plans",
-        "EmbeddingShardingPlanner(local_search_passes=), or proposers=",
-    ),
-    (
-        r".*\.(\w*Enumerator|PartitionByType|get_partition_by_type|GUARDED\w*)$|torchrec\.distributed\.planner\.enumerators$",
-        "listing sharding options",
-        "constraints={table: ParameterConstraints(sharding_types=[...])}",
-    ),
-    (
-        r".*\.(\w*Partitioner|OrderedDeviceHardware|ShardingOptionGroup|SortBy)$|torchrec\.distributed\.planner\.partitioners$",
-        "placing shards",
-        "ParameterConstraints(ranks=[...]) pins a table",
-    ),
-    (
-        r".*\.(\w*Estimator|Perf|PerfModel|calculate_\w*|get_num_poolings|EmbeddingOffloadStats)$|torchrec\.distributed\.planner\.(shard_estimators|estimator).*",
-        "predicting costs",
-        "recshard_lab.estimate(plan, ...)",
-    ),
-    (
-        r".*\.(\w*Stats|round_to_one_sigfig|MIN_WIDTH|IMBALANCE\w*)$|torchrec\.distributed\.planner\.stats$",
-        "reporting on a plan",
-        "print(plan.estimate) and plan.show()",
-    ),
-    (
-        r"torchrec\.distributed\.planner\.constants.*|torchrec\.distributed\.planner\.types\.[A-Z_]+$|.*\.(CustomTopologyData|DeviceHardware|\w*Bandwidths?|TopologyFactory|TopologyConfigBase|HardwareConfig)$",
-        "bandwidths and sizes of the machine",
-        "the arguments of Topology",
+        r".*\.GUARDED_COMPUTE_KERNELS$",
+        "kernels of tables in storage, which recshard_lab does not have",
+        "compute_kernel='fused_uvm_caching'",
     ),
     (r"torchrec\.distributed\.planner.*", "internals of the planner", "EmbeddingShardingPlanner(...).plan(module)"),
     (
@@ -99,16 +174,6 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
         "internals of 2D parallel",
         "DMPCollection(...)",
     ),
-    (
-        r".*\.(\w*Criteo\w*|criteo_\w*)$|torchrec\.datasets\.criteo.*",
-        "reading Criteo files",
-        "preprocess_criteo, CriteoClicks and BatchLoader of recshard_lab.data",
-    ),
-    (
-        r".*\.(movielens_\w*|DEFAULT_\w*COLUMN_NAMES|COLUMN_TYPE_CASTERS|\w*_FILENAME)$|torchrec\.datasets\.movielens.*",
-        "reading MovieLens files",
-        "recshard_lab.MovieLens.load(path)",
-    ),
     (r"torchrec\.datasets.*", "reading data", "torch.utils.data"),
     (
         r".*\.(DLRM_\w*|InteractionProjectionArch)$",
@@ -124,19 +189,48 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (r"torchrec\.(\w+\.)*test_utils.*", "TorchRec's own tests", "recshard_lab.launch(n) for ranks to test on"),
 )
 
+PACKAGES: tuple[tuple[str, str, str], ...] = (
+    # for public names that no pattern above matches
+    (r"torchrec\.distributed\.utils\..*", "helpers of sharded modules", "the methods of DistributedModelParallel"),
+    (r"torchrec\.distributed\.comm\..*", "process groups of nodes", "torch.distributed.new_group"),
+    (r"torchrec\.distributed\.types\..*", "types of TorchRec's sharding code", "recshard_lab.sharding"),
+    (r"torchrec\.distributed(\..*)?", "internals of sharded modules", "recshard_lab.distributed.Executor"),
+    (r"torchrec\.tensor_types\..*", "tensors of 2 and 4 bits", "quantize_embeddings(model, 'int4')"),
+    (r"torchrec\.sparse\..*", "operators of traced jagged tensors", "KeyedTensor.regroup, and KJTs as pytrees"),
+)
+
+
+def reason_of(path: str) -> tuple[str, str] | None:
+    """The purpose of a name that is not served, and the nearest name here. None if TorchRec has no such public name.
+
+    >>> reason_of("torchrec.tensor_types.UInt4Tensor")
+    ('tensors of 2 and 4 bits', "quantize_embeddings(model, 'int4')")
+    """
+    module, _, name = path.rpartition(".")
+    public = name in PUBLIC.get(module, "").split()
+    for pattern, purpose, nearest in [*_compiled(NEAREST), *(_compiled(PACKAGES) if public else ())]:
+        if pattern.fullmatch(path):
+            return purpose, nearest
+    return None
+
 
 def explain(path: str) -> str:
     """Why an import fails: the name, its purpose, and the nearest name here.
 
-    >>> print(explain("torchrec.distributed.planner.enumerators.EmbeddingEnumerator"))
-    recshard_lab does not serve torchrec.distributed.planner.enumerators.EmbeddingEnumerator (listing sharding options).
-    Nearest here: constraints={table: ParameterConstraints(sharding_types=[...])}
+    >>> print(explain("torchrec.distributed.planner.enumerators.GUARDED_COMPUTE_KERNELS"))
+    recshard_lab does not serve torchrec.distributed.planner.enumerators.GUARDED_COMPUTE_KERNELS (kernels of tables in
+    storage, which recshard_lab does not have). Nearest here: compute_kernel='fused_uvm_caching'
+    >>> print(explain("torchrec.distributed.planner.EmbeddingEnumerator"))
+    recshard_lab does not serve torchrec.distributed.planner.EmbeddingEnumerator: it is in
+    torchrec.distributed.planner.enumerators
     """
     if (meant := _misspelt(path)) is not None:
         return f"recshard_lab does not serve {path} (did you mean {meant!r}?)"
-    for pattern, purpose, nearest in _compiled():
-        if pattern.fullmatch(path):
-            return f"recshard_lab does not serve {path} ({purpose}). Nearest here: {nearest}"
+    module, _, name = path.rpartition(".")
+    if name not in PUBLIC.get(module, "").split() and any(name in names for names in served_modules().values()):
+        return f"recshard_lab does not serve {path}{_elsewhere(path)}"
+    if (reason := reason_of(path)) is not None:
+        return f"recshard_lab does not serve {path} ({reason[0]}). Nearest here: {reason[1]}"
     return f"recshard_lab does not serve {path}{_elsewhere(path)}"
 
 
@@ -160,6 +254,6 @@ def _elsewhere(path: str) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ". It has no similar name"
 
 
-@lru_cache(maxsize=1)
-def _compiled() -> list[tuple[re.Pattern[str], str, str]]:
-    return [(re.compile(pattern), purpose, nearest) for pattern, purpose, nearest in NEAREST]
+@lru_cache
+def _compiled(entries: tuple[tuple[str, str, str], ...]) -> list[tuple[re.Pattern[str], str, str]]:
+    return [(re.compile(pattern), purpose, nearest) for pattern, purpose, nearest in entries]

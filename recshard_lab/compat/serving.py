@@ -56,10 +56,10 @@ class ServedModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         path = f"{self.__name__}.{name}"
-        if path in served_modules():
-            return import_module(path)
         target = target_of(self.__name__, name)
         if target is None:
+            if path in served_modules():
+                return import_module(path)
             if name.startswith("__"):
                 raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
             raise AttributeError(explain(path))
@@ -67,6 +67,11 @@ class ServedModule(ModuleType):
         value = getattr(import_module(room), own)
         setattr(self, name, value)
         return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The import of a submodule sets it as an attribute here. A function of the same name stays in its place.
+        if not (isinstance(value, ServedModule) and target_of(self.__name__, name)):
+            super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _on_arrival, (self.__name__,)

@@ -18,32 +18,38 @@ from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding
 _WRAPPERS = ("_embedding_module", "_embedding_bag_collection")  # attributes with the collection inside
 
 
-class _DefaultKernel:
-    """A generator for which no kernel was requested."""
+class _Generator:
+    """A generator, with what its factory was called with.
 
-    def __init__(self, generator: ParameterShardingGenerator) -> None:
+    Args:
+        generator: the generator.
+        requests: its factory's arguments.
+    """
+
+    def __init__(self, generator: ParameterShardingGenerator, requests: Mapping[str, Any]) -> None:
         self.generator = generator
+        self.has_kernel = requests.get("compute_kernel") is not None
+        devices = requests.get("device_types") or [requests.get("device")]
+        self.devices = {str(device) for device in devices if device is not None}
 
     def __call__(self, *args: Any) -> ParameterSharding:
         return self.generator(*args)
 
 
-def _without_default_kernel(factory: Callable[..., ParameterShardingGenerator]) -> Callable[..., Any]:
+def _with_requests(factory: Callable[..., ParameterShardingGenerator]) -> Callable[..., Any]:
     @wraps(factory)
     def generator(*args: Any, **kwargs: Any) -> Any:
-        made = factory(*args, **kwargs)
-        requested = signature(factory).bind(*args, **kwargs).arguments.get("compute_kernel")
-        return made if requested is not None else _DefaultKernel(made)
+        return _Generator(factory(*args, **kwargs), signature(factory).bind(*args, **kwargs).arguments)
 
     return generator
 
 
-column_wise = _without_default_kernel(sharding.column_wise)
-data_parallel = _without_default_kernel(sharding.data_parallel)
-grid_shard = _without_default_kernel(sharding.grid_shard)
-row_wise = _without_default_kernel(sharding.row_wise)
-table_row_wise = _without_default_kernel(sharding.table_row_wise)
-table_wise = _without_default_kernel(sharding.table_wise)
+column_wise = _with_requests(sharding.column_wise)
+data_parallel = _with_requests(sharding.data_parallel)
+grid_shard = _with_requests(sharding.grid_shard)
+row_wise = _with_requests(sharding.row_wise)
+table_row_wise = _with_requests(sharding.table_row_wise)
+table_wise = _with_requests(sharding.table_wise)
 
 
 def construct_module_sharding_plan(
@@ -72,7 +78,19 @@ def construct_module_sharding_plan(
         module, per_param_sharding, sharder, local_size, world_size, device_type
     )
     for name, generator in per_param_sharding.items():
-        if isinstance(generator, _DefaultKernel) and (plan[name].replicated or not _steps_in_backward(module, name)):
+        spec = plan[name].sharding_spec
+        found = {str(shard.placement.device().type) for shard in spec.shards} if spec is not None else set()
+        other: set[str] = getattr(generator, "devices", set()) - found
+        if found and other:
+            raise sharding.PlanError(
+                f"table {name!r} is requested on {min(other)!r}, and the plan is for {min(found)!r}: all shards are on "
+                f"one device type. Fix: pass device_type={min(other)!r}, or omit the device of the table"
+            )
+        if (
+            isinstance(generator, _Generator)
+            and not generator.has_kernel
+            and (plan[name].replicated or not _steps_in_backward(module, name))
+        ):
             plan[name] = plan[name].with_kernel("dense")
     return plan
 

@@ -21,6 +21,7 @@ from recshard_lab.compat.serving import ROOT, Finder, finder_in_place
 from recshard_lab.compat.translate import backend as backend
 from recshard_lab.compat.translate import device as device
 from recshard_lab.compat.translate import translated as translated
+from recshard_lab.sparse import checks
 
 __all__ = ["backend", "device", "install", "installed", "translated", "uninstall"]
 
@@ -33,6 +34,7 @@ def install(shadow: bool = False) -> None:
     """Answers ``import torchrec`` and its submodules with this library's classes, also in child processes.
 
     The import of a name that this library does not have raises ImportError with its purpose and the nearest name here.
+    Until `uninstall`, constructors of jagged tensors accept values beyond the sum of the lengths, and leave them out.
     A second call has no effect.
 
     Args:
@@ -60,6 +62,7 @@ def install(shadow: bool = False) -> None:
             f"without install(), or call install(shadow=True) to import recshard_lab's classes instead"
         )
     sys.meta_path.insert(0, Finder())
+    checks.LEAVE_OUT_SPARE_VALUES = True
     os.environ[FOR_CHILDREN] = "shadow" if shadow else "install"
 
 
@@ -76,6 +79,7 @@ def uninstall() -> None:
     if finder is None:
         return
     sys.meta_path.remove(finder)
+    checks.LEAVE_OUT_SPARE_VALUES = False
     os.environ.pop(FOR_CHILDREN, None)
     for name in [name for name in sys.modules if name == ROOT or name.startswith(f"{ROOT}.")]:
         del sys.modules[name]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -24,6 +26,25 @@ def device(rank: int = 0, world_size: int = 1) -> torch.device:
     device(type='cpu')
     """
     return torch.device("cuda", rank) if backend(world_size) == "nccl" else torch.device("cpu")
+
+
+def script_source(path: Path) -> str:
+    """The text of a script. Of a notebook (``.ipynb``): its code cells, without shell and IPython lines.
+
+    Raises:
+        ValueError: the file is not UTF-8 text, or not a notebook.
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix.lower() != ".ipynb":
+            return text
+        cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} cannot be read: {type(error).__name__}: {error}. Fix: pass a Python script or a notebook"
+        ) from None
+    return _COMMANDS.sub(r"\1# \2", "\n\n".join("".join(cell) for cell in cells) + "\n")
 
 
 _ON_CPU = (

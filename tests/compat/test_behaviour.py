@@ -65,11 +65,12 @@ def test_torchrec_itself_behaves_so() -> None:
         assert observed(env.python, "torchrec") == EXPECTED
 
 
-def test_parts_of_a_planner_that_are_not_here_are_refused(served: None) -> None:
+def test_arguments_of_the_search_are_refused_beside_parts_that_replace_it(served: None) -> None:
     from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.proposers import GreedyProposer
 
-    with pytest.raises(ValueError, match=r"got proposer=list, which recshard_lab does not support\. Fix: leave it out"):
-        EmbeddingShardingPlanner(None, 64, None, None, [])
+    with pytest.raises(ValueError, match=r"solver are arguments of this library's search, .* Fix: omit them"):
+        EmbeddingShardingPlanner(None, 64, None, None, GreedyProposer(), solver="exact")
 
 
 def test_a_positional_argument_of_torchrecs_order_is_refused_by_this_librarys_planner() -> None:

@@ -1,6 +1,7 @@
 """TorchRec's names are this library's classes; the import of any other name raises an error with the nearest one."""
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import recshard_lab
 from recshard_lab.compat import torchrec as shim
 from recshard_lab.compat.coverage_table import coverage, report
+from recshard_lab.compat.difference_list import differences, differences_of
+from recshard_lab.compat.not_served import explain, reason_of
 from recshard_lab.compat.served import served_modules
 from recshard_lab.compat.torchrec_names import PUBLIC
 
@@ -47,10 +50,14 @@ def test_the_classes_served_are_this_librarys_own(served: None) -> None:
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("from torchrec.distributed.planner import EmbeddingEnumerator", "planner.EmbeddingEnumerator .*constraints="),
-        ("import torchrec.distributed.planner.proposers", "planner.proposers .*local_search_passes"),
-        ("from torchrec.quant.embedding_modules import quantize_state_dict", "state_dict .*quantized inference"),
-        ("from torchrec.quant.utils import populate_fx_names", "torchrec.quant.utils .*quantized inference"),
+        (
+            "from torchrec.distributed.planner.enumerators import GUARDED_COMPUTE_KERNELS",
+            "GUARDED_COMPUTE_KERNELS .*in storage.*fused_uvm_caching",
+        ),
+        ("from torchrec.distributed.planner import EmbeddingEnumerator", "it is in torchrec.*enumerators"),
+        ("from torchrec.inference.modules import quantize_dense", "quantize_dense .*quantized inference"),
+        ("from torchrec.quant.utils import populate_fx_names", "populate_fx_names .*fbgemm's lookup modules"),
+        ("import torchrec.metrics.auprc", "metrics.auprc .*REC_METRICS_MAPPING"),
         ("from torchrec import KeyedJagedTensor", "did you mean 'KeyedJaggedTensor'"),
         ("from torchrec.distributed.types import KeyedJaggedTensor", "it is in torchrec$"),
         ("import torchrec.distribted", "did you mean 'torchrec.distributed'"),
@@ -62,11 +69,11 @@ def test_a_name_that_is_not_served_is_refused_where_it_is_imported(served: None,
 
 
 def test_a_name_that_is_not_served_is_no_attribute(served: None) -> None:
-    import torchrec.distributed.planner as planner
+    import torchrec.distributed.planner.enumerators as enumerators
 
-    assert not hasattr(planner, "EmbeddingEnumerator")
-    with pytest.raises(AttributeError, match="EmbeddingEnumerator"):
-        planner.EmbeddingEnumerator  # noqa: B018
+    assert not hasattr(enumerators, "GUARDED_COMPUTE_KERNELS")
+    with pytest.raises(AttributeError, match="GUARDED_COMPUTE_KERNELS"):
+        enumerators.GUARDED_COMPUTE_KERNELS  # noqa: B018
 
 
 def test_uninstalling_takes_every_module_away() -> None:
@@ -112,10 +119,34 @@ def test_the_coverage_counts_every_public_name_once() -> None:
     found = coverage()
     assert {entry.module for entry in found} == set(PUBLIC)
     assert all(sorted(entry.served + entry.missing) == sorted(PUBLIC[entry.module].split()) for entry in found)
-    assert "quantize_state_dict (quantized inference)" in report()
+    assert "populate_fx_names (names and bytes of fbgemm" in report()
+
+
+def test_every_public_name_that_is_not_served_has_a_reason() -> None:
+    paths = [f"{entry.module}.{name}" for entry in coverage() for name in entry.missing]
+    assert not [path for path in paths if reason_of(path) is None]
+    assert all(re.search(r" \(.+\)\. Nearest here: .+", explain(path)) for path in paths)
+
+
+def test_names_that_differ_are_names_of_torchrec_and_served() -> None:
+    public = {name for text in PUBLIC.values() for name in text.split()}
+    for entry in differences().rows:
+        assert set(entry.names) <= public, entry
+        assert all(differences_of(name) for name in entry.names)
 
 
 def test_install_refuses_a_wrong_argument_and_serves_nothing() -> None:
     with pytest.raises(ValueError, match=r"shadow must be bool, got 'yes'"):
         shim.install("yes")  # type: ignore[arg-type]
     assert not shim.installed()
+
+
+def test_a_function_is_served_in_front_of_a_module_of_its_name(served: None) -> None:
+    from torchrec.optim import apply_optimizer_in_backward
+
+    submodule = importlib.import_module("torchrec.optim.apply_optimizer_in_backward")
+    import torchrec.optim
+
+    assert callable(apply_optimizer_in_backward)
+    assert torchrec.optim.apply_optimizer_in_backward is apply_optimizer_in_backward
+    assert submodule.apply_optimizer_in_backward is apply_optimizer_in_backward

@@ -1,4 +1,4 @@
-"""Top level, jagged tensors and types."""
+"""Top level, jagged tensors, pools and types."""
 
 _JAGGED = "ComputeJTDictToKJT ComputeKJTToJTDict JaggedTensor KeyedJaggedTensor KeyedTensor jt_is_equal kjt_is_equal"
 _COLLECTIONS = "EmbeddingBagCollection EmbeddingCollection"
@@ -6,11 +6,31 @@ _COLLECTIONS = "EmbeddingBagCollection EmbeddingCollection"
 SERVED: dict[str, dict[str, str]] = {
     "torchrec": {
         "sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor Multistreamable Pipelineable",
-        "embedding": f"DataType PoolingType EmbeddingBagConfig EmbeddingConfig EmbeddingBagCollectionInterface "
-        f"{_COLLECTIONS}",
+        "embedding": f"DataType PoolingType EmbeddingBagCollectionInterface {_COLLECTIONS}",
+        "compat.modules.configs": "EmbeddingBagConfig EmbeddingConfig",
     },
     "torchrec.sparse": {"sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor"},
-    "torchrec.sparse.jagged_tensor": {"sparse": f"{_JAGGED} regroup_kts"},
+    "torchrec.sparse.jagged_tensor": {
+        "sparse": f"{_JAGGED} regroup_kts permute_multi_embedding=regroup_kts",
+        "sparse.tracing": "JaggedTensorMeta=Traceable",
+        "compat.jagged": "flatten_kjt_list unflatten_kjt_list",
+    },
+    "torchrec.sparse.jagged_tensor_validator": {"sparse": "validate_keyed_jagged_tensor"},
+    "torchrec.sparse.tensor_dict": {"sparse.tensor_dict": "maybe_td_to_kjt"},
     "torchrec.streamable": {"sparse": "Multistreamable Pipelineable"},
-    "torchrec.types": {"embedding": "DataType"},
+    "torchrec.types": {
+        "embedding": "DataType",
+        "compat.mixins": "CacheMixin CopyMixIn ModuleCopyMixin ModuleNoCopyMixin",
+    },
+    "torchrec.tensor_types": {
+        "compat.packed_tensors": "UInt2Tensor UInt4Tensor UIntXTensor down_size fill_defaults find_arg_of_type up_size"
+    },
+    "torchrec.modules.regroup": {"compat.regroup": "PermuteMultiEmbedding module_init"},
+    "torchrec.modules.object_pool": {"compat.pools": "ObjectPool"},
+    "torchrec.modules.tensor_pool": {"compat.pools": "TensorPool"},
+    "torchrec.modules.keyed_jagged_tensor_pool": {"compat.pools": "KeyedJaggedTensorPool"},
+    "torchrec.distributed.tensor_pool": {"compat.sharded_pools": "ShardedTensorPool TensorPoolSharder"},
+    "torchrec.distributed.keyed_jagged_tensor_pool": {
+        "compat.sharded_pools": "KeyedJaggedTensorPoolSharder ShardedKeyedJaggedTensorPool"
+    },
 }

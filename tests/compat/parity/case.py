@@ -61,13 +61,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, torch.Tensor):
-        data = value.detach().cpu()
+        data = value.detach()
         shown = {"dtype": str(data.dtype), "shape": list(data.shape)}
-        return (
-            shown
-            if data.is_meta
-            else {**shown, "values": data.float().tolist() if data.is_floating_point() else data.tolist()}
-        )
+        if data.is_meta:
+            return shown
+        return {**shown, "values": data.float().tolist() if data.is_floating_point() else data.tolist()}
     if isinstance(value, torch.dtype | torch.device | torch.Size):
         return str(value)
     if isinstance(value, Mapping):
@@ -90,6 +88,8 @@ def plain(value: Any) -> Any:
 
 def on_ranks(world_size: int, job: Callable[[int], Any]) -> list[Any]:
     """Runs `job(rank)` in forked processes of one Gloo group; its results by rank, as JSON."""
+    import torch._dynamo
+
     context = torch.multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [context.Process(target=_rank, args=(rank, world_size, job, folder)) for rank in range(world_size)]

@@ -1,0 +1,5 @@
+"""Adapters of ``torchrec.distributed``: what only code written for TorchRec needs.
+
+In reading order: `types`, `embedding_types`, `utils`, `comm`, `codecs`, `shard_sizes`, `stages` (pipelines of stages),
+`pipelines`, `trackers`.
+"""

@@ -1,0 +1,1 @@
+"""Adapters for ``torchrec.models``: parameters have TorchRec's names, in its order."""

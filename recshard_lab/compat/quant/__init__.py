@@ -1,0 +1,1 @@
+"""``torchrec.quant``: quantized collections with TorchRec's constructors, in `modules`, and their sharders."""

@@ -1,0 +1,401 @@
+"""Readers of Criteo and MovieLens files, pipes of lines, and splits. Files are written by the cases."""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torchrec.datasets import criteo, movielens
+from torchrec.datasets.criteo import (
+    BinaryCriteoUtils,
+    CriteoIterDataPipe,
+    InMemoryBinaryCriteoIterDataPipe,
+    criteo_kaggle,
+    criteo_terabyte,
+)
+from torchrec.datasets.movielens import movielens_20m, movielens_25m
+from torchrec.datasets.random import RandomRecDataset
+from torchrec.datasets.scripts import contiguous_preproc_criteo, npy_preproc_criteo, shuffle_preproc_criteo
+from torchrec.datasets.utils import (
+    Batch,
+    Limit,
+    LoadFiles,
+    ParallelReadConcat,
+    ReadLinesFromCSV,
+    idx_split_train_val,
+    rand_split_train_val,
+    safe_cast,
+    train_filter,
+    val_filter,
+)
+
+from tests.compat.parity.case import case, raised
+
+CRITEO = "torchrec.datasets.criteo"
+MOVIES = "torchrec.datasets.movielens"
+UTILS = "torchrec.datasets.utils"
+FOLDER = Path(tempfile.mkdtemp())
+
+
+def lines(rows: int, label: bool = True) -> str:
+    """Text of a Criteo file with empty fields."""
+    text = []
+    for row in range(rows):
+        columns = [str(row % 2)] if label else []
+        columns += [str(row * 3 + number - 1) if (row + number) % 5 else "" for number in range(13)]
+        columns += [f"{(row * 7 + number) % 4 + 4294967290:08x}" if (row + number) % 6 else "" for number in range(26)]
+        text.append("\t".join(columns))
+    return "\n".join(text) + "\n"
+
+
+def written(name: str, text: str) -> str:
+    path = FOLDER / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def ratings(folder: str, movies: str = '10,"A, The",Drama|War\n11,B,\n') -> str:
+    written(f"{folder}/movies.csv", "movieId,title,genres\n" + movies)
+    return str(
+        Path(written(f"{folder}/ratings.csv", "userId,movieId,rating,timestamp\n1,10,3.5,100\n2,11,4,x\n")).parent
+    )
+
+
+def arrays(name: str, rows: list[int], sparse: Any = np.int32) -> list[list[str]]:
+    """npy files whose first column is the number of the row, plus 100 for each file before."""
+    paths: list[list[str]] = [[], [], []]
+    for number, count in enumerate(rows):
+        base = np.arange(count)[:, None] + 100 * number
+        parts = (
+            (base + np.zeros((1, 13))).astype(np.float32),
+            (base + np.arange(26)).astype(sparse),
+            (base % 2).astype(np.int32),
+        )
+        for part, array in enumerate(parts):
+            path = FOLDER / f"{name}_{number}_{part}.npy"
+            np.save(path, array)
+            paths[part].append(str(path))
+    return paths
+
+
+def rows_of(rows: list[int], stage: str, size: int, world: int, **settings: Any) -> Any:
+    """The rows of every batch of every rank."""
+    paths = arrays(f"rows{rows}", rows)
+    found = []
+    for rank in range(world):
+        pipe = InMemoryBinaryCriteoIterDataPipe(stage, *paths, size, rank, world, **settings)
+        batches = [batch.dense_features[:, 0].int().tolist() for batch in pipe]
+        assert len(batches) == len(pipe)
+        found.append(batches)
+    return found
+
+
+@case(f"{CRITEO}.criteo_terabyte", f"{CRITEO}.DEFAULT_COLUMN_NAMES")
+def lines_of_the_terabyte_logs() -> Any:
+    return list(criteo_terabyte([written("a.tsv", lines(2)), written("b.tsv", lines(1))]))
+
+
+@case(f"{CRITEO}.criteo_kaggle")
+def the_kaggle_test_file_has_no_label() -> Any:
+    (line,) = criteo_kaggle(written("test.txt", lines(1, label=False)))
+    return line, "label" in line
+
+
+@case(f"{CRITEO}.CriteoIterDataPipe")
+def lines_without_or_with_a_mapper() -> Any:
+    path = written("c.tsv", lines(2))
+    return [line[:3] for line in CriteoIterDataPipe([path], row_mapper=None)], list(
+        CriteoIterDataPipe([path], row_mapper=len)
+    )
+
+
+@case(f"{CRITEO}.CriteoIterDataPipe")
+def workers_share_the_files() -> Any:
+    paths = [written(f"w{number}.tsv", lines(number + 1)) for number in range(3)]
+    pipe = CriteoIterDataPipe(paths, row_mapper=len)
+    return len(list(DataLoader(pipe, batch_size=None, num_workers=2)))
+
+
+@case(f"{CRITEO}.COLUMN_TYPE_CASTERS", f"{CRITEO}.FREQUENCY_THRESHOLD", f"{CRITEO}.TOTAL_TRAINING_SAMPLES")
+def constants_of_criteo() -> Any:
+    casters = criteo.COLUMN_TYPE_CASTERS
+    return {
+        "casters": [[cast(text) for cast in casters[12:16]] for text in ("7", "", "x")],
+        "number": len(casters),
+        "threshold": criteo.FREQUENCY_THRESHOLD,
+        "samples": criteo.TOTAL_TRAINING_SAMPLES,
+        "names": [criteo.DEFAULT_LABEL_NAME, criteo.DEFAULT_INT_NAMES[-1], criteo.DEFAULT_CAT_NAMES[-1]],
+        "counts": [criteo.INT_FEATURE_COUNT, criteo.CAT_FEATURE_COUNT, criteo.DAYS],
+    }
+
+
+def converted(name: str, text: str, dataset: str, file: str = "day.tsv") -> Any:
+    paths = [str(FOLDER / f"{name}_{part}.npy") for part in ("dense", "sparse", "labels")]
+    BinaryCriteoUtils.tsv_to_npys(written(f"{name}/{file}", text), *paths, dataset_name=dataset)
+    found = [np.load(path) for path in paths]
+    return [[str(array.dtype), list(array.shape), torch.from_numpy(array[:2, :8].copy())] for array in found]
+
+
+@case(f"{CRITEO}.BinaryCriteoUtils")
+def text_to_arrays() -> Any:
+    return converted("terabyte", lines(3), "criteo_1tb")
+
+
+@case(f"{CRITEO}.BinaryCriteoUtils")
+def text_to_arrays_of_the_kaggle_test_file() -> Any:
+    return converted("test", lines(3, label=False), "criteo_kaggle", "test.txt"), converted(
+        "train", lines(1), "criteo_kaggle"
+    )
+
+
+@case(f"{CRITEO}.BinaryCriteoUtils")
+def text_that_is_no_number() -> Any:
+    return raised(lambda: converted("bad", lines(1).replace("0", "q"), "criteo_1tb"))
+
+
+@case(f"{CRITEO}.BinaryCriteoUtils")
+def row_ranges_of_ranks() -> Any:
+    found = []
+    for lengths, world, more in (
+        ([5, 3, 7], 4, {}),
+        ([10], 3, {}),
+        ([5, 3, 7], 2, {"start_row": 2, "last_row": 10}),
+        ([5, 5], 4, {"start_row": 3}),
+    ):
+        for rank in range(world):
+            ranges, remainder = BinaryCriteoUtils.get_file_row_ranges_and_remainder(lengths, rank, world, **more)
+            found.append(({file: [int(row) for row in rows] for file, rows in ranges.items()}, int(remainder)))
+    return found
+
+
+@case(f"{CRITEO}.BinaryCriteoUtils")
+def rows_of_an_array() -> Any:
+    (path,) = arrays("range", [5])[0]
+    load = BinaryCriteoUtils.load_npy_range
+    np.save(FOLDER / "one.npy", np.zeros(3))
+    return {
+        "shape": list(BinaryCriteoUtils.get_shape_from_npy(path)),
+        "rows": load(path, 1, 2)[:, 0].tolist(),
+        "mapped": load(path, 3, 2, mmap_mode=True)[:, 0].tolist(),
+        "none": list(load(path, 0, 0).shape),
+        "too many": raised(lambda: load(path, 3, 10)),
+        "no row": raised(lambda: load(path, 5, 1)),
+        "one dimension": raised(lambda: load(str(FOLDER / "one.npy"), 0, 1)),
+    }
+
+
+@case(f"{CRITEO}.BinaryCriteoUtils")
+def categories_become_contiguous() -> Any:
+    folder = FOLDER / "contiguous"
+    folder.mkdir(exist_ok=True)
+    paths = [str(folder / f"day_{day}_sparse.npy") for day in range(2)]
+    np.save(paths[0], np.array([[5, 9], [6, 9], [6, 8]], dtype=np.int32))
+    np.save(paths[1], np.array([[5, 8], [9, 9], [9, 7]], dtype=np.int32))
+    found = {}
+    for threshold in (0, 2, 3):
+        BinaryCriteoUtils.sparse_to_contiguous(paths, str(folder), threshold, 2, output_file_suffix=f"_{threshold}.npy")
+        results = [np.load(folder / f"day_{day}_sparse_{threshold}.npy") for day in range(2)]
+        found[threshold] = [(str(array.dtype), array.tolist()) for array in results]
+    return found
+
+
+@case(f"{CRITEO}.BinaryCriteoUtils")
+def days_are_shuffled_but_the_last() -> Any:
+    folder, out = FOLDER / "days", FOLDER / "shuffled"
+    folder.mkdir(exist_ok=True)
+    out.mkdir(exist_ok=True)
+    for day, rows in enumerate((3, 4, 2)):
+        base = np.arange(rows)[:, None] + 10 * day
+        np.save(folder / f"day_{day}_dense.npy", (base + np.zeros((1, 2))).astype(np.float32))
+        np.save(folder / f"day_{day}_sparse.npy", (base + np.arange(3)).astype(np.int32))
+        np.save(folder / f"day_{day}_labels.npy", (base % 2).astype(np.int32))
+    BinaryCriteoUtils.shuffle(
+        str(folder), str(folder), str(out), {0: 3, 1: 4}, str(out), days=3, int_columns=2, sparse_columns=3
+    )
+    found = {path.name: np.load(path) for path in sorted(out.glob("*.npy"))}
+    return {name: (str(array.dtype), array.tolist()) for name, array in found.items()}
+
+
+@case("torchrec.datasets.scripts")
+def programs_that_prepare_days() -> Any:
+    folder = FOLDER / "programs"
+    steps = [folder / name for name in ("text", "arrays", "contiguous", "shuffled")]
+    for path in steps:
+        path.mkdir(parents=True, exist_ok=True)
+    for day in range(24):
+        (steps[0] / f"day_{day}").write_text(lines(1 + day % 2))
+    text, binary, numbered, shuffled = map(str, steps)
+    npy_preproc_criteo.main(["--input_dir", text, "--output_dir", binary])
+    contiguous_preproc_criteo.main(["--input_dir", binary, "--output_dir", numbered, "--frequency_threshold", "2"])
+    for path in steps[2].glob("*_contig_freq.npy"):
+        path.rename(steps[2] / path.name.replace("_contig_freq", ""))
+    folders = ["--input_dir_labels_and_dense", binary, "--input_dir_sparse", numbered]
+    shuffle_preproc_criteo.main([*folders, "--output_dir_shuffled", shuffled, "--random_seed", "5"])
+    names = [f"day_{day}_{part}.npy" for day in (0, 1, 23) for part in ("dense", "sparse", "labels")]
+    return [np.load(steps[3] / name)[:, :3].tolist() for name in names]
+
+
+@case(f"{CRITEO}.InMemoryBinaryCriteoIterDataPipe", f"{UTILS}.Batch")
+def a_batch_from_arrays() -> Any:
+    pipe = InMemoryBinaryCriteoIterDataPipe("train", *arrays("batch", [3, 2]), 2, 0, 1)
+    batch = next(iter(pipe))
+    assert isinstance(batch, Batch)
+    kjt = batch.sparse_features
+    return {
+        "dense": batch.dense_features[:, :2],
+        "labels": batch.labels,
+        "keys": kjt.keys()[:2],
+        "values": kjt.values()[:6],
+        "lengths": kjt.lengths()[:3],
+        "offsets": kjt.offsets()[:3],
+        "stride": kjt.stride(),
+        "length_per_key": kjt.length_per_key()[:3],
+        "last": kjt["cat_25"].values(),
+    }
+
+
+@case(f"{CRITEO}.InMemoryBinaryCriteoIterDataPipe")
+def rows_of_training() -> Any:
+    return [
+        rows_of([7, 5], "train", 3, 2),
+        rows_of([13], "train", 3, 2),
+        rows_of([13], "train", 3, 2, drop_last=True),
+        rows_of([15], "train", 2, 3),
+        rows_of([5], "train", 4, 4),
+        rows_of([1], "train", 3, 2),
+    ]
+
+
+@case(f"{CRITEO}.InMemoryBinaryCriteoIterDataPipe")
+def rows_of_validation_and_test() -> Any:
+    return [
+        rows_of([7, 5], "val", 3, 2),
+        rows_of([7, 5], "test", 3, 2),
+        rows_of([20], "test", 3, 3),
+        rows_of([20], "val", 4, 2, drop_last=True),
+        rows_of([5, 7, 4], "test", 3, 1),
+        rows_of([1], "val", 1, 1),
+        rows_of([1], "test", 1, 1),
+    ]
+
+
+@case(f"{CRITEO}.InMemoryBinaryCriteoIterDataPipe")
+def rows_of_a_shuffled_training_set() -> Any:
+    return [
+        rows_of([14, 9], "train", 2, 2, shuffle_training_set=True),
+        rows_of([14], "train", 2, 2, shuffle_training_set=True, shuffle_training_set_random_seed=3),
+        rows_of([9], "train", 2, 2, shuffle_training_set=True, drop_last=True),
+        rows_of([9], "val", 2, 2, shuffle_training_set=True),
+    ]
+
+
+@case(
+    f"{CRITEO}.InMemoryBinaryCriteoIterDataPipe",
+    differs="TorchRec gives rank 0 a batch more than the others, on which training waits forever",
+)
+def a_shuffled_set_that_ranks_cannot_share_equally() -> Any:
+    return [len(batches) for batches in rows_of([13], "train", 2, 3, shuffle_training_set=True)]
+
+
+@case(f"{CRITEO}.InMemoryBinaryCriteoIterDataPipe")
+def rows_of_shuffled_batches() -> Any:
+    pipe = InMemoryBinaryCriteoIterDataPipe("train", *arrays("shuffle", [12]), 4, 0, 1, shuffle_batches=True)
+    return [[batch.labels for batch in pipe] for _ in range(2)]
+
+
+@case(f"{CRITEO}.InMemoryBinaryCriteoIterDataPipe")
+def hashed_and_mapped_files() -> Any:
+    found = {}
+    for name, more in (("hashed", {"hashes": list(range(3, 29))}), ("mapped", {"mmap_mode": True})):
+        for kind in (np.int32, np.int64):
+            pipe = InMemoryBinaryCriteoIterDataPipe(
+                "train", *arrays(f"{name}{kind.__name__}", [2, 2], kind), 3, 0, 1, **more
+            )
+            found[f"{name} {kind.__name__}"] = [batch.sparse_features.values()[:9] for batch in pipe]
+    return found
+
+
+@case(f"{MOVIES}.movielens_20m", f"{MOVIES}.movielens_25m")
+def ratings_line_by_line() -> Any:
+    folder = ratings("ratings")
+    return list(movielens_20m(folder)), list(movielens_25m(folder, row_mapper=None))
+
+
+@case(f"{MOVIES}.movielens_25m", f"{MOVIES}.DEFAULT_COLUMN_NAMES", f"{MOVIES}.COLUMN_TYPE_CASTERS")
+def ratings_with_movies() -> Any:
+    return {
+        "joined": list(movielens_25m(ratings("movies"), include_movies_data=True)),
+        "missing": raised(lambda: list(movielens_20m(ratings("few", "10,A,B\n"), include_movies_data=True))),
+        "columns": movielens.DEFAULT_COLUMN_NAMES,
+        "casters": [[cast(text) for cast in movielens.COLUMN_TYPE_CASTERS] for text in ("7", "", "x")],
+    }
+
+
+@case(f"{UTILS}.safe_cast")
+def casts_with_a_default() -> Any:
+    return safe_cast("3", int, 0), safe_cast("x", int, 5), raised(lambda: safe_cast(None, int, 0))
+
+
+@case(f"{UTILS}.LoadFiles", f"{UTILS}.ReadLinesFromCSV")
+def lines_of_csv_files() -> Any:
+    path = written("quoted.csv", 'h1,h2\n1,"a,b"\n2,c\n')
+    return {
+        "lines": list(ReadLinesFromCSV(LoadFiles([path], mode="r"), skip_first_line=True, delimiter=",")),
+        "all": list(ReadLinesFromCSV(LoadFiles([path], mode="r"))),
+        "bytes": next(iter(LoadFiles([path])))[1].read(4).decode(),
+        "length": len(LoadFiles([path], length=4)),
+        "no length": raised(lambda: len(LoadFiles([path]))),
+    }
+
+
+@case(f"{UTILS}.Limit")
+def the_first_samples() -> Any:
+    return list(Limit(IterableWrapper(range(5)), 3)), list(Limit(IterableWrapper(range(2)), 3))
+
+
+@case(f"{UTILS}.ParallelReadConcat")
+def several_pipes() -> Any:
+    pipes = [IterableWrapper([number]) for number in range(5)]
+    return [
+        list(ParallelReadConcat(*pipes)),
+        list(DataLoader(ParallelReadConcat(*pipes), num_workers=2, batch_size=None)),
+        list(ParallelReadConcat(*pipes, dp_selector=lambda found: found[::2])),
+    ]
+
+
+@case(f"{UTILS}.rand_split_train_val")
+def a_random_split() -> Any:
+    train, val = rand_split_train_val(IterableWrapper(range(30)), 0.7)
+    other, _ = rand_split_train_val(IterableWrapper(range(30)), 0.7, random_seed=5)
+    refused = [raised(partial(rand_split_train_val, IterableWrapper(range(3)), share)) for share in (0.0, 1.0, 1.5)]
+    return list(train), list(val), list(train), list(other), refused
+
+
+@case(f"{UTILS}.idx_split_train_val", f"{UTILS}.train_filter", f"{UTILS}.val_filter")
+def a_split_by_number() -> Any:
+    train, val = idx_split_train_val(IterableWrapper(range(120)), 0.545)
+    keyed, _ = idx_split_train_val(IterableWrapper(range(30)), 0.55, decimal_places=1, key_fn=lambda number: number * 3)
+    filters = [
+        [kind(lambda number: number, 0.7, 2, idx) for idx in (0, 69, 70, 100)] for kind in (train_filter, val_filter)
+    ]
+    return list(train), list(val), list(keyed), filters, raised(lambda: idx_split_train_val(IterableWrapper([]), 1.0))
+
+
+@case("torchrec.datasets.random.RandomRecDataset")
+def shapes_of_random_batches() -> Any:
+    data = RandomRecDataset(
+        keys=["a", "b"], batch_size=4, hash_sizes=[10, 20], ids_per_features=[2, 1], num_dense=3, num_batches=2
+    )
+    batches = list(data)
+    return [
+        len(batches),
+        [list(batch.dense_features.shape) for batch in batches],
+        [len(batch.sparse_features.lengths()) for batch in batches],
+        [list(batch.labels.shape) for batch in batches],
+        [bool(batch.sparse_features["a"].values().max() < 10) for batch in batches],
+    ]

@@ -1,0 +1,348 @@
+"""DistributedModelParallel: names, states, parameters, copies, on one and on two ranks."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed import DistributedModelParallel, ShardingEnv, get_unsharded_module_names
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import get_module, get_unwrapped_module
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from tests.compat.parity.case import case, on_ranks, raised
+
+DMP = "torchrec.distributed.model_parallel.DistributedModelParallel"
+CPU = torch.device("cpu")
+
+
+class Model(nn.Module):
+    """Tables "a" to "d" of 8 rows and 8 columns, and a layer with a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=8, feature_names=[f"f_{name}"])
+            for name in "abcd"
+        ]
+        self.bags = EmbeddingBagCollection(tables=tables)
+        self.over = nn.Linear(4, 1)
+        self.register_buffer("seen", torch.tensor([3.0]))
+        with torch.no_grad():
+            self.over.weight.fill_(0.5)
+            self.over.bias.fill_(0.25)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        values = self.bags(features).values()
+        return self.over(values.view(-1, 4, 8).mean(2))
+
+
+def batch(rank: int = 0) -> KeyedJaggedTensor:
+    """Two samples of each feature."""
+    return KeyedJaggedTensor(
+        keys=[f"f_{name}" for name in "abcd"],
+        values=torch.tensor([0, 3, 1, 2, 7, 7, 4, 5]) % 8 if rank == 0 else torch.tensor([6, 3, 0, 2, 1, 5, 4, 5]),
+        lengths=torch.tensor([1, 1, 2, 0, 1, 1, 0, 2]),
+    )
+
+
+def plan_of(bags: Any, world_size: int) -> ShardingPlan:
+    generators = {
+        "a": row_wise(),
+        "b": table_wise(rank=world_size - 1),
+        "c": data_parallel(),
+        "d": column_wise(ranks=[0] * 1 if world_size == 1 else [0, 1]),
+    }
+    plan = construct_module_sharding_plan(
+        bags, generators, EmbeddingBagCollectionSharder(), local_size=world_size, world_size=world_size,
+        device_type="cpu",
+    )  # fmt: skip
+    return ShardingPlan({"bags": plan})
+
+
+def model_on(world_size: int, fused: bool = True, **options: Any) -> DistributedModelParallel:
+    model = Model()
+    if fused:
+        apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+    dmp = DistributedModelParallel(model, device=CPU, plan=plan_of(model.bags, world_size), **options)
+    fill(dmp)
+    return dmp
+
+
+def fill(dmp: nn.Module) -> None:
+    """Gives the tables the same weights under both libraries: row r has r / 10 in each column."""
+    with torch.no_grad():
+        for name, value in dmp.state_dict().items():
+            if "embedding_bags" not in name:
+                continue
+            if not hasattr(value, "local_shards"):
+                value.copy_((torch.arange(value.shape[0]) / 10).unsqueeze(1).expand_as(value))
+            for own in value.local_shards() if hasattr(value, "local_shards") else ():
+                row, rows = own.metadata.shard_offsets[0], own.metadata.shard_sizes[0]
+                own.tensor.copy_((torch.arange(row, row + rows) / 10).unsqueeze(1).expand_as(own.tensor))
+
+
+def tables(dmp: nn.Module, rank: int) -> Any:
+    """The sum of each row of each table; None on other ranks than 0."""
+    found = {}
+    for name, value in sorted(dmp.state_dict().items()):
+        if hasattr(value, "local_shards"):
+            full = torch.zeros(value.size()) if rank == 0 else None
+            value.gather(0, full)
+            found[name] = None if full is None else full.sum(1)
+        else:
+            found[name] = value.sum(1) if value.dim() == 2 else value
+    return found
+
+
+@case(DMP)
+def names_on_one_rank() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(1)
+        return {
+            "parameters": sorted(name for name, _ in dmp.named_parameters()),
+            "with prefix": sorted(name for name, _ in dmp.named_parameters("model")),
+            "buffers": sorted(name for name, _ in dmp.named_buffers()),
+            "buffers with prefix": sorted(name for name, _ in dmp.named_buffers("model")),
+            "bare": sorted(name for name, _ in dmp.bare_named_parameters()),
+            "bare with prefix": sorted(name for name, _ in dmp.bare_named_parameters("model")),
+            "sparse gradients": dmp.sparse_grad_parameter_names(),
+            "state": sorted(dmp.state_dict()),
+            "state with prefix": sorted(dmp.state_dict(prefix="model.")),
+        }
+
+    return on_ranks(1, job)
+
+
+@case(DMP)
+def names_on_two_ranks() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(2)
+        return {
+            "parameters": sorted(name for name, own in dmp.named_parameters() if own.numel()),
+            "buffers": sorted(name for name, _ in dmp.named_buffers()),
+            "bare": sorted(name for name, own in dmp.bare_named_parameters() if own.numel()),
+            "sparse gradients": dmp.sparse_grad_parameter_names(["x"], "model"),
+            "state": sorted(dmp.state_dict()),
+            "state with prefix": sorted(dmp.state_dict(prefix="model.")),
+        }
+
+    return on_ranks(2, job)
+
+
+@case(DMP)
+def tables_on_the_dense_kernel() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(2, fused=False)
+        return {
+            "sparse gradients": dmp.sparse_grad_parameter_names(),
+            "shapes": {name: list(own.shape) for name, own in sorted(dmp.named_parameters()) if own.numel()},
+        }
+
+    return on_ranks(2, job)
+
+
+@case(DMP, differs="a rank without a shard of a table has no parameter of it; TorchRec has an empty one")
+def a_table_on_another_rank() -> Any:
+    return on_ranks(2, lambda rank: sorted(name for name, _ in model_on(2).named_parameters()))
+
+
+@case(DMP, differs="recurse=False lists the parameters of the wrapper itself, as in nn.Module: it has none")
+def parameters_without_recursion() -> Any:
+    return on_ranks(1, lambda rank: sorted(name for name, _ in model_on(1).named_parameters(recurse=False)))
+
+
+@case(DMP)
+def a_state_dict_into_a_destination() -> Any:
+    def job(rank: int) -> Any:
+        dmp, destination = model_on(1), {}
+        found = dmp.state_dict(destination, "m.", False)
+        return {"same": found is destination, "names": sorted(found)}
+
+    return on_ranks(1, job)
+
+
+@case(DMP)
+def loading_a_state_dict() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(2)
+        state = dmp.state_dict()
+        with torch.no_grad():
+            for value in state.values():
+                for own in value.local_shards() if hasattr(value, "local_shards") else ():
+                    own.tensor.fill_(rank + 2.0)
+            dmp.module.over.weight.fill_(9.0)
+        other = model_on(2)
+        other.load_state_dict(state)
+        return tables(other, rank)
+
+    return on_ranks(2, job)
+
+
+@case(DMP)
+def a_name_that_is_missing() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(1)
+        state = dict(dmp.state_dict())
+        state.pop("over.bias")
+        state["unknown"] = torch.zeros(1)
+        dmp.load_state_dict(state, strict=False)
+        return raised(lambda: dmp.load_state_dict(state))
+
+    return on_ranks(1, job)
+
+
+@case(DMP)
+def loading_names_with_a_prefix() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(1)
+        state = {f"m.{name}": value for name, value in dmp.state_dict().items()}
+        return raised(lambda: dmp.load_state_dict(state)) != "nothing"
+
+    return on_ranks(1, job)
+
+
+@case(DMP)
+def parts_of_a_wrapped_model() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(2)
+        wrapped = dmp._dmp_wrapped_module
+        return {
+            "module": type(dmp.module).__name__,
+            "wrapped": isinstance(wrapped, DistributedDataParallel),
+            "unwrapped": get_unwrapped_module(wrapped) is dmp.module,
+            "of dmp": type(get_unwrapped_module(dmp)).__name__,
+            "get_module of dmp": get_module(dmp) is dmp,
+            "get_module of ddp": get_module(wrapped) is wrapped,
+            "sharded": type(dmp.module.bags).__name__,
+            "plan": sorted(dmp.plan.plan["bags"]),
+            "training": dmp.training,
+        }
+
+    return on_ranks(2, job)
+
+
+@case(DMP)
+def the_dense_part_is_replicated_later() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(2, init_data_parallel=False)
+        before = type(dmp._dmp_wrapped_module).__name__
+        dmp.init_data_parallel()
+        wrapped = dmp._dmp_wrapped_module
+        dmp.init_data_parallel()
+        return {
+            "before": before,
+            "after": isinstance(wrapped, DistributedDataParallel),
+            "once": wrapped is dmp._dmp_wrapped_module,
+        }
+
+    return on_ranks(2, job)
+
+
+class Late(nn.Module):
+    """Dense parameters on meta, which are drawn by `reset_parameters`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2, device="meta")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+@case(DMP)
+def dense_parameters_on_meta() -> Any:
+    def job(rank: int) -> Any:
+        made = DistributedModelParallel(Late(), device=CPU, plan=ShardingPlan({}), init_data_parallel=False)
+        return {"device": str(made.module.layer.weight.device), "shape": list(made.module.layer.weight.shape)}
+
+    return on_ranks(1, job)
+
+
+@case(DMP)
+def a_step_on_two_ranks() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(2)
+        dense = KeyedOptimizerWrapper(dict(dmp.named_parameters()), lambda own: torch.optim.SGD(own, lr=0.1))
+        outputs = []
+        for _ in range(2):
+            dense.zero_grad()
+            output = dmp(batch(rank))
+            output.sum().backward()
+            dense.step()
+            outputs.append(output)
+        return {"outputs": outputs, **tables(dmp, rank)}
+
+    return on_ranks(2, job)
+
+
+@case(DMP, differs="TorchRec's needs NCCL and copies no Gloo group; here it copies the model")
+def a_copy_on_the_same_device() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(1)
+        return raised(lambda: dmp.copy(CPU))
+
+    return on_ranks(1, job)
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.rows = nn.EmbeddingBag(3, 2, sparse=True), nn.Embedding(3, 2)
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 2, sparse=True))
+
+
+@case(DMP)
+def weights_with_sparse_gradients() -> Any:
+    def job(rank: int) -> Any:
+        dmp = DistributedModelParallel(Sparse(), device=CPU, plan=ShardingPlan({}), init_data_parallel=False)
+        return [dmp.sparse_grad_parameter_names(), dmp.sparse_grad_parameter_names(["x"], "p")]
+
+    return on_ranks(1, job)
+
+
+@case(DMP)
+def the_fused_optimizer() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(2)
+        return {
+            "rates": sorted({round(float(group["lr"]), 6) for group in dmp.fused_optimizer.param_groups}),
+        }
+
+    return on_ranks(2, job)
+
+
+@case(DMP, "torchrec.distributed.ShardingEnv")
+def an_environment_is_passed() -> Any:
+    def job(rank: int) -> Any:
+        env = ShardingEnv.from_process_group(dist.group.WORLD)
+        model = Model()
+        dmp = DistributedModelParallel(model, env, CPU, plan_of(model.bags, 2), [EmbeddingBagCollectionSharder()])
+        fill(dmp)
+        return {"world": env.world_size, "rank": env.rank, "output": dmp(batch(rank))}
+
+    return on_ranks(2, job)
+
+
+@case("torchrec.distributed.get_unsharded_module_names")
+def modules_that_are_not_sharded() -> Any:
+    def job(rank: int) -> Any:
+        return [
+            [name.rpartition(".")[2] for name in get_unsharded_module_names(own)]
+            for own in (model_on(2), nn.Sequential(nn.Linear(1, 1), model_on(2)), Model())
+        ]
+
+    return on_ranks(2, job)

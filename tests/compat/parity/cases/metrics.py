@@ -1,0 +1,495 @@
+"""Metrics of a model: values, windows, tasks, sessions, ranks, and the module that has them all."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import torch
+from torchrec.metrics import rec_metric
+from torchrec.metrics.accuracy import AccuracyMetric
+from torchrec.metrics.auc import AUCMetric
+from torchrec.metrics.calibration import CalibrationMetric
+from torchrec.metrics.ctr import CTRMetric
+from torchrec.metrics.gauc import GAUCMetric
+from torchrec.metrics.mae import MAEMetric
+from torchrec.metrics.metric_module import (
+    MODEL_METRIC_LABEL,
+    REC_METRICS_MAPPING,
+    STATE_METRICS_NAMESPACE_MAPPING,
+    RecMetricModule,
+    StateMetric,
+    generate_metric_module,
+)
+from torchrec.metrics.metrics_config import (
+    BatchSizeStage,
+    DefaultMetricsConfig,
+    DefaultTaskInfo,
+    EmptyMetricsConfig,
+    MetricsConfig,
+    RecComputeMode,
+    RecMetricDef,
+    RecMetricEnum,
+    RecMetricEnumBase,
+    RecTaskInfo,
+    SessionMetricDef,
+    StateMetricEnum,
+    ThroughputDef,
+    validate_batch_size_stages,
+)
+from torchrec.metrics.metrics_namespace import MetricName, MetricNamespace, MetricPrefix, compose_metric_key
+from torchrec.metrics.mse import MSEMetric
+from torchrec.metrics.ndcg import NDCGMetric
+from torchrec.metrics.ne import NEMetric
+from torchrec.metrics.precision import PrecisionMetric
+from torchrec.metrics.rec_metric import (
+    MetricComputationReport,
+    RecMetric,
+    RecMetricComputation,
+    RecMetricException,
+    RecMetricList,
+    WindowBuffer,
+)
+from torchrec.metrics.recall import RecallMetric
+from torchrec.metrics.recall_session import RecallSessionMetric
+from torchrec.metrics.throughput import MAX_WINDOW_TS, ThroughputMetric
+from torchrec.metrics.weighted_avg import WeightedAvgMetric
+from torchrec.metrics.xauc import XAUCMetric
+
+from tests.compat.parity.case import case, on_ranks, raised
+
+M = "torchrec.metrics"
+PREDICTIONS = torch.tensor([0.9, 0.4, 0.6, 0.1])
+LABELS = torch.tensor([1.0, 1.0, 0.0, 0.0])
+WEIGHTS = torch.tensor([1.0, 2.0, 1.0, 1.0])
+GROUPS = torch.tensor([0, 0, 1, 1])
+
+
+def made(kind: Any, tasks: Any = None, **more: Any) -> Any:
+    settings = {"world_size": 1, "my_rank": 0, "batch_size": 4, "window_size": 8, **more}
+    return kind(tasks=[DefaultTaskInfo] if tasks is None else tasks, **settings)
+
+
+def updated(
+    metric: Any, predictions: Any = PREDICTIONS, labels: Any = LABELS, weights: Any = WEIGHTS, **more: Any
+) -> Any:
+    name = "DefaultTask"
+    metric.update(
+        predictions={name: predictions},
+        labels={name: labels},
+        weights=None if weights is None else {name: weights},
+        **more,
+    )
+    return metric
+
+
+@case(f"{M}.ne.NEMetric", f"{M}.rec_metric.RecMetric")
+def normalized_entropy() -> Any:
+    metric = made(NEMetric, include_logloss=True)
+    found = [metric.compute()]
+    for scale in (1.0, 0.9, 0.8):
+        found.append(updated(metric, PREDICTIONS * scale).compute())
+    found += [metric.local_compute(), metric.state_dict()]
+    metric.reset()
+    return [*found, metric.compute(), updated(made(NEMetric), weights=None).compute()]
+
+
+@case(f"{M}.rec_metric.RecMetric")
+def several_tasks() -> Any:
+    tasks = [RecTaskInfo(name="a"), RecTaskInfo(name="b")]
+    found = []
+    for mode in (RecComputeMode.UNFUSED_TASKS_COMPUTATION, RecComputeMode.FUSED_TASKS_COMPUTATION):
+        metric = made(NEMetric, tasks, compute_mode=mode)
+        for _ in range(3):
+            metric.update(
+                predictions={"a": PREDICTIONS, "b": PREDICTIONS},
+                labels={"a": LABELS, "b": 1 - LABELS},
+                weights={"a": WEIGHTS, "b": WEIGHTS},
+            )
+        found.append(metric.compute())
+    return found
+
+
+@case(f"{M}.rec_metric.RecMetric")
+def a_task_without_predictions_is_skipped() -> Any:
+    metric = made(NEMetric, [RecTaskInfo(name="a"), RecTaskInfo(name="b")])
+    metric.update(predictions={"a": PREDICTIONS}, labels={"a": LABELS}, weights={"a": WEIGHTS})
+    return metric.compute()
+
+
+@case(f"{M}.rec_metric.RecMetric")
+def steps_without_weight_are_skipped_if_validated() -> Any:
+    metric = made(NEMetric, should_validate_update=True)
+    found = [updated(metric, weights=torch.zeros(4)).compute()]
+    return [*found, updated(metric).compute()]
+
+
+@case(f"{M}.rec_metric.RecMetric")
+def steps_that_are_joined() -> Any:
+    metric = made(NEMetric, fused_update_limit=3)
+    for scale in (1.0, 0.5):
+        updated(metric, PREDICTIONS * scale)
+    return metric.compute()
+
+
+@case(f"{M}.rec_metric.RecMetric")
+def a_window_smaller_than_a_batch() -> Any:
+    return raised(lambda: made(NEMetric, batch_size=16))
+
+
+@case(f"{M}.calibration.CalibrationMetric", f"{M}.ctr.CTRMetric")
+def calibration_and_click_rate() -> Any:
+    return [
+        [updated(updated(made(kind)), PREDICTIONS / 2, 1 - LABELS).compute(), made(kind).compute()]
+        for kind in (CalibrationMetric, CTRMetric)
+    ]
+
+
+@case(f"{M}.metric_module.REC_METRICS_MAPPING")
+def errors_and_classes() -> Any:
+    kinds = (MSEMetric, MAEMetric, AccuracyMetric, PrecisionMetric, RecallMetric, XAUCMetric)
+    return [updated(updated(updated(made(kind))), PREDICTIONS / 2, 1 - LABELS).compute() for kind in kinds]
+
+
+@case(f"{M}.metric_module.REC_METRICS_MAPPING")
+def thresholds_and_r_squared() -> Any:
+    kinds = (AccuracyMetric, PrecisionMetric, RecallMetric)
+    found = [updated(made(kind, threshold=0.3)).compute() for kind in kinds]
+    return [*found, updated(made(MSEMetric, include_r_squared=True)).compute()]
+
+
+@case(f"{M}.weighted_avg.WeightedAvgMetric")
+def weighted_average() -> Any:
+    return updated(made(WeightedAvgMetric)).compute()
+
+
+@case(
+    f"{M}.weighted_avg.WeightedAvgMetric",
+    differs="TorchRec counts a step of this metric as one sample, so that its window has more steps",
+)
+def weighted_average_of_a_window() -> Any:
+    return updated(updated(updated(made(WeightedAvgMetric))), PREDICTIONS / 2).compute()
+
+
+@case(f"{M}.auc.AUCMetric")
+def area_of_a_window() -> Any:
+    metric = made(AUCMetric)
+    found = [metric.compute()]
+    for scale in (1.0, -1.0, 0.5):
+        found.append(updated(metric, PREDICTIONS * scale).compute())
+    equal = updated(made(AUCMetric), torch.tensor([0.5, 0.5, 0.5, 0.2]), torch.tensor([1.0, 0.0, 1.0, 0.0]))
+    return [*found, equal.compute(), metric.state_dict()]
+
+
+@case(f"{M}.auc.AUCMetric", f"{M}.auc.GROUPING_KEYS", f"{M}.auc.REQUIRED_INPUTS")
+def area_of_groups_of_a_window() -> Any:
+    metric = made(AUCMetric, grouped_auc=True)
+    found = [sorted(metric.get_required_inputs())]
+    for labels in (LABELS, torch.tensor([1.0, 0.0, 1.0, 0.0])):
+        found.append(updated(metric, labels=labels, required_inputs={"grouping_keys": GROUPS}).compute())
+    return found
+
+
+@case(f"{M}.auc.AUCMetric")
+def groups_are_required() -> Any:
+    try:
+        updated(made(AUCMetric, grouped_auc=True))
+    except RecMetricException as error:
+        return type(error)
+
+
+@case(f"{M}.gauc.GAUCMetric")
+def area_of_groups() -> Any:
+    metric = made(GAUCMetric)
+    updated(metric, num_candidates=torch.tensor([3, 1]))
+    updated(metric, labels=torch.tensor([1.0, 0.0, 1.0, 0.0]), num_candidates=torch.tensor([2, 2]))
+    return [metric.compute(), made(GAUCMetric).compute(), raised(lambda: updated(metric))]
+
+
+GAINS = {
+    "predictions": torch.tensor([0.9, 0.4, 0.6, 0.1, 0.3]),
+    "labels": torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0]),
+    "weights": torch.tensor([1.0, 2.0, 1.0, 1.0, 3.0]),
+}
+
+
+@case(f"{M}.ndcg.NDCGMetric", f"{M}.ndcg.SESSION_KEY", f"{M}.ndcg.REQUIRED_INPUTS")
+def gains_of_sessions() -> Any:
+    found = []
+    for more in (
+        {},
+        {"k": 1},
+        {"exponential_gain": True},
+        {"report_ndcg_as_decreasing_curve": False},
+        {"remove_single_length_sessions": True},
+        {"scale_by_weights_tensor": True},
+        {"session_key": "visit"},
+    ):
+        metric = made(NDCGMetric, **more)
+        for session in ([0, 0, 1, 1, 2], [7, 3, 3, 7, 3]):
+            name = str(more.get("session_key", "session_id"))
+            updated(metric, **GAINS, required_inputs={name: torch.tensor(session)})
+        found += [metric.compute(), sorted(metric.get_required_inputs())]
+    return found
+
+
+@case(f"{M}.ndcg.NDCGMetric")
+def sessions_without_a_gain_or_with_equal_scores() -> Any:
+    found = []
+    for scores, labels, session in (
+        ([0.5, 0.5, 0.5, 0.1], [1.0, 2.0, 3.0, 0.0], [0, 0, 0, 0]),
+        ([0.9, 0.8, 0.1, 0.4], [0.0, 0.0, 0.0, 0.0], [0, 0, 1, 1]),
+    ):
+        for decreasing in (True, False):
+            metric = made(NDCGMetric, report_ndcg_as_decreasing_curve=decreasing)
+            required = {"session_id": torch.tensor(session)}
+            updated(metric, torch.tensor(scores), torch.tensor(labels), required_inputs=required)
+            found += [metric.compute(), metric.state_dict()]
+    return found
+
+
+@case(f"{M}.recall_session.RecallSessionMetric", f"{M}.metrics_config.SessionMetricDef")
+def recall_of_sessions() -> Any:
+    found = []
+    for more in ({"top_threshold": 1}, {"top_threshold": 2}, {"top_threshold": 1, "run_ranking_of_labels": True}):
+        metric = made(RecallSessionMetric, [RecTaskInfo(session_metric_def=SessionMetricDef("visit", **more))])
+        updated(metric, labels=torch.tensor([1.0, 1.0, 0.0, 3.0]), required_inputs={"visit": GROUPS})
+        found += [metric.compute(), metric.state_dict(), sorted(metric.get_required_inputs())]
+    return found
+
+
+@case(f"{M}.recall_session.RecallSessionMetric", f"{M}.rec_metric.RecMetricException")
+def recall_of_sessions_that_are_not_defined() -> Any:
+    found = []
+    sessions = [RecTaskInfo(session_metric_def=SessionMetricDef("visit", top_threshold=1))]
+    for action in (
+        lambda: made(RecallSessionMetric),
+        lambda: made(RecallSessionMetric, [RecTaskInfo(session_metric_def=SessionMetricDef("visit"))]),
+        lambda: made(RecallSessionMetric, sessions, compute_mode=RecComputeMode.FUSED_TASKS_COMPUTATION),
+        lambda: updated(made(RecallSessionMetric, sessions)),
+    ):
+        try:
+            action()
+        except RecMetricException as error:
+            found.append(type(error))
+    return found
+
+
+class Hits(RecMetricComputation):
+    """A computation of a user: how many predictions round to their label."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        zeros = torch.zeros(self._n_tasks, dtype=torch.double)
+        self._add_state("hits", zeros, add_window_state=True, dist_reduce_fx="sum", persistent=True)
+
+    def update(self, *, predictions: Any, labels: Any, weights: Any, **kwargs: Any) -> None:
+        hits = (predictions.round() == labels).double().sum(-1)
+        self.hits += hits
+        self._aggregate_window_state("hits", hits, predictions.shape[-1])
+
+    def _compute(self) -> Any:
+        return [
+            MetricComputationReport(MetricName.ACCURACY, MetricPrefix.LIFETIME, self.hits),
+            MetricComputationReport(
+                MetricName.ACCURACY, MetricPrefix.WINDOW, self.get_window_state("hits"), "_of_mine"
+            ),
+        ]
+
+
+class HitsMetric(RecMetric):
+    _namespace = MetricNamespace.ACCURACY
+    _computation_class = Hits
+
+
+@case(f"{M}.rec_metric.RecMetricComputation", f"{M}.rec_metric.MetricComputationReport")
+def a_metric_of_a_user() -> Any:
+    metric = made(HitsMetric)
+    for scale in (0.1, 1.0, 1.0):
+        updated(metric, PREDICTIONS * scale)
+    computation = Hits(0, 4, 2, 8)
+    computation.update(predictions=torch.ones(2, 4), labels=torch.ones(2, 4), weights=None)
+    reports = [(report.name, report.value, report.description) for report in computation.compute()]
+    return [metric.compute(), metric.state_dict(), Hits.get_window_state_name("hits"), reports]
+
+
+def ranks_job(rank: int) -> Any:
+    share = slice(2 * rank, 2 * rank + 2)
+    found = []
+    for kind in (NEMetric, AUCMetric, HitsMetric):
+        for everywhere in (False, True):
+            metric = made(kind, world_size=2, my_rank=rank, batch_size=2, compute_on_all_ranks=everywhere)
+            updated(metric, PREDICTIONS[share], LABELS.flip(0)[share], WEIGHTS[share])
+            found += [metric.compute(), metric.local_compute(), updated(metric).compute()]
+    return found
+
+
+@case(f"{M}.rec_metric.RecMetric", f"{M}.rec_metric.RecMetricComputation")
+def two_ranks() -> Any:
+    return on_ranks(2, ranks_job)
+
+
+@case(f"{M}.rec_metric.RecMetricList")
+def a_list_of_metrics() -> Any:
+    metrics = RecMetricList([made(NEMetric), made(AUCMetric, grouped_auc=True)])
+    updated(metrics, required_inputs={"grouping_keys": GROUPS})
+    return [metrics.compute(), metrics.local_compute(), metrics.get_required_inputs()]
+
+
+@case(f"{M}.rec_metric.WindowBuffer", f"{M}.rec_metric.MAX_BUFFER_COUNT")
+def a_window_in_parts() -> Any:
+    window, total, found = WindowBuffer(10, 3), torch.zeros(1), []
+    for value, size in ((1.0, 4), (2.0, 4), (4.0, 4), (8.0, 4), (16.0, 1), (32.0, 1), (64.0, 2), (128.0, 12)):
+        window.aggregate_state(total, torch.tensor([value]), size)
+        found.append((total.clone(), list(window.buffers)))
+    return [found, rec_metric.MAX_BUFFER_COUNT]
+
+
+class LearningRate(StateMetric):
+    def get_metrics(self) -> Any:
+        return {"lr": 0.5}
+
+
+def module_of(config: Any, **more: Any) -> Any:
+    return generate_metric_module(
+        RecMetricModule,
+        metrics_config=config,
+        batch_size=4,
+        world_size=1,
+        my_rank=0,
+        state_metrics_mapping={StateMetricEnum.OPTIMIZERS: LearningRate()},
+        device=torch.device("cpu"),
+        **more,
+    )
+
+
+def copied(values: Any) -> Any:
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()}
+
+
+OUTPUT = {"prediction": PREDICTIONS, "label": LABELS, "weight": WEIGHTS}
+
+
+@case(
+    f"{M}.metric_module.RecMetricModule",
+    f"{M}.metric_module.StateMetric",
+    f"{M}.metric_module.generate_metric_module",
+    f"{M}.metrics_config.DefaultMetricsConfig",
+)
+def all_metrics_of_a_model() -> Any:
+    module = module_of(dataclasses.replace(DefaultMetricsConfig, state_metrics=[StateMetricEnum.OPTIMIZERS]))
+    module.update(OUTPUT)
+    found = [
+        copied(module.compute()),
+        dict(module.local_compute()),
+        module.should_compute(),
+        module.get_required_inputs(),
+    ]
+    module.update({name: column[:, None] for name, column in OUTPUT.items()})
+    values = module.compute()
+    found += [
+        copied(values.resolve()),
+        values.is_resolved(),
+        values["ne-DefaultTask|lifetime_ne"],
+        module.trained_batches,
+    ]
+    module.reset()
+    return [*found, dict(module.compute()), sorted(name for name in module.state_dict() if name.startswith("rec"))]
+
+
+@case(f"{M}.metric_module.RecMetricModule", f"{M}.metrics_config.EmptyMetricsConfig")
+def outputs_that_are_missing() -> Any:
+    module = module_of(DefaultMetricsConfig)
+    empty = module_of(EmptyMetricsConfig)
+    empty.update({})
+    partial_outputs = [{key: OUTPUT[key] for key in OUTPUT if key != missing} for missing in OUTPUT]
+    return [*(raised(partial(module.update, output)) for output in partial_outputs), dict(empty.compute())]
+
+
+@case(f"{M}.metric_module.generate_metric_module", f"{M}.metrics_config.RecMetricDef")
+def tasks_of_a_config() -> Any:
+    def config(metric: Any, **more: Any) -> Any:
+        return MetricsConfig(
+            rec_tasks=[DefaultTaskInfo, RecTaskInfo(name="b")], rec_metrics={metric: RecMetricDef(**more)}
+        )
+
+    module = module_of(config(RecMetricEnum.AUC, rec_task_indices=[0], window_size=8))
+    module.update(OUTPUT)
+    return [
+        dict(module.compute()),
+        raised(lambda: module_of(config(RecMetricEnum.NE))),
+        raised(lambda: module_of(config(RecMetricEnum.NE, rec_tasks=[DefaultTaskInfo], rec_task_indices=[0]))),
+        raised(lambda: module_of(config("mine", rec_tasks=[DefaultTaskInfo]))),
+    ]
+
+
+@case(f"{M}.metric_module.RecMetricModule")
+def sessions_in_the_output_of_a_model() -> Any:
+    task = RecTaskInfo(session_metric_def=SessionMetricDef("visit", top_threshold=1))
+    config = MetricsConfig(
+        rec_tasks=[task], rec_metrics={RecMetricEnum.RECALL_SESSION_LEVEL: RecMetricDef(rec_tasks=[task])}
+    )
+    module = module_of(config)
+    module.update({**OUTPUT, "visit": GROUPS})
+    return [module.get_required_inputs(), dict(module.compute())]
+
+
+@case(
+    f"{M}.metrics_config.RecMetricEnumBase",
+    f"{M}.metrics_config.RecComputeMode",
+    f"{M}.metrics_config.StateMetricEnum",
+    f"{M}.metric_module.MODEL_METRIC_LABEL",
+    f"{M}.metric_module.STATE_METRICS_NAMESPACE_MAPPING",
+)
+def names_of_metrics() -> Any:
+    known = [metric for metric in RecMetricEnum if metric in REC_METRICS_MAPPING]
+    return {
+        "enum": [(metric.name, metric.value, str(metric)) for metric in RecMetricEnum],
+        "base": isinstance(RecMetricEnum.NE, RecMetricEnumBase),
+        "modes": [(mode.name, mode.value) for mode in RecComputeMode],
+        "states": {str(part): str(space) for part, space in STATE_METRICS_NAMESPACE_MAPPING.items()},
+        "label": MODEL_METRIC_LABEL,
+        "key": compose_metric_key(MetricNamespace.NE, "t", MetricName.NE, MetricPrefix.WINDOW, "_more"),
+        "classes": [REC_METRICS_MAPPING[metric] for metric in known if metric.value in ("ne", "auc", "ndcg", "recall")],
+    }
+
+
+@case(f"{M}.metrics_config.MetricsConfig", f"{M}.metrics_config.RecTaskInfo", f"{M}.metrics_config.ThroughputDef")
+def defaults_of_settings() -> Any:
+    kinds = (RecMetricDef, ThroughputDef, MetricsConfig, RecTaskInfo, BatchSizeStage)
+    found = {kind.__name__: dataclasses.asdict(kind()) for kind in kinds}
+    return [
+        found,
+        dataclasses.asdict(SessionMetricDef("s")),
+        DefaultTaskInfo.name,
+        hash(RecTaskInfo()) == hash(RecTaskInfo()),
+    ]
+
+
+@case(f"{M}.metrics_config.BatchSizeStage", f"{M}.metrics_config.validate_batch_size_stages")
+def stages_of_batch_sizes() -> Any:
+    good = [None, [], [BatchSizeStage(2, 5), BatchSizeStage(4, None)], [BatchSizeStage(2, None)]]
+    metric = ThroughputMetric(batch_size=1, world_size=2, window_seconds=9, batch_size_stages=good[2])
+    counts = []
+    for _ in range(8):
+        metric.update()
+        counts.append(int(metric.compute()["throughput-throughput|total_examples"]))
+    return [
+        [validate_batch_size_stages(stages) for stages in good],
+        raised(lambda: validate_batch_size_stages([BatchSizeStage(2, 5)])),
+        counts,
+    ]
+
+
+@case(f"{M}.throughput.ThroughputMetric", f"{M}.throughput.MAX_WINDOW_TS")
+def samples_per_second() -> Any:
+    metric = ThroughputMetric(batch_size=4, world_size=2, window_seconds=10, warmup_steps=2)
+    found = []
+    for _ in range(4):
+        metric.update()
+        values = metric.compute()
+        found.append({key: int(value) if "examples" in key else str(value.dtype) for key, value in values.items()})
+    refused = [
+        raised(lambda: ThroughputMetric(batch_size=1, world_size=1, window_seconds=0)),
+        raised(lambda: ThroughputMetric(batch_size=1, world_size=1, window_seconds=1, warmup_steps=0)),
+    ]
+    return [found, refused, MAX_WINDOW_TS, sorted(metric.state_dict())]

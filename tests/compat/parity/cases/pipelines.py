@@ -1,0 +1,449 @@
+"""Training pipelines: each gives the outputs and weights of a plain loop; stages of the user; loading threads."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
+from torchrec.distributed.train_pipeline import (
+    DataLoadingThread,
+    EvalPipelineSparseDist,
+    GradientAccumulationConfig,
+    GradientAccumulationWrapper,
+    PrefetchTrainPipelineSparseDist,
+    StagedTrainPipeline,
+    TorchCompileConfig,
+    TrainPipeline,
+    TrainPipelineBase,
+    TrainPipelinePT2,
+    TrainPipelineSparseDist,
+)
+from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Multistreamable, Pipelineable
+
+from tests.compat.parity.case import case, on_ranks, raised
+
+CPU = torch.device("cpu")
+PIPELINES = "torchrec.distributed.train_pipeline"
+
+
+class Batch(Pipelineable):
+    """A user's batch."""
+
+    def __init__(self, features: KeyedJaggedTensor, labels: torch.Tensor) -> None:
+        self.features, self.labels = features, labels
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        return Batch(self.features.to(device, non_blocking), self.labels.to(device))
+
+    def record_stream(self, stream: Any) -> None:
+        """Nothing."""
+
+    def pin_memory(self) -> "Batch":
+        return self
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        tables = [
+            EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=8, feature_names=[f"f_{name}"])
+            for name in "ab"
+        ]
+        self.bags = EmbeddingBagCollection(tables=tables)
+        self.over = nn.Linear(16, 1)
+        with torch.no_grad():
+            self.over.weight.copy_(torch.arange(16).reshape(1, 16) / 16)
+            self.over.bias.fill_(0.5)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.over(self.bags(batch.features).values()).squeeze(1)
+        return nn.functional.mse_loss(found, batch.labels), found.detach()
+
+
+def fill(module: nn.Module) -> None:
+    """Row r of each table has r / 10 in each column."""
+    with torch.no_grad():
+        for name, value in module.state_dict().items():
+            if "embedding_bags" in name and hasattr(value, "local_shards"):
+                for own in value.local_shards():
+                    row, rows = own.metadata.shard_offsets[0], own.metadata.shard_sizes[0]
+                    own.tensor.copy_((torch.arange(row, row + rows) / 10).unsqueeze(1).expand_as(own.tensor))
+            elif "embedding_bags" in name:
+                value.copy_((torch.arange(value.shape[0]) / 10).unsqueeze(1).expand_as(value))
+
+
+def tables(module: nn.Module, rank: int) -> Any:
+    """The sum of each row; None on other ranks than 0."""
+    found = {}
+    for name, value in sorted(module.state_dict().items()):
+        if hasattr(value, "local_shards"):
+            full = torch.zeros(value.size()) if rank == 0 else None
+            value.gather(0, full)
+            value = full
+        found[name] = None if value is None or rank else value.sum(-1)
+    return found
+
+
+def parts(rank: int) -> tuple[Any, Any]:
+    """A sharded model and the optimizer of its dense part."""
+    model = Model()
+    apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.05})
+    plan = construct_module_sharding_plan(
+        model.bags, {"a": row_wise(), "b": table_wise(rank=1)}, EmbeddingBagCollectionSharder(), 2, 2, "cpu"
+    )
+    dmp = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"bags": plan}))
+    fill(dmp)
+    dense = {name: own for name, own in dmp.named_parameters() if name.startswith("over")}
+    return dmp, KeyedOptimizerWrapper(dense, lambda own: torch.optim.SGD(own, lr=0.05))
+
+
+def batches(rank: int, count: int = 5) -> list[Batch]:
+    """Batches of two samples; each rank has others."""
+    return [
+        Batch(
+            KeyedJaggedTensor(
+                keys=["f_a", "f_b"],
+                values=torch.tensor([n, 3 + rank, n + 1, 7 - n, rank]) % 8,
+                lengths=torch.tensor([1, 2, 2, 0]),
+            ),
+            torch.tensor([float(n), float(rank)]),
+        )
+        for n in range(count)
+    ]
+
+
+def trained(make: Any, count: int = 5, more: Any = None) -> Any:
+    """Outputs and weights of both ranks after a pipeline has consumed all batches."""
+
+    def job(rank: int) -> Any:
+        dmp, optimizer = parts(rank)
+        pipeline, iterator, outputs = make(dmp, optimizer), iter(batches(rank, count)), []
+        while True:
+            try:
+                outputs.append(pipeline.progress(iterator))
+            except StopIteration:
+                break
+        return {"outputs": outputs, "state": tables(dmp, rank), "more": more(pipeline, dmp) if more else None}
+
+    return on_ranks(2, job)
+
+
+@case(f"{PIPELINES}.TrainPipelineBase")
+def the_plain_pipeline() -> Any:
+    return trained(lambda dmp, optimizer: TrainPipelineBase(dmp, optimizer, CPU))
+
+
+@case(f"{PIPELINES}.TrainPipelineSparseDist")
+def ids_travel_ahead() -> Any:
+    return trained(lambda dmp, optimizer: TrainPipelineSparseDist(dmp, optimizer, CPU))
+
+
+@case(f"{PIPELINES}.TrainPipelineSparseDist")
+def keywords_of_the_pipeline() -> Any:
+    return trained(
+        lambda dmp, optimizer: TrainPipelineSparseDist(
+            model=dmp, optimizer=optimizer, device=CPU, execute_all_batches=True, apply_jit=False,
+            pipeline_postproc=True, dmp_collection_sync_interval_batches=1,
+        )
+    )  # fmt: skip
+
+
+@case(f"{PIPELINES}.TrainPipelineSparseDist")
+def batches_in_flight_are_dropped() -> Any:
+    return trained(lambda dmp, optimizer: TrainPipelineSparseDist(dmp, optimizer, CPU, execute_all_batches=False))
+
+
+@case(f"{PIPELINES}.TrainPipelineSparseDist")
+def a_forward_of_the_user() -> Any:
+    def make(dmp: Any, optimizer: Any) -> Any:
+        def forward(batch: Batch) -> Any:
+            loss, found = dmp(batch)
+            return 2 * loss, found + 1
+
+        return TrainPipelineSparseDist(dmp, optimizer, CPU, custom_model_fwd=forward)
+
+    return trained(make)
+
+
+@case(f"{PIPELINES}.TrainPipelineSparseDist")
+def evaluation_trains_nothing() -> Any:
+    def make(dmp: Any, optimizer: Any) -> Any:
+        dmp.eval()
+        return TrainPipelineSparseDist(dmp, optimizer, CPU)
+
+    return trained(make, 3)
+
+
+@case(f"{PIPELINES}.TrainPipelineSparseDist")
+def a_pipeline_is_detached() -> Any:
+    def more(pipeline: Any, dmp: Any) -> Any:
+        own = pipeline.detach()
+        return {"same": own is dmp, "output": own(batches(0, 1)[0])[1]}
+
+    return trained(lambda dmp, optimizer: TrainPipelineSparseDist(dmp, optimizer, CPU), 3, more)
+
+
+@case(f"{PIPELINES}.TrainPipelineSparseDist")
+def a_second_iterator() -> Any:
+    def job(rank: int) -> Any:
+        dmp, optimizer = parts(rank)
+        pipeline, outputs = TrainPipelineSparseDist(dmp, optimizer, CPU), []
+        for _ in range(2):
+            iterator = iter(batches(rank, 3))
+            while True:
+                try:
+                    outputs.append(pipeline.progress(iterator))
+                except StopIteration:
+                    break
+        return {"outputs": outputs, "state": tables(dmp, rank)}
+
+    return on_ranks(2, job)
+
+
+@case(f"{PIPELINES}.TrainPipelineSparseDist")
+def the_end_of_the_data() -> Any:
+    def job(rank: int) -> Any:
+        dmp, optimizer = parts(rank)
+        pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU)
+        return [raised(lambda: pipeline.progress(iter([]))), raised(lambda: pipeline.progress(iter([])))]
+
+    return on_ranks(2, job)
+
+
+@case(f"{PIPELINES}.PrefetchTrainPipelineSparseDist", "torchrec.distributed.PrefetchTrainPipelineSparseDist",
+      differs="TorchRec's needs CUDA streams; here it gives the plain loop's results")  # fmt: skip
+def rows_are_prefetched() -> Any:
+    def job(rank: int) -> Any:
+        dmp, optimizer = parts(rank)
+        return raised(lambda: PrefetchTrainPipelineSparseDist(dmp, optimizer, CPU).progress(iter(batches(rank))))
+
+    return on_ranks(2, job)
+
+
+@case(f"{PIPELINES}.EvalPipelineSparseDist")
+def scoring() -> Any:
+    def make(dmp: Any, optimizer: Any) -> Any:
+        dmp.eval()
+        return EvalPipelineSparseDist(dmp, optimizer, CPU)
+
+    return trained(make, 3)
+
+
+@case(f"{PIPELINES}.TrainPipeline", f"{PIPELINES}.GradientAccumulationWrapper")
+def generics_take_parameters() -> Any:
+    kinds = (TrainPipeline, TrainPipelineBase, TrainPipelineSparseDist, EvalPipelineSparseDist, StagedTrainPipeline,
+             GradientAccumulationWrapper, DataLoadingThread)  # fmt: skip
+
+    class Mine(TrainPipelineSparseDist[Batch, torch.Tensor]):
+        """A user's pipeline."""
+
+    return [kind[Batch, torch.Tensor] is not None if kind not in (StagedTrainPipeline,
+            DataLoadingThread) else True for kind in kinds] + [issubclass(Mine, TrainPipeline)]  # fmt: skip
+
+
+@case(f"{PIPELINES}.TrainPipeline")
+def a_pipeline_of_the_user() -> Any:
+    class Mine(TrainPipelineBase[Batch, torch.Tensor]):
+        def progress(self, dataloader_iter: Any) -> Any:
+            return super().progress(dataloader_iter) * 2
+
+    return trained(lambda dmp, optimizer: Mine(dmp, optimizer, CPU), 2)
+
+
+@case(f"{PIPELINES}.GradientAccumulationConfig", f"{PIPELINES}.GradientAccumulationWrapper")
+def gradients_of_two_batches() -> Any:
+    def make(dmp: Any, optimizer: Any) -> Any:
+        config = GradientAccumulationConfig(is_enabled=True, num_steps=2, num_warmup_steps=1)
+        return GradientAccumulationWrapper(TrainPipelineSparseDist(dmp, optimizer, CPU), optimizer, dmp, config)
+
+    return trained(make, 4)
+
+
+@case(f"{PIPELINES}.GradientAccumulationConfig")
+def settings_of_accumulation() -> Any:
+    own = GradientAccumulationConfig()
+    return [own.is_enabled, own.num_steps, own.num_warmup_steps]
+
+
+@case(f"{PIPELINES}.TrainPipelinePT2", f"{PIPELINES}.TorchCompileConfig")
+def the_model_is_compiled() -> Any:
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.fill_(0.0)
+    seen: list[str] = []
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = model
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            found = self.layer(x)
+            return found.sum(), found.detach()
+
+    own = Loss()
+    pipeline = TrainPipelinePT2(
+        own, torch.optim.SGD(own.parameters(), lr=0.1), CPU,
+        TorchCompileConfig(backend="eager", compile_on_iter=1, fullgraph=False),
+        pre_compile_fn=lambda _: seen.append("before"), post_compile_fn=lambda _: seen.append("after"),
+        input_transformer=lambda x: x * 2,
+    )  # fmt: skip
+    iterator = iter([torch.ones(1, 2) * n for n in range(4)])
+    outputs = [pipeline.progress(iterator) for _ in range(4)]
+    return {"outputs": outputs, "weight": model.weight, "seen": seen}
+
+
+@case(f"{PIPELINES}.TorchCompileConfig")
+def settings_of_compilation() -> Any:
+    own = TorchCompileConfig()
+    return [own.fullgraph, own.dynamic, own.backend, own.compile_on_iter]
+
+
+# ---- stages ----
+
+
+class CpuStream(torch.cpu.Stream):
+    """The stream of a stage on the CPU, on which all streams are the same."""
+
+    device = CPU
+
+    def record_event(self, event: Any = None) -> "CpuEvent":
+        return CpuEvent()
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing to wait for."""
+
+
+class CpuEvent:
+    def record(self, stream: Any = None) -> None:
+        """Nothing to record."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+
+def stage(name: str, runnable: Any, **callbacks: Any) -> PipelineStage:
+    return PipelineStage(name=name, runnable=runnable, stream=CpuStream(), **callbacks)
+
+
+class Item(Multistreamable):
+    """A batch of one number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def record_stream(self, stream: Any) -> None:
+        """Nothing."""
+
+
+def staged(stages: list[PipelineStage], **options: Any) -> StagedTrainPipeline:
+    return StagedTrainPipeline(stages, compute_stream=CpuStream(), **options)
+
+
+def items(*numbers: int) -> Any:
+    return iter([Item(number) for number in numbers])
+
+
+def drained(pipeline: StagedTrainPipeline, iterator: Any, seen: list[Any]) -> list[int]:
+    outputs = []
+    while (found := pipeline.progress(iterator)) is not None:
+        seen.append(f"out {found.number}")
+        outputs.append(found.number)
+    return outputs
+
+
+@case(f"{PIPELINES}.StagedTrainPipeline", f"{PIPELINES}.StageOut")
+def stages_of_the_user() -> Any:
+    order: list[str] = []
+
+    def first(item: Item) -> Item:
+        order.append(f"first {item.number}")
+        return Item(item.number * 10)
+
+    def second(item: Item) -> Item:
+        order.append(f"second {item.number}")
+        return Item(item.number + 1)
+
+    pipeline, iterator = staged([stage("first", first), stage("second", second)]), items(1, 2, 3, 4)
+    outputs = drained(pipeline, iterator, order)
+    return {"outputs": outputs, "order": order, "stages": pipeline.num_stages, "again": pipeline.progress(iterator)}
+
+
+@case(f"{PIPELINES}.StagedTrainPipeline")
+def callbacks_of_stages() -> Any:
+    seen: list[str] = []
+    pipeline = staged(
+        [
+            stage("one", lambda x: x, data_exhausted_callback=lambda: seen.append("one ended")),
+            stage("two", lambda x: x, fill_callback=lambda: seen.append("filled"),
+                  data_exhausted_callback=lambda: seen.append("two ended")),
+        ]
+    )  # fmt: skip
+    return {"outputs": drained(pipeline, items(1, 2, 3), seen), "seen": seen}
+
+
+@case(f"{PIPELINES}.StagedTrainPipeline")
+def a_pipeline_is_flushed() -> Any:
+    seen: list[Any] = []
+    pipeline = staged(
+        [stage("one", lambda x: x), stage("two", lambda x: x)], on_flush_end=lambda: seen.append("flushed")
+    )
+    iterator = items(*range(1, 8))
+    for number in range(8):
+        found = pipeline.progress(iterator)
+        seen.append(None if found is None else found.number)
+        if number == 1:
+            pipeline.set_flush(True)
+    return seen
+
+
+@case(f"{PIPELINES}.StagedTrainPipeline",
+      differs="a new iterator fills an empty pipeline again; TorchRec returns its batches one run later")  # fmt: skip
+def a_second_run_of_stages() -> Any:
+    pipeline = staged([stage("one", lambda x: Item(x.number + 1)), stage("two", lambda x: Item(x.number * 2))])
+    return [drained(pipeline, items(*data), []) for data in ([1, 2, 3], [4], [], [5, 6])]
+
+
+@case(f"{PIPELINES}.StagedTrainPipeline")
+def three_stages() -> Any:
+    order: list[str] = []
+
+    def noted(name: str) -> Any:
+        return lambda item: order.append(f"{name} {item.number}") or item
+
+    pipeline = staged([stage(name, noted(name)) for name in ("a", "b", "c")])
+    return {"outputs": drained(pipeline, items(1, 2, 3, 4, 5), order), "order": order}
+
+
+# ---- loading ----
+
+
+@case(f"{PIPELINES}.DataLoadingThread", "torchrec.distributed.DataLoadingThread")
+def batches_from_a_thread() -> Any:
+    thread = DataLoadingThread(CPU, iter(batches(0, 3)), to_device_non_blocking=False)
+    thread.start()
+    labels = []
+    while (found := thread.get_next_batch()) is not None:
+        labels.append(found.labels)
+    again = thread.get_next_batch()
+    thread.stop()
+    return {"labels": labels, "again": again}
+
+
+@case(f"{PIPELINES}.DataLoadingThread")
+def the_end_of_a_thread() -> Any:
+    thread = DataLoadingThread(CPU, iter([]), False)
+    thread.start()
+    found = raised(lambda: thread.get_next_batch(none_throws=True))
+    thread.stop()
+    return found

@@ -1,0 +1,279 @@
+"""Functions of `torchrec.distributed.sharding_plan`, and sharding one module by hand."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed import sharding_plan as P
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.shard import shard, shard_modules
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from tests.compat.parity.case import case, on_ranks, raised
+
+PLAN = "torchrec.distributed.sharding_plan"
+SCHEMES = (
+    "data_parallel",
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+)
+
+
+def bags(rows: int = 10, dim: int = 256, names: str = "t", device: str = "cpu") -> EmbeddingBagCollection:
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"])
+        for name in names
+    ]
+    return EmbeddingBagCollection(tables=tables, device=torch.device(device))
+
+
+def shown(entry: ParameterSharding) -> Any:
+    spec = entry.sharding_spec
+    shards = None if spec is None else [
+        [list(own.shard_offsets), list(own.shard_sizes), str(own.placement)] for own in spec.shards
+    ]  # fmt: skip
+    return [str(getattr(entry.sharding_type, "value", entry.sharding_type)), entry.compute_kernel, entry.ranks, shards]
+
+
+def planned(generator: Any, world: int = 4, local: int = 2, device: str = "cpu", **size: Any) -> Any:
+    plan = P.construct_module_sharding_plan(
+        bags(device="meta", **size), {"t": generator}, EmbeddingBagCollectionSharder(), local, world, device
+    )
+    return shown(plan["t"])
+
+
+@case(f"{PLAN}.table_wise")
+def table_wise_plans() -> Any:
+    return [planned(P.table_wise(rank=3)), planned(P.table_wise(rank=1, compute_kernel="fused"))]
+
+
+@case(f"{PLAN}.table_wise", differs="all shards are on one device type; TorchRec mixes them in quantized inference")
+def a_table_on_another_device() -> Any:
+    return raised(lambda: planned(P.table_wise(rank=1, device="cpu"), device="cuda"))
+
+
+@case(f"{PLAN}.row_wise")
+def row_wise_plans() -> Any:
+    return [planned(P.row_wise()), planned(P.row_wise(compute_kernel="dense"), rows=13)]
+
+
+@case(f"{PLAN}.row_wise", differs="a rank without rows has no shard; TorchRec gives it an empty one")
+def fewer_rows_than_ranks() -> Any:
+    return planned(P.row_wise(), rows=3)
+
+
+@case(f"{PLAN}.row_wise", differs="TorchRec's are shards of one process in quantized inference; here ranks train them")
+def rows_of_given_sizes() -> Any:
+    return [
+        planned(P.row_wise(([3, 1, 4, 2], "cpu"))),
+        planned(P.row_wise(([3, 1, 4, 2], ["cpu"] * 4))),
+    ]
+
+
+@case(f"{PLAN}.column_wise")
+def column_wise_plans() -> Any:
+    return [
+        planned(P.column_wise(ranks=[0, 1])),
+        planned(P.column_wise(ranks=[3])),
+        planned(P.column_wise(size_per_rank=[64, 64, 128])),
+        planned(P.column_wise(ranks=[2, 0, 1, 3], compute_kernel="fused")),
+    ]
+
+
+@case(f"{PLAN}.column_wise")
+def column_wise_errors() -> Any:
+    return raised(lambda: planned(P.column_wise(size_per_rank=[64, 64]))) != "nothing"
+
+
+@case(f"{PLAN}.column_wise", differs="columns that ranks do not divide are split as evenly as possible")
+def columns_that_ranks_do_not_divide() -> Any:
+    return raised(lambda: planned(P.column_wise(ranks=[0, 1, 2])))
+
+
+@case(f"{PLAN}.table_row_wise")
+def table_row_wise_plans() -> Any:
+    return [planned(P.table_row_wise(host_index=0)), planned(P.table_row_wise(host_index=1))]
+
+
+@case(f"{PLAN}.grid_shard")
+def grid_plans() -> Any:
+    return planned(P.grid_shard(host_indexes=[0, 1]))
+
+
+@case(f"{PLAN}.data_parallel")
+def data_parallel_plans() -> Any:
+    return planned(P.data_parallel())
+
+
+@case(f"{PLAN}.construct_module_sharding_plan")
+def placements_on_gpus() -> Any:
+    return [planned(P.table_wise(rank=2), device="cuda"), planned(P.row_wise(), device="cuda")]
+
+
+@case(f"{PLAN}.construct_module_sharding_plan")
+def errors_of_plans() -> Any:
+    module = bags(device="meta")
+    sharder = EmbeddingBagCollectionSharder()
+    call = P.construct_module_sharding_plan
+    return {
+        "unknown table": raised(lambda: call(module, {"x": P.row_wise()}, sharder, 2, 2, "cpu")) != "nothing",
+        "no collection": raised(lambda: call(nn.Linear(1, 1), {}, None, 2, 2, "cpu")) != "nothing",
+    }
+
+
+@case(f"{PLAN}.apply_to_all")
+def one_generator_for_all_tables() -> Any:
+    module = bags(names="ab", device="meta")
+    plan = P.construct_module_sharding_plan(
+        module, P.apply_to_all(module, P.row_wise()), EmbeddingBagCollectionSharder(), 2, 2, "cpu"
+    )
+    return {name: shown(entry) for name, entry in plan.items()}
+
+
+@case(f"{PLAN}.get_module_to_default_sharders", f"{PLAN}.get_default_sharders")
+def default_sharders() -> Any:
+    found = P.get_module_to_default_sharders()
+    kinds = (EmbeddingBagCollection, EmbeddingCollection, FusedEmbeddingBagCollection)
+    return {
+        "known": [kind in found for kind in kinds],
+        "types": [type(found[kind]).__name__ for kind in kinds],
+        "module types": [found[kind].module_type is kind for kind in kinds],
+        "list": all(type(found[kind]) in {type(own) for own in P.get_default_sharders()} for kind in kinds),
+    }
+
+
+@case(f"{PLAN}.calculate_shard_sizes_and_offsets")
+def sizes_and_offsets() -> Any:
+    tensor = torch.empty(10, 12, device="meta")
+    return {
+        scheme: P.calculate_shard_sizes_and_offsets(tensor, 4, 2, scheme, col_wise_shard_dim=4) for scheme in SCHEMES
+    }
+
+
+@case(f"{PLAN}.calculate_shard_sizes_and_offsets", f"{PLAN}.MIN_CW_DIM")
+def widths_of_column_shards() -> Any:
+    def widths(dim: int, width: int | None) -> Any:
+        found = P.calculate_shard_sizes_and_offsets(torch.empty(4, dim, device="meta"), 2, 2, "column_wise", width)
+        return found[0]
+
+    return {
+        "constant": P.MIN_CW_DIM,
+        "default": [widths(dim, None) for dim in (64, 128, 256, 512)],
+        "rest": widths(10, 4),
+        "too wide": widths(10, 100),
+    }
+
+
+@case(f"{PLAN}.calculate_shard_sizes_and_offsets")
+def row_shards_by_memory_and_by_bucket() -> Any:
+    tensor = torch.empty(12, 4, device="meta")
+    return {
+        "memory": P.calculate_shard_sizes_and_offsets(
+            tensor, 3, 3, "row_wise", device_memory_sizes=[1, 1, 2]
+        ),
+        "buckets": P.calculate_shard_sizes_and_offsets(tensor, 4, 4, "row_wise", num_buckets=6),
+        "unknown": raised(lambda: P.calculate_shard_sizes_and_offsets(tensor, 2, 2, "x")),
+        "few rows": P.calculate_shard_sizes_and_offsets(torch.empty(3, 4, device="meta"), 4, 4, "row_wise"),
+    }  # fmt: skip
+
+
+@case(f"{PLAN}.placement", f"{PLAN}.placement_helper")
+def placements_as_text() -> Any:
+    return {
+        "placement": [P.placement("cpu", 3, 2), P.placement("cuda", 3, 2), P.placement("mtia", 1, 2)],
+        "helper": [P.placement_helper("cpu", 1, 1), P.placement_helper("cuda", 1, 3), P.placement_helper("cuda")],
+        "unknown": raised(lambda: P.placement_helper("tpu", 0, 0)),
+    }
+
+
+@case(f"{PLAN}.get_sharding_constructor_from_type")
+def generators_by_scheme() -> Any:
+    kinds = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_ROW_WISE,
+             ShardingType.GRID_SHARD, ShardingType.DATA_PARALLEL)  # fmt: skip
+    return {
+        "names": [P.get_sharding_constructor_from_type(kind).__name__ for kind in kinds],
+        "planned": planned(P.get_sharding_constructor_from_type(ShardingType.ROW_WISE)()),
+        "unknown": raised(lambda: P.get_sharding_constructor_from_type("x")),
+    }
+
+
+BATCH = KeyedJaggedTensor(keys=["f_a", "f_b"], values=torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 0, 1]))
+
+
+def fill(module: nn.Module) -> None:
+    """Gives every shard the same weights under any plan: row r has r in each column."""
+    state = module.state_dict()
+    with torch.no_grad():
+        for value in state.values():
+            if hasattr(value, "local_shards"):
+                for own in value.local_shards():
+                    row, rows = own.metadata.shard_offsets[0], own.metadata.shard_sizes[0]
+                    own.tensor.copy_(torch.arange(row, row + rows).unsqueeze(1).expand_as(own.tensor))
+            elif value.dim() == 2:
+                value.copy_(torch.arange(value.shape[0]).unsqueeze(1).expand_as(value))
+
+
+@case("torchrec.distributed.shard.shard")
+def one_module_is_sharded() -> Any:
+    def job(rank: int) -> Any:
+        module = bags(names="ab", dim=4)
+        sharded = shard(module, {"a": P.row_wise(), "b": P.table_wise(rank=1)}, device=torch.device("cpu"))
+        fill(sharded)
+        return {
+            "type": isinstance(sharded, ShardedEmbeddingBagCollection),
+            "output": sharded(BATCH).values(),
+            "names": sorted(sharded.state_dict()),
+        }
+
+    return on_ranks(2, job)
+
+
+@case("torchrec.distributed.shard.shard")
+def one_generator_shards_all_tables() -> Any:
+    def job(rank: int) -> Any:
+        sharded = shard(bags(names="ab", dim=4), P.row_wise(), device=torch.device("cpu"))
+        fill(sharded)
+        return sharded(BATCH).values()
+
+    return on_ranks(2, job)
+
+
+@case("torchrec.distributed.shard.shard_modules")
+def modules_of_a_model_are_sharded() -> Any:
+    def job(rank: int) -> Any:
+        model = nn.Sequential(bags(names="ab", dim=4))
+        plan = ShardingPlan({"0": P.construct_module_sharding_plan(
+            model[0], {"a": P.row_wise(), "b": P.table_wise(rank=0)}, EmbeddingBagCollectionSharder(), 2, 2, "cpu"
+        )})  # fmt: skip
+        sharded = shard_modules(model, device=torch.device("cpu"), plan=plan)
+        fill(sharded)
+        return {"same": sharded is model, "type": type(sharded[0]).__name__, "output": sharded(BATCH).values()}
+
+    return on_ranks(2, job)
+
+
+@case("torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder")
+def a_sharder_by_hand() -> Any:
+    def job(rank: int) -> Any:
+        module, sharder = bags(names="ab", dim=4), EmbeddingBagCollectionSharder({"learning_rate": 0.1})
+        plan = P.construct_module_sharding_plan(module, P.apply_to_all(module, P.row_wise()), sharder, 2, 2, "cpu")
+        sharded = sharder.shard(module, plan, ShardingEnv.from_process_group(torch.distributed.group.WORLD))
+        fill(sharded)
+        return {
+            "output": sharded(BATCH).values(),
+            "module type": sharder.module_type.__name__,
+            "parameters": sorted(sharder.shardable_parameters(module)),
+            "fused": sharder.fused_params["learning_rate"],
+            "fused is a kernel": "fused" in sharder.compute_kernels("row_wise", "cpu"),
+            "schemes": sorted(set(sharder.sharding_types("cpu")) & {"table_wise", "column_wise"}),
+        }
+
+    return on_ranks(2, job)

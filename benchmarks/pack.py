@@ -45,7 +45,7 @@ def measure(case: StepCase, rounds: int) -> list[Figure]:
         collection, features = sharded(case, device).collections[""], batch_of(case, device)
         for _ in range(WARM_UP + rounds):
             clocks = [_clocks()]
-            pending = collection.input_dist(features)
+            pending = collection.send(features)
             clocks.append(_clocks())
             pending.wait()
             clocks.append(_clocks())

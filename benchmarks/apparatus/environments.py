@@ -30,6 +30,8 @@ NEEDS = (
     "tqdm",
     "iopath==0.1.10",
     "portalocker",
+    "torchmetrics==1.0.3",
+    "lightning-utilities",
 )
 
 

@@ -83,7 +83,7 @@ class Ours:
             batch = next(self.turn).to(CPU)
             copied = time.perf_counter()
             for collection in self.model.collections.values():
-                collection.input_dist(batch.sparse_features).wait()
+                collection.send(batch.sparse_features).wait()
             copy.append(copied - begun)
             sent.append(time.perf_counter() - copied)
         return {"copy": 1e3 * median(copy), "dist": 1e3 * median(sent)}

@@ -1,8 +1,8 @@
 """The command line ``recshard``: one function per subcommand. The rooms do the work.
 
 Walking order: `options` (options that several commands have, and outputs), `errors` (of words that the user typed),
-one file a command, and `plan`, a group of commands. No module of this room imports torch or numpy at its top: every
-``--help`` must appear at once. A command imports what it needs when it runs.
+one file a command, and `plan`, a group of commands. Every ``--help`` must appear at once, so these import neither torch
+nor numpy at their top. A command imports what it needs when it runs, such as `training_demo` and `plan.simulate`.
 
 Exit codes: 0 after success, 1 if a check or a run failed, 2 for a mistake in the command or a file, 130 after Ctrl-C.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from pathlib import Path
 from shutil import get_terminal_size
 from typing import Annotated, Any
 
@@ -22,11 +21,13 @@ from rich.markup import escape
 from recshard_lab.cli.bench import bench
 from recshard_lab.cli.calibrate import calibrate
 from recshard_lab.cli.data import app as data
+from recshard_lab.cli.demo import demo
 from recshard_lab.cli.errors import UsageError, error_text, usage_text
 from recshard_lab.cli.export import export
 from recshard_lab.cli.lab import lab
-from recshard_lab.cli.options import OUTPUT, Plotly, check_out, examples, note_written, stderr
+from recshard_lab.cli.options import examples, stderr
 from recshard_lab.cli.plan import app as plan
+from recshard_lab.cli.port import port
 from recshard_lab.cli.selftest import selftest
 from recshard_lab.cli.serve import serve
 from recshard_lab.cli.train import train
@@ -96,33 +97,10 @@ app.command(
 )(lab)
 
 
-@app.command(
+app.command(
     rich_help_panel=_LEARN,
     epilog=examples("recshard demo", "recshard demo -n 4 --out report.html", "recshard demo --full --data ml-100k.zip"),
-)
-def demo(
-    data: Annotated[Path | None, typer.Option(help="MovieLens: a folder, zip or wheel that contains it.")] = None,
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", "-n", help="Number of ranks. Default: 2, or 4 with --full.", min=1)
-    ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Every scheme, on both splits. Takes minutes.")] = False,
-    out: Annotated[Path, typer.Option(help="Path of the report, .html.", rich_help_panel=OUTPUT)] = Path(
-        "recshard_report.html"
-    ),
-    plotly: Plotly = "embed",
-) -> None:
-    """Train one model under several plans, compare with the prediction, write a report. Takes less than a minute."""
-    check_out([out], {".html": "the report"})
-    from recshard_lab.launcher import warm
-
-    warm()  # the ranks' imports run beside this process's own
-    from recshard_lab.lab.demo.command import run_demo
-
-    holds = run_demo(data, ranks, out, Console(highlight=False), plotly, full)
-    note_written(out)
-    raise typer.Exit(0 if holds else 1)
-
-
+)(demo)
 app.add_typer(plan, name="plan", rich_help_panel=_DECIDE)
 
 
@@ -145,6 +123,13 @@ app.command(
     ),
 )(calibrate)
 app.command(
+    rich_help_panel=_DECIDE,
+    epilog=examples(
+        "recshard port train.py -n 8",
+        "recshard port train.py --set 'args.rows=1000' --out report.json",
+    ),
+)(port)
+app.command(
     rich_help_panel=_RUN,
     epilog=examples(
         "recshard train --config run.yaml",
@@ -156,7 +141,9 @@ app.command(
 app.add_typer(data, name="data", rich_help_panel=_RUN)
 app.command(
     rich_help_panel=_RUN,
-    epilog=examples("recshard export run/checkpoint model/v1", "recshard export run.yaml model/v2 --dtype int8"),
+    epilog=examples(
+        "recshard export run/checkpoint --out model/v1", "recshard export run.yaml --out model/v2 --dtype int8"
+    ),
 )(export)
 app.command(
     rich_help_panel=_RUN,

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from recshard_lab.cli.options import OUTPUT, check_out, note_written
+from recshard_lab.cli.options import OUTPUT, check_out, note_written, ranks_option
 
 
 def calibrate(
-    ranks: Annotated[int, typer.Option("--ranks", "-n", help="Number of ranks to launch and measure.", min=1)] = 2,
+    ranks: Annotated[int, ranks_option("Number of ranks to launch and measure.")] = 2,
     seconds: Annotated[float, typer.Option(help="Time budget in seconds. A longer run is more exact.")] = 50.0,
     cpu: Annotated[bool, typer.Option("--cpu", help="Measure CPU ranks even if every rank has a GPU.")] = False,
     check: Annotated[

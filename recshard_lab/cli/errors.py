@@ -123,7 +123,7 @@ def _usage(context: Any) -> str:
         if parameter.param_type_name == "argument" and parameter.required
     ]
     words += [
-        f"{max(parameter.opts, key=len)} {str(parameter.name).upper()}"
+        f"{max(parameter.opts, key=len)} {parameter.metavar or str(parameter.name).upper()}"
         for parameter in context.command.params
         if parameter.param_type_name == "option" and parameter.required
     ]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from recshard_lab.cli.options import machine_of, note_written
+from recshard_lab.cli.options import StepOptions, machine_of, note_written, ranks_option
 
 _EXPORT = "Export for other machines"
 
@@ -33,9 +33,7 @@ def train(
     topology: Annotated[
         str, typer.Option(help="The machine, by name (recshard topologies).", rich_help_panel=_EXPORT)
     ] = "",
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", "-n", help="Number of ranks.", min=1, rich_help_panel=_EXPORT)
-    ] = None,
+    ranks: Annotated[int | None, ranks_option("Number of ranks.", _EXPORT)] = None,
 ) -> None:
     """Train a model as a file describes, on one rank or under torchrun. An interrupted run resumes."""
     from recshard_lab.launcher import join
@@ -53,7 +51,7 @@ def train(
         return
     if export is not None:
         options: Any = {"launcher": launcher} if launcher is not None else {}
-        note_written(*export_run(run, export, topology=machine_of(topology, ranks), **options))
+        note_written(*export_run(run, export, topology=machine_of(StepOptions(topology, ranks)), **options))
         return
     if topology or ranks is not None or launcher is not None:
         raise ValueError(

@@ -1,5 +1,7 @@
 """The prose of notebook 20 is what its cells print."""
 
+import re
+
 from recshard_lab.compat import coverage, differences
 from tests.notebooks.claims import stored
 
@@ -22,6 +24,16 @@ def test_the_script_ran_on_two_ranks_without_a_line_for_this_library() -> None:
     written = [c.source for c in TORCHREC.notebook.cells if c.source.startswith("%%writefile")]
     assert len(written) == 3
     assert not any("recshard" in source for source in written)
+
+
+def test_the_report_lists_the_names_of_the_script_and_plans_its_table() -> None:
+    cell = TORCHREC.cell("compat.read_script(")
+    counts = [int(number) for number in re.findall(r"(\d+) (?:are|differ)", cell.output)]
+    assert cell.number(after="It is") == sum(counts) > 5
+    assert "are served" in cell.output
+    plan = TORCHREC.output_of("report.plan(4)")
+    assert "film" in plan
+    assert "python -m recshard_lab.compat --translate train.py" in plan
 
 
 def test_the_kernel_is_dense_and_placements_are_gpus() -> None:

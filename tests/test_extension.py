@@ -12,10 +12,10 @@ from rich.console import Console
 
 import recshard_lab as rs
 from recshard_lab import launcher
+from recshard_lab.cli import training_demo as demo
 from recshard_lab.data import SyntheticRatings
 from recshard_lab.embedding import kernels
 from recshard_lab.lab import views
-from recshard_lab.lab.demo import command as demo
 from recshard_lab.lab.demo import training
 from recshard_lab.lab.demo.experiment import plan_of_scheme, run_under, run_unsharded
 from recshard_lab.sharding import schemes

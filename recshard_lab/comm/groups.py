@@ -58,6 +58,9 @@ class ShardingEnv:
             _envs[id(self)] = self
             _seen[:] = [True]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ShardingEnv":
+        return self  # a process group cannot be copied, and the ranks are the same
+
     @property
     def process_group(self) -> Any:
         """TorchRec's name for ``pg``."""

@@ -511,7 +511,8 @@ class ShardedCollection(nn.Module):
             Waiting for it sends the ids. Waiting for that result returns the argument of `compute`.
 
         Raises:
-            ValueError: a batch that the tables do not support, on all ranks. The first wait raises it.
+            ValueError: an argument of another type; or a batch that the tables do not support, on all ranks, which
+                the first wait raises.
 
         >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
         >>> from recshard_lab.distributed import shard
@@ -524,6 +525,10 @@ class ShardedCollection(nn.Module):
         >>> torch.equal(bags.output_dist(ctx, bags.compute(ctx, ids)).values(), bags(batch).values())
         True
         """
+        if not isinstance(ctx, ShardedModuleContext):
+            raise ValueError(f"ctx is {ctx!r:.80}, expected a context. Fix: pass ctx=collection.create_context()")
+        if not isinstance(features, KeyedJaggedTensor):
+            raise ValueError(f"features is {features!r:.80}, expected a KeyedJaggedTensor. Fix: pass the batch's")
         ctx.features = features
         ctx.inverse_indices = features.inverse_indices_or_none()
         ctx.variable_batch_per_feature = features.variable_stride_per_key()

@@ -165,3 +165,27 @@ def test_stats_report_a_plan_of_the_search(bags: Any) -> None:
 def test_cache_settings_that_do_not_exist_are_refused_by_name(name: str) -> None:
     with pytest.raises(rs.sharding.PlanError, match=f"{name}=1, which caches lack. Fix: omit {name}"):
         CacheParams(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "kind"),
+    [
+        ("enumerator", "enumerate, populate_estimates", "Enumerator"),
+        ("proposer", "feedback, load, propose", "Proposer"),
+        ("partitioner", "partition", "Partitioner"),
+        ("performance_model", "rate", "PerfModel"),
+        ("plan_loader", "load, plan_context_hash", "PlanLoader"),
+        ("stats", "log", "Stats"),
+    ],
+)
+def test_a_part_without_its_methods_is_refused_by_name(name: str, missing: str, kind: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} got .*no method {missing}\. Fix: pass an object of class {kind} in"):
+        EmbeddingShardingPlanner(Topology(2, "cpu"), 16, **{name: "greedy"})
+
+
+@pytest.mark.parametrize("name", ["world_size", "local_world_size", "pod_size"])
+@pytest.mark.parametrize("value", ["2", 0, 1.5, True])
+def test_a_number_of_ranks_that_is_none_is_refused_by_name(name: str, value: Any) -> None:
+    numbers = {"world_size": 2, "compute_device": "cpu", name: value}
+    with pytest.raises(ValueError, match=rf"{name} must be a positive int, got {value!r}\. Fix: {name}=2"):
+        Topology(**numbers)

@@ -88,3 +88,11 @@ def test_a_sharded_module_is_copied_with_the_others() -> None:
     with torch.no_grad():
         copied.over.weight.zero_()
     assert dmp.module.over.weight.any()
+
+
+def test_a_stage_refuses_arguments_of_another_type() -> None:
+    collection = DistributedModelParallel(Model()).module.bags
+    with pytest.raises(ValueError, match=r"ctx is None, expected a context\. Fix: pass ctx=collection\.create_context"):
+        collection.input_dist(None, batches()[0])
+    with pytest.raises(ValueError, match=r"features is 'batch', expected a KeyedJaggedTensor\. Fix: "):
+        collection.input_dist(collection.create_context(), "batch")

@@ -256,6 +256,15 @@ class EmbeddingShardingPlanner(EmbeddingPlannerBase):
             timeout_seconds,
             **options,
         )
+        for name, kind, part in (
+            ("enumerator", Enumerator, enumerator),
+            *(("proposer", Proposer, each) for each in _listed(proposer)),
+            ("partitioner", Partitioner, partitioner),
+            ("performance_model", PerfModel, performance_model),
+            ("plan_loader", PlanLoader, plan_loader),
+            *(("stats", Stats, each) for each in _listed(stats)),
+        ):
+            _check_part(name, kind, part)
         parts = (enumerator, proposer, partitioner, performance_model, plan_loader, *self._callbacks)
         own_reservation = storage_reservation is not None and not hasattr(storage_reservation, "topology")
         self._has_parts = any(part is not None for part in parts) or own_reservation or not self._topology.is_uniform
@@ -277,7 +286,7 @@ class EmbeddingShardingPlanner(EmbeddingPlannerBase):
                 EmbeddingOffloadScaleupProposer(),
             ]
         else:
-            self._proposers = list(proposer) if isinstance(proposer, Sequence) else [proposer]
+            self._proposers = _listed(proposer)
         self._counts = (0, 0)
 
     def plan(self, module: Any, sharders: Sequence[Any] | None = None) -> ShardingPlan:
@@ -416,3 +425,24 @@ def _sharders(sharders: Sequence[Any] | None) -> list[Any]:
     from recshard_lab.distributed import get_default_sharders
 
     return list(get_default_sharders())
+
+
+def _listed(parts: Any) -> list[Any]:
+    """One part, or several, as a list."""
+    return list(parts) if isinstance(parts, list | tuple) else [parts]
+
+
+def _check_part(name: str, kind: type, part: Any) -> None:
+    """Refuses a part without the methods of its abstract class. It need not be a subclass.
+
+    Raises:
+        ValueError: names the missing methods.
+    """
+    methods: list[str] = sorted(getattr(kind, "__abstractmethods__") - {"__init__"})  # noqa: B009
+    known = [] if isinstance(part, str) else methods  # a str has a method `partition`
+    missing = [method for method in methods if method not in known or not callable(getattr(part, method, None))]
+    if part is not None and missing:
+        raise ValueError(
+            f"{name} got {part!r:.80}, which has no method {', '.join(missing)}. Fix: pass an object of "
+            f"class {kind.__name__} in torchrec.distributed.planner.types"
+        )

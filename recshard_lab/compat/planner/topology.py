@@ -192,6 +192,9 @@ class Topology:
     ) -> None:
         if compute_device not in _DEVICES:
             raise AssertionError(f"compute_device {compute_device!r} is not supported. Fix: use one of {_DEVICES}")
+        for name, value in (("world_size", world_size), ("local_world_size", local_world_size), ("pod_size", pod_size)):
+            if not (value is None and name != "world_size") and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} must be a positive int, got {value!r}. Fix: {name}=2")
         if pod_size is not None and pod_size > world_size:
             raise ValueError(f"pod_size {pod_size} exceeds world_size {world_size}. Fix: pod_size={world_size}")
         self.world_size, self.compute_device = world_size, compute_device

@@ -13,13 +13,12 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from recshard_lab.compat.datasets.pipes import LoadFiles, Mapper, ReadLinesFromCSV, safe_cast
-from recshard_lab.data.movielens_columns import (
-    DEFAULT_MOVIES_COLUMN_NAMES,
-    DEFAULT_RATINGS_COLUMN_NAMES,
-    MOVIES_FILENAME,
-    RATINGS_FILENAME,
-)
 
+# source: https://files.grouplens.org/datasets/movielens/ml-25m-README.html
+RATINGS_FILENAME = "ratings.csv"
+MOVIES_FILENAME = "movies.csv"
+DEFAULT_RATINGS_COLUMN_NAMES = ["userId", "movieId", "rating", "timestamp"]
+DEFAULT_MOVIES_COLUMN_NAMES = ["movieId", "title", "genres"]
 DEFAULT_COLUMN_NAMES = DEFAULT_RATINGS_COLUMN_NAMES + DEFAULT_MOVIES_COLUMN_NAMES[1:]
 
 

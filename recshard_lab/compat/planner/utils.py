@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from enum import Enum
 from typing import Any
 
 import torch
 
 from recshard_lab.comm import CommOp, codecs_for
+from recshard_lab.compat.distributed.types import StorageUsageType
 from recshard_lab.compat.planner.base import SharderData
 from recshard_lab.compat.planner.constants import GIB, NUM_POOLINGS
 from recshard_lab.compat.planner.costs import Storage
@@ -83,14 +83,6 @@ def storage_repr_in_gb(storage: Storage | None) -> str:
     if storage is None:
         return ""
     return f"Storage(hbm = {round(bytes_to_gb(storage.hbm), 3)} GB, ddr = {round(bytes_to_gb(storage.ddr), 3)} GB)"
-
-
-class StorageUsageType(Enum):
-    """The kind of a sharder."""
-
-    BASE_QUANT = "BaseQuantEmbeddingSharder"
-    BASE = "BaseEmbeddingSharder"
-    DEFAULT = "ModuleSharder"
 
 
 def build_sharder_data(sharder: Any) -> SharderData:

@@ -9,9 +9,8 @@ SERVED: dict[str, dict[str, str]] = {
         "InMemoryBinaryCriteoIterDataPipe TOTAL_TRAINING_SAMPLES criteo_kaggle criteo_terabyte",
     },
     "torchrec.datasets.movielens": {
-        "data.movielens_columns": "DEFAULT_MOVIES_COLUMN_NAMES DEFAULT_RATINGS_COLUMN_NAMES MOVIES_FILENAME "
-        "RATINGS_FILENAME",
-        "compat.datasets.movielens": "COLUMN_TYPE_CASTERS DEFAULT_COLUMN_NAMES movielens_20m movielens_25m",
+        "compat.datasets.movielens": "COLUMN_TYPE_CASTERS DEFAULT_COLUMN_NAMES DEFAULT_MOVIES_COLUMN_NAMES "
+        "DEFAULT_RATINGS_COLUMN_NAMES MOVIES_FILENAME RATINGS_FILENAME movielens_20m movielens_25m",
     },
     "torchrec.datasets.random": {"data": "RandomRecDataset"},
     "torchrec.datasets.scripts": {},

@@ -91,9 +91,9 @@ def test_12_conclusions_follow_from_the_errors() -> None:
     errors = {name: cell.row(f"{name:14} mean error")[0] for name in ("defaults", "calibrated", "measured once")}
     gain, noise = errors["defaults"] - errors["calibrated"], errors["measured once"]
     if abs(gain) > noise / 2 + 2:  # printed without decimals
-        assert ("Calibrated figures are nearer" in verdict) == (gain > 0)
+        assert ("nearer." in verdict) == (gain > 0)
     if abs(noise - 20) > 1:
-        assert ("This machine is busy" in verdict) == (noise > 20)
+        assert ("too busy" in verdict) == (noise > 20)
     chosen = trust.cell("Shortest steps here")
     lost = {name: chosen.row(f"{name:18} fastest in")[2] for name in (*errors, "always table_wise")}
     assert min(lost, key=lost.__getitem__) in chosen.line("Shortest steps here")

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 def selftest(
     gpu: Annotated[bool, typer.Option("--gpu", help="Also check the GPUs. Fails where torch finds none.")] = False,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out the checks whose name contains this text, such as notebook. Repeat it for more."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     out: Annotated[
         Path | None,
@@ -29,7 +33,7 @@ def selftest(
     def show(result: Result) -> None:
         typer.echo(f"{result.status:14}  {result.seconds:6.1f} s  {result.name}", err=True)
 
-    report = run_checks(gpu, show)
+    report = run_checks(gpu, show, skip=skip or ())
     print(report.as_json() if json else report.markdown())
     if out is not None:
         out.write_text((report.as_json() if out.suffix.lower() == ".json" else report.markdown()) + "\n")

@@ -104,6 +104,7 @@ def run_checks(
     gpu: bool = False,
     on_result: Callable[[Result], object] = lambda result: None,
     checks: Sequence[Check] | None = None,
+    skip: Sequence[str] = (),
 ) -> Report:
     """Runs all checks of this machine's CPU, or with ``gpu`` those of its GPUs too.
 
@@ -111,6 +112,7 @@ def run_checks(
         gpu: also run what needs an NVIDIA GPU.
         on_result: called with each result as soon as it is known.
         checks: run these instead.
+        skip: checks whose names contain one of these texts are not run. The report lists them as skipped.
 
     Raises:
         ValueError: ``gpu``, and torch finds no GPU.
@@ -125,7 +127,8 @@ def run_checks(
     try:
         results = []
         for check in all_checks(launched, gpu) if checks is None else checks:
-            results.append(run_check(check))
+            left_out = any(text in check.name for text in skip)
+            results.append(Result(check.name, "skipped", 0.0, "left out") if left_out else run_check(check))
             on_result(results[-1])
     finally:
         launched.stop()
@@ -164,6 +167,7 @@ def all_checks(launched: Launched, gpu: bool) -> list[Check]:
             Check(f"CUDA graphs: {nccl.name}", partial(check_graphs, launched, nccl)),
             Check(f"pinned copies: {nccl.name}", partial(check_pinned, launched, nccl)),
             Check(f"bandwidth: {nccl.name}", partial(check_bandwidth, launched, nccl)),
+            Check(f"lookups: {nccl.name}", partial(check_lookups, launched, nccl)),
         ]
         from recshard_lab.selftest.checkout import checkout_checks
 
@@ -368,7 +372,7 @@ def check_bandwidth(launched: Launched, way: Way) -> Seen:
     copies = min(ranks.run(on_ranks.copy_speed))
     tables, workload = large_tables(share=0.1, count=16), Workload(8192, 10.0)
     measured = measure_plan(ranks, plan_under("row_wise", tables, ranks), tables, workload, steps=10)
-    step_gbps = row_bytes(tables, workload) / measured.step_ms / 1e6
+    step_gbps = sum(row_bytes(tables, workload)) / measured.step_ms / 1e6
     return Seen(
         f"{len(tables)} tables of {tables[0].num_embeddings:,} x 128, batch 8192 per rank, 10 ids per bag, SGD",
         {
@@ -379,21 +383,39 @@ def check_bandwidth(launched: Launched, way: Way) -> Seen:
     )
 
 
-def row_bytes(tables: Sequence[EmbeddingBagConfig], workload: Workload) -> float:
-    """The least bytes of rows that one rank's step reads and writes in its memory.
+def check_lookups(launched: Launched, way: Way) -> Seen:
+    """Each kernel alone: the rows that a lookup and its backward read and write, in their time, beside a plain copy."""
+    ranks = launched.ranks(way)
+    copies = min(ranks.run(on_ranks.copy_speed))
+    tables, workload = large_tables(share=0.1, count=16), Workload(8192, 10.0)
+    figures = {"copy inside the GPU": f"{copies:.0f} GB/s"}
+    for name, times in ranks.run(on_ranks.lookup_times, tables, workload)[0].items():
+        for part, ms, moved in zip(("lookup", "backward"), times, row_bytes(tables, workload), strict=True):
+            gbps = moved / ms / 1e6
+            figures[f"{part}, {name}"] = f"{ms:.2f} ms, {gbps:.0f} GB/s, {100 * gbps / copies:.0f}% of the copy"
+    if len(figures) == 1:
+        raise RuntimeError("no kernel serves these tables on a GPU")
+    rows = f"{len(tables)} tables of {tables[0].num_embeddings:,} x 128"
+    return Seen(f"{rows}, batch 8192, 10 uniform ids per bag", figures)
 
-    Forward reads a row per id and writes a row per bag. Backward reads a row per bag, and reads and writes each
+
+def row_bytes(tables: Sequence[EmbeddingBagConfig], workload: Workload) -> tuple[float, float]:
+    """The least bytes of rows that one rank's lookup reads and writes in its memory, and those of its backward.
+
+    A lookup reads a row per id and writes a row per bag. Its backward reads a row per bag, and reads and writes each
     distinct row. Ids are uniform.
 
     >>> table = EmbeddingBagConfig(1_000_000, 4, name="t", feature_names=["f"])
     >>> row_bytes([table], Workload(1, 1.0))  # rows of 16 bytes: 1 + 1, then 1 + 2
-    80.0
+    (32.0, 48.0)
     """
-    total = 0.0
+    forward = backward = 0.0
     for table in tables:
+        row = table.embedding_dim * 4
         for feature in table.feature_names:
             ids = workload.batch_size * workload.pooling_factor(feature)
             rows = table.num_embeddings
-            distinct = rows * -np.expm1(ids * np.log1p(-1 / rows))
-            total += table.embedding_dim * 4 * (ids + 2 * workload.batch_size + 2 * distinct)
-    return round(float(total), 3)
+            distinct = rows * -float(np.expm1(ids * np.log1p(-1 / rows)))
+            forward += row * (ids + workload.batch_size)
+            backward += row * (workload.batch_size + 2 * distinct)
+    return round(forward, 3), round(backward, 3)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from recshard_lab import train
 from recshard_lab.calibration.batches import random_batch
 from recshard_lab.comm import ShardingEnv, compute_device
 from recshard_lab.data import Batch, RandomRecDataset
 from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
-from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
+from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig, EmbOptimType, OptimizerSpec
+from recshard_lab.embedding.kernels import LookupKernel, Slot, available, kernel_named
 from recshard_lab.lab.live.on_ranks import run_beside_truth as run_beside_truth
 from recshard_lab.models import DLRM, DLRMTrain
 from recshard_lab.planner import Workload
@@ -27,6 +30,7 @@ __all__ = [
     "copy_speed",
     "device_memory",
     "graphs",
+    "lookup_times",
     "pinned_copies",
     "pipeline_losses",
     "rank_facts",
@@ -137,6 +141,48 @@ def copy_speed(num_bytes: int = 1 << 30) -> float:
     source = torch.ones(num_bytes, dtype=torch.uint8, device=compute_device(ShardingEnv.default()))
     target = torch.empty_like(source)
     return 2 * num_bytes / _best_ms(lambda: target.copy_(source)) / 1e6
+
+
+def lookup_times(tables: list[EmbeddingBagConfig], workload: Workload) -> dict[str, tuple[float, float]]:
+    """Milliseconds of (lookup, its backward with the optimizer) of each kernel alone, on this rank's GPU.
+
+    Every turn has ids of its own, drawn uniformly on the GPU; events time the kernels.
+    """
+    device = compute_device(ShardingEnv.default())
+    slots = [Slot(t.name, t.num_embeddings, t.embedding_dim, t.data_type, t.embedding_dim) for t in tables]
+    features, bags = list(range(len(tables))), len(tables) * workload.batch_size
+    pooling = round(workload.pooling_factor(tables[0].feature_names[0]))
+    offsets = torch.arange(0, bags * pooling + 1, pooling, device=device)
+    batches = [torch.randint(tables[0].num_embeddings, (bags * pooling,), device=device) for _ in range(4)]
+    grad = torch.randn(workload.batch_size, sum(t.embedding_dim for t in tables), device=device)
+    found = {}
+    for name in available():
+        for optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):
+            kind, spec = kernel_named(name), OptimizerSpec(optimizer, 0.01)
+            more = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": device}
+            if kind.refuses(slots, spec, **more) is not None:  # type: ignore[arg-type]
+                continue
+            kernel = kind(slots, features, spec, pooled=True, device=device)
+            for weight in kernel.weights():
+                weight.normal_()
+            counts = [workload.batch_size * pooling] * len(tables)
+            times = [_event_times(kernel, (ids, offsets, None, counts), grad) for ids in 3 * batches][len(batches) :]
+            forward, backward = (median(column) for column in zip(*times, strict=True))
+            found[f"{name}, {optimizer}"] = (forward, backward)
+            del kernel
+            torch.cuda.empty_cache()
+    return found
+
+
+def _event_times(kernel: LookupKernel, batch: tuple[Any, ...], grad: Tensor) -> tuple[float, float]:
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    marks[0].record()
+    _, saved = kernel.forward(*batch)
+    marks[1].record()
+    kernel.backward(saved, grad)
+    marks[2].record()
+    torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[1]), marks[1].elapsed_time(marks[2])
 
 
 def pinned_copies(num_bytes: int = 1 << 28) -> dict[str, float]:

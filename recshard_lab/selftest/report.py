@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from typing import Literal
 
 __all__ = ["Report", "Result", "Status", "facts"]
 
-Status = Literal["passed", "failed", "not applicable"]
+Status = Literal["passed", "failed", "not applicable", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Result:
 
     Attributes:
         name: the check, and the ranks that it ran on.
-        status: ``passed``, ``failed`` or ``not applicable``.
+        status: ``passed``, ``failed``, ``not applicable`` or ``skipped``.
         seconds: wall-clock time.
         detail: what was seen; the reason if it failed or was not applicable.
         figures: name -> value with its unit.
@@ -66,12 +67,12 @@ class Report:
 
     @property
     def title(self) -> str:
-        """How many checks failed, passed and were not applicable, in one line."""
-        count = {status: sum(r.status == status for r in self.results) for status in ("passed", "failed")}
+        """How many checks failed, passed, were not applicable and were skipped, in one line."""
+        count = Counter(result.status for result in self.results)
+        skipped = f", {count['skipped']} skipped" if count["skipped"] else ""
         if count["failed"]:
-            return f"recshard selftest: {count['failed']} of {len(self.results)} checks failed"
-        others = len(self.results) - count["passed"]
-        return f"recshard selftest: {count['passed']} checks passed, {others} not applicable"
+            return f"recshard selftest: {count['failed']} of {len(self.results)} checks failed{skipped}"
+        return f"recshard selftest: {count['passed']} checks passed, {count['not applicable']} not applicable{skipped}"
 
     def markdown(self) -> str:
         """The report as Markdown, readable as plain text."""

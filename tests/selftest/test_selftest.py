@@ -261,7 +261,16 @@ def test_a_wheel_has_neither_tests_nor_notebooks(monkeypatch: pytest.MonkeyPatch
 
 def test_the_bytes_of_a_steps_rows_are_at_least_those_of_its_ids() -> None:
     tables = checks.parity_tables()
-    few, many = (checks.row_bytes(tables, on_ranks.Workload(64, ids)) for ids in (1.0, 50.0))
+    few, many = (sum(checks.row_bytes(tables, on_ranks.Workload(64, ids))) for ids in (1.0, 50.0))
     assert few > 64 * 4 * (32 * 2 + 16 + 8) * 3
     rows = sum(table.num_embeddings * table.embedding_dim * 4 for table in tables)
     assert many < 64 * 52 * 4 * (32 * 2 + 16 + 8) + 4 * rows
+
+
+def test_a_skipped_check_is_listed_and_not_run() -> None:
+    ran: list[str] = []
+    own = [checks.Check(name, lambda name=name: ran.append(name) or checks.Seen()) for name in ("one", "notebook 01")]
+    report = checks.run_checks(checks=own, skip=["notebook"])
+    assert ran == ["one"]
+    assert [each.status for each in report.results] == ["passed", "skipped"]
+    assert report.title == "recshard selftest: 1 checks passed, 0 not applicable, 1 skipped"

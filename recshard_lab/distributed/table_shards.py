@@ -314,8 +314,10 @@ class TableShards(StateEntries):
     def reset_parameters(self, seed: int) -> None:
         """Draws the initial weights of this rank's shards, with the same values under every plan.
 
-        A table with ``init_fn`` calls it with each shard.
+        GPUs draw their own, other values than CPUs: 16 GB take seconds on one core. A table with ``init_fn`` calls it
+        with each shard.
         """
+        device = self.device if self.device.type == "cuda" else torch.device("cpu")
         low, high = self.config.get_weight_init_min(), self.config.get_weight_init_max()
         for shard, weight in self.shards():
             if self.config.init_fn is not None:
@@ -323,12 +325,14 @@ class TableShards(StateEntries):
                 continue
             for block in range(shard.rows[0] // _INIT_ROWS, -(-shard.rows[1] // _INIT_ROWS)):
                 digest = blake2b(f"{seed}/{self.config.name}/{block}".encode(), digest_size=7).digest()
-                generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+                generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
                 start, end = (min(max(row - block * _INIT_ROWS, 0), _INIT_ROWS) for row in shard.rows)
-                # only the needed rows: values of a generator do not depend on how many are drawn
-                rows = torch.empty(end, self.config.embedding_dim).uniform_(low, high, generator=generator)
+                # a CPU draws the needed rows alone; on a GPU, values depend on how many are drawn
+                drawn = _INIT_ROWS if device.type == "cuda" else end
+                rows = torch.empty(drawn, self.config.embedding_dim, device=device)
+                rows.uniform_(low, high, generator=generator)
                 at = block * _INIT_ROWS + start - shard.rows[0]
-                weight[at : at + end - start] = rows[start:, slice(*shard.cols)]
+                weight[at : at + end - start] = rows[start:end, slice(*shard.cols)]
 
     def state(self, part: Part) -> Any:
         """The weights or an optimizer state of the whole table, as in state dicts, in the requested form.

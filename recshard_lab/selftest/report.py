@@ -78,9 +78,11 @@ class Report:
         """The report as Markdown, readable as plain text."""
         lines = [f"# {self.title}", "", *(f"- {name}: {value}" for name, value in self.facts.items()), ""]
         lines += ["| check | result | seconds | detail |", "|---|---|---:|---|"]
-        for result in self.results:
+        for result in (each for each in self.results if each.status != "skipped"):
             status = f"**{result.status}**" if result.status == "failed" else result.status
             lines.append(f"| {_cell(result.name)} | {status} | {result.seconds:.1f} | {_cell(result.detail)} |")
+        if skipped := [result.name for result in self.results if result.status == "skipped"]:
+            lines += ["", f"Skipped on request: {', '.join(skipped)}."]
         figures = [(result.name, *pair) for result in self.results for pair in result.figures.items()]
         if figures:
             lines += ["", "| check | figure | value |", "|---|---|---:|"]

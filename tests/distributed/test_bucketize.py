@@ -63,3 +63,11 @@ def test_ids_go_to_their_stripe_in_order(use_fbgemm: bool, dtype: torch.dtype, b
     assert made.weights is not None
     assert made.weights.tolist() == expected_order
     assert made.lengths.dtype == made.ids.dtype == dtype
+
+
+def test_a_batch_without_bags_does_not_reach_fbgemm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its CUDA kernel refuses a grid of size 0."""
+    monkeypatch.setattr(RowSplits, "_with_fbgemm", None)
+    nothing = torch.empty(0, dtype=torch.int64)
+    made = RowSplits([10, 4], [[0, 5], [0]], use_fbgemm=True).sort(nothing, nothing, None, [0, 0], True)
+    assert [made.lengths.tolist(), made.ids.tolist()] == [[], []]

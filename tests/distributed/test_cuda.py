@@ -108,6 +108,32 @@ def test_replicas_on_gpus_are_equal_to_the_last_bit(backend: str | None, optimiz
         assert torch.equal(value, other[name]), name
 
 
+WIDE = {"num_embeddings": 20_000, "embedding_dim": 12, "name": "t", "feature_names": ["f"]}
+
+
+def first_weights(plan_json: str) -> dict[str, torch.Tensor]:
+    """The tables of a new model, whole."""
+    torch.manual_seed(3)
+    meta = EmbeddingBagCollection([EmbeddingBagConfig(**WIDE)], device=torch.device("meta"))
+    module = torch.nn.ModuleDict({"collection": meta})
+    model = DistributedModelParallel(module, plan=ShardingPlan.from_json(plan_json))
+    return {name: value.cpu() for name, value in model.full_state_dict().items()}
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_gpus_draw_the_same_first_weights_under_every_plan() -> None:
+    with recshard_lab.launch(2, share_gpu=True, devices=[0]) as ranks:
+        found = [
+            ranks.run(first_weights, cases.plan_of([WIDE], [scheme], 2).to_json())[0]
+            for scheme in ("table_wise", "row_wise", "column_wise", "data_parallel")
+        ]
+    (whole,) = found[0].values()
+    assert whole.unique().numel() > 200_000
+    for one in found[1:]:
+        assert torch.equal(next(iter(one.values())), whole)
+
+
 @pytest.mark.cuda
 @needs_gpu
 @pytest.mark.parametrize("algorithm", ["lru", "lfu"])

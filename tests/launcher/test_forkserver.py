@@ -226,6 +226,21 @@ def test_what_must_not_be_forked_is_not(
     server.close()
 
 
+@pytest.mark.parametrize("cuda", [None, "13.0"])
+def test_fbgemms_cuda_build_is_left_to_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None
+) -> None:
+    (tmp_path / "fbgemm_gpu.py").write_text("import threading; threading.Timer(600, print).start()")
+    monkeypatch.syspath_prepend(tmp_path)
+    server = with_forkserver(monkeypatch, f"import torch; torch.version.cuda = {cuda!r}", ["fbgemm_gpu", "colorsys"])
+    until = time.monotonic() + 30
+    while not (server.unsafe or server.warmed.is_set()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert ("'fbgemm_gpu' left 2 threads" in server.unsafe) is (cuda is None)
+    server.process.kill()
+    server.close()
+
+
 def test_a_rank_whose_zygote_has_ended_meanwhile_ends() -> None:
     done = subprocess.run([sys.executable, "-c", "from recshard_lab.launcher.rank import *; die_with_parent(1)"])
     assert done.returncode == -signal.SIGKILL

@@ -79,7 +79,8 @@ class RowSplits:
             bags: bags of each feature; they sum to S.
             want_order: whether the caller needs ``order``.
         """
-        if self.use_fbgemm and (weights is None or weights.dtype == torch.float32):
+        bags_here = lengths.numel()  # fbgemm's CUDA kernel refuses a batch without bags
+        if self.use_fbgemm and bags_here and (weights is None or weights.dtype == torch.float32):
             return self._with_fbgemm(lengths, ids, weights, bags, want_order)
         return self._with_torch(lengths, ids, weights, bags)
 

@@ -82,8 +82,11 @@ class Server:
     def import_one(self) -> None:
         """Imports one module of the list. If it fails, ranks that need the module import it and raise."""
         name = self.later.pop(0)
+        torch = sys.modules.get("torch")
         try:
-            importlib.import_module(name)
+            # fbgemm's CUDA build starts a thread when it is imported, so each rank imports it
+            if name != "fbgemm_gpu" or torch is None or torch.version.cuda is None:
+                importlib.import_module(name)
         except Exception:
             sys.modules.pop(name, None)
         self.check(name)

@@ -2,6 +2,7 @@
 
 With d columns, N ids, B samples, P dense parameters, g ranks of a group, and bw for the memory's bandwidth::
 
+    copy            2 bytes / bw
     gather          N (8 d + gather_row_bytes) / bw
     reread          N 8 d / cache_bw
     lookup          N (lookup_ns_per_id + (4 d + gather_row_bytes) / bw + 4 d / (bag cache_bw))
@@ -55,7 +56,9 @@ def figures_alone(timed: Sequence[TimedOperator], before: Topology) -> dict[str,
     updates, costs = dict(before.update_id_ns), dict(before.update_cost)
     found |= {"hbm_cap": before.hbm_cap, "update_id_ns": updates, "update_cost": costs}
     found["launch_ms"], found["kernel_ms"], found["sync_ms"] = (ops[op][0].ms for op in ("launch", "kernel", "read"))
-    per_byte, per_row = line_through([[8 * d * n, n] for n, d in _sizes(ops["gather"])], _ms(ops["gather"]))
+    moved = [[2.0 * nbytes, 0.0] for (nbytes,) in _sizes(ops["copy"])]
+    moved += [[8.0 * d * n, n] for n, d in _sizes(ops["gather"])]
+    per_byte, per_row = line_through(moved, [*_ms(ops["copy"]), *_ms(ops["gather"])])
     (cached,) = line_through([[8 * d * n] for n, d in _sizes(ops["reread"])], _ms(ops["reread"]))
     found |= {"hbm_mem_bw": 1 / per_byte, "gather_row_bytes": per_row / per_byte, "cache_bw": 1 / cached}
 

@@ -4,8 +4,8 @@ The method on a GPU, that of Triton's ``triton.testing.do_bench`` and of ``nvben
 
 - 25 ms of warm-up, synchronised, so that kernels are compiled and clocks have risen; of collectives a fixed number of
   calls, because all ranks must make equally many;
-- before each repeat, 256 MB are overwritten: the L2 cache holds nothing of the repeat before, and the host gets a lead,
-  so that the interval contains no launch;
+- before each repeat, 256 MB are overwritten, so that the L2 cache holds nothing of the repeat before. They are
+  overwritten several times if the host needs longer to enqueue the work: the interval then contains no launch;
 - an event before and after each repeat on the current stream, all repeats enqueued before one synchronisation. The
   events' resolution is about 0.5 us (CUDA runtime API, ``cudaEventElapsedTime``).
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 WARM_UP, REPEATS = 2, 9
 WARM_UP_S = 0.025  # on a GPU
 COLLECTIVE_WARM_UP = 20  # calls on a GPU
+LEAD = 2  # times that the host needs to enqueue a call
 FLUSH_BYTES = 256 << 20  # more than any L2 cache: 50 MB on an H200, 126 MB on a B200
 
 
@@ -56,6 +58,7 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._flush: torch.Tensor | None = None
+        self._flush_ms = 0.0
 
     def synchronize(self) -> None:
         """Waits for the device; returns at once on a CPU."""
@@ -81,14 +84,27 @@ class Clock:
 
         if self._flush is None:
             self._flush = torch.empty(FLUSH_BYTES // 4, device=self.device)
-        begun, calls = perf_counter(), 0
-        while calls < COLLECTIVE_WARM_UP if before else calls < WARM_UP or perf_counter() - begun < WARM_UP_S:
+            self._flush_ms = min(self._device_times(self._flush.zero_))
+        begun, host_ms = perf_counter(), list[float]()
+        while (
+            len(host_ms) < COLLECTIVE_WARM_UP
+            if before
+            else (len(host_ms) < WARM_UP or perf_counter() - begun < WARM_UP_S)
+        ):
+            called = perf_counter()
             run()
+            host_ms.append(1000 * (perf_counter() - called))
             self.synchronize()
-            calls += 1
+        return self._device_times(run, 1 + ceil(LEAD * min(host_ms) / self._flush_ms))
+
+    def _device_times(self, run: Callable[[], object], flushes: int = 1) -> list[float]:
+        import torch
+
+        assert self._flush is not None
         pairs = [[torch.Event(device=self.device, enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
         for start, end in pairs:
-            self._flush.zero_()
+            for _ in range(flushes):
+                self._flush.zero_()
             start.record()
             run()
             end.record()

@@ -180,8 +180,8 @@ def with_rest(records: Iterable[RankMemory]) -> list[RankMemory]:
 _holders: tuple[float, list[weakref.ref[Any]]] = (-math.inf, [])  # when found, and what
 
 
-def _held(max_age_s: float) -> tuple[dict[str, list[Any]], int]:
-    """Category -> the tensors of all living modules and optimizers; and the bytes of exchange buffers."""
+def _held(max_age_s: float) -> tuple[list[tuple[str, list[Any]]], int]:
+    """Tensors of all living modules and optimizers with their category, and the bytes of exchange buffers."""
     global _holders
     if time.monotonic() - _holders[0] > max_age_s:
         kinds = (torch.nn.Module, torch.optim.Optimizer)
@@ -189,28 +189,31 @@ def _held(max_age_s: float) -> tuple[dict[str, list[Any]], int]:
         _holders = (time.monotonic(), found)
     things = [thing for ref in _holders[1] if (thing := ref()) is not None]
     weights: list[Any] = []
-    states: list[Any] = []
+    states: list[Any] = []  # of torch's optimizers
+    fused: list[Any] = []  # of lookup kernels
     exchanged = 0
     for thing in things:
-        held = vars(thing)
-        weights += [*held.get("_parameters", {}).values(), *held.get("_buffers", {}).values()]
+        own = vars(thing)
+        weights += [*own.get("_parameters", {}).values(), *own.get("_buffers", {}).values()]
         if isinstance(thing, torch.optim.Optimizer):
             states += [value for state in list(thing.state.values()) for value in list(state.values())]
         with suppress(AttributeError):  # a module whose __init__ runs or failed
-            states += thing.optimizer_tensors() if hasattr(thing, "optimizer_tensors") else []
+            fused += thing.optimizer_tensors() if hasattr(thing, "optimizer_tensors") else []
             exchanged += thing.exchange_bytes() if hasattr(thing, "exchange_bytes") else 0
     gradients = [weight.grad for weight in weights if isinstance(weight, Tensor) and weight.is_leaf]
-    return {"weights": weights, "optimizer_state": states, "gradients": gradients}, exchanged
+    # kernels' states come first: fbgemm's are also parameters or buffers of its module
+    held = [("optimizer_state", fused), ("weights", weights), ("optimizer_state", states), ("gradients", gradients)]
+    return held, exchanged
 
 
 def _named(device: torch.device, max_age_s: float) -> dict[str, int]:
     """Bytes by category on a device. Each storage counts in the first category that it is in."""
     held, exchanged = _held(max_age_s)
     seen: set[int] = set()
-    found = {"exchange_buffers": exchanged}
-    for name, values in held.items():
+    found = {"exchange_buffers": exchanged, **dict.fromkeys([name for name, _ in held], 0)}
+    for name, values in held:
         fresh = {(s := tensor.untyped_storage())._cdata: s.nbytes() for tensor in _local(values, device)}
-        found[name] = sum(size for place, size in fresh.items() if place not in seen)
+        found[name] += sum(size for place, size in fresh.items() if place not in seen)
         seen |= fresh.keys()
     return found
 
@@ -471,7 +474,7 @@ def counting() -> Iterator[None]:
         return
     _ledger = _Ledger(math.inf, 0)
     held, _ = _held(0.0)
-    _ledger.enter(_local((value for values in held.values() for value in values), torch.device("cpu")))
+    _ledger.enter(_local((value for _, values in held for value in values), torch.device("cpu")))
     try:
         with _Counting(_ledger):
             yield

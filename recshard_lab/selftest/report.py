@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -125,9 +126,21 @@ def facts(command: str) -> dict[str, str]:
         "Python": ".".join(map(str, sys.version_info[:3])),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none (CPU build)'}",
         "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if nccl else "not in this torch",
-        "recshard_lab": f"{version_of('recshard-lab') or 'not installed'}, {Path(recshard_lab.__file__).parent}",
+        "recshard_lab": f"{recshard_lab.__version__}, {origin()}",
         "lookup kernels": f"{', '.join(kernels.available())} ({', '.join(builds) or 'fbgemm is not installed'})",
     }
+
+
+def origin() -> str:
+    """Whether this package is installed or runs from a checkout, and the checkout's commit. No path: reports travel."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "tests").is_dir():
+        return "installed"
+    try:
+        done = subprocess.run(["git", "-C", root, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    except OSError:  # no git here
+        return "from a checkout"
+    return f"from a checkout at {done.stdout.strip()}" if done.returncode == 0 else "from a checkout without git"
 
 
 def cards() -> str:

@@ -68,7 +68,9 @@ def ms_of(op: str, sizes: tuple[int, ...], figures: dict[str, Any] = FIGURES) ->
         batch, width = sizes
         rate = f["tf32_flops_per_ms" if op == "dense_tf32" else "flops_per_ms"]
         return float(6 * 2 * width**2 * (batch + f["matrix_half_batch"]) / rate)
-    if op.startswith("copy"):
+    if op == "copy":
+        return float(2 * sizes[0] / f["hbm_mem_bw"])
+    if op.startswith("copy_to"):
         return float(0.01 + sizes[0] / f["ddr_mem_bw"])
     nbytes, group = sizes
     ms = f["intra_host_latency_ms"] + (group - 1) * (f["peer_ms"] + nbytes / f["intra_host_bw"])
@@ -119,8 +121,9 @@ def waits_of_real_clock() -> tuple[list[str], int]:
     return [sync.cause for sync in counts.syncs], counts.launches
 
 
-def order_of_real_clock() -> tuple[list[str], list[float]]:
-    """What `Clock.times` does on the ledger device after its warm-up, and the times that it reports."""
+def order_of_real_clock(host_s: float = 0.0) -> tuple[list[str], list[float], int]:
+    """What `Clock.times` does on the ledger device after its warm-up, the times that it reports, and how many buffers
+    it overwrites. The host needs `host_s` for a call; a buffer takes 0.5 ms."""
     ledger.register()
     order: list[str] = []
 
@@ -144,6 +147,7 @@ def order_of_real_clock() -> tuple[list[str], list[float]]:
     def run() -> None:
         order.append("run")
         number.add_(1)
+        sleep(host_s)
 
     with (
         patch.object(torch, "Event", Event),
@@ -152,8 +156,7 @@ def order_of_real_clock() -> tuple[list[str], list[float]]:
         ledger.record() as counts,
     ):
         times = clock.times("add", (1,), run)
-    assert counts.operators["zero_"] == module.REPEATS
-    return order[2 * module.WARM_UP :], times
+    return order[-3 * module.REPEATS - 1 :], times, counts.operators["zero_"]
 
 
 def warm_up_calls(seconds: float) -> int:
@@ -171,6 +174,8 @@ def warm_up_calls(seconds: float) -> int:
         calls.append(1)
         sleep(seconds)
 
-    with patch.object(torch, "Event", event), patch.object(module, "FLUSH_BYTES", 64), suppress(Stopped):
-        Clock(torch.device(ledger.DEVICE)).times("all_to_all", (4, 2), run, before=run)
+    clock = Clock(torch.device(ledger.DEVICE))
+    clock._flush, clock._flush_ms = torch.empty(16), 1.0
+    with patch.object(torch, "Event", event), suppress(Stopped):
+        clock.times("all_to_all", (4, 2), run, before=run)
     return len(calls)

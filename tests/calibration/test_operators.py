@@ -46,9 +46,15 @@ def test_the_hosts_launches_are_timed_without_a_wait_for_the_device(ranks: Any) 
 
 
 def test_device_times_come_from_events_with_one_wait_at_the_end(ranks: Any) -> None:
-    order, times = ranks.run(simulated.order_of_real_clock)[0]
+    order, times, _ = ranks.run(simulated.order_of_real_clock)[0]
     assert order == ["event", "run", "event"] * clock.REPEATS + ["wait"]
     assert times == [0.5] * clock.REPEATS
+
+
+def test_the_device_is_busy_while_the_host_enqueues_a_call(ranks: Any) -> None:
+    _, _, overwritten = ranks.run(simulated.order_of_real_clock, 0.005)[0]
+    busy_ms = 0.5 * (overwritten / clock.REPEATS - 1)  # the first ones are timed alone
+    assert busy_ms >= 2 * 5
 
 
 def test_fast_and_slow_ranks_warm_a_collective_up_with_equally_many_calls(ranks: Any) -> None:
@@ -61,7 +67,8 @@ def test_times_too_short_for_the_copies_in_them_are_an_error() -> None:
     timed = [
         clock.TimedOperator(op, sizes, simulated.ms_of(op, sizes))
         for op, sizes in [
-            *(("launch", (1,)), ("kernel", (1,)), ("read", (1,)), ("dense", (8, 8)), ("dense", (64, 8))),
+            *(("copy", (64,)), ("launch", (1,)), ("kernel", (1,)), ("read", (1,))),
+            *(("dense", (batch, 8)) for batch in (8, 64)),
             *((op, (64, cols)) for op in ("gather", "reread") for cols in (8, 64)),
             *((op, (64, cols, 32, 4096)) for op in ("lookup", "train/exact_sgd") for cols in (8, 64)),
         ]

@@ -21,6 +21,7 @@ from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cached_jobs, cases
 from tests.distributed.jobs import Case, batch_of
 from tests.distributed.test_parity import check
+from tests.ledger.conftest import skip_without_fbgemm
 
 GPUS = torch.cuda.device_count()
 needs_gpu = pytest.mark.skipif(GPUS == 0, reason="no NVIDIA GPU on this machine")
@@ -70,7 +71,7 @@ def time_of_ids() -> list[float]:
 
 
 @pytest.mark.cuda
-@needs_gpu
+@pytest.mark.skipif(GPUS < 2, reason="one rank exchanges nothing")
 def test_a_trace_times_nccl_on_the_device() -> None:
     with recshard_lab.launch(GPUS) as ranks:
         for taken in ranks.run(time_of_ids):
@@ -139,6 +140,7 @@ def test_gpus_draw_the_same_first_weights_under_every_plan() -> None:
 @pytest.mark.parametrize("algorithm", ["lru", "lfu"])
 @pytest.mark.parametrize("scheme", ["table_wise", "row_wise"])
 def test_fbgemms_cache_gives_the_bits_of_its_fused_kernel(scheme: str, algorithm: str) -> None:
+    skip_without_fbgemm()
     with recshard_lab.launch(GPUS) as ranks:
         for different, counted in ranks.run(cached_jobs.compared, scheme, "exact_row_wise_adagrad", algorithm):
             assert different == []
@@ -161,6 +163,7 @@ def caches(algorithm: str, backend: str | None) -> tuple[list[str], list[torch.T
 @pytest.mark.cuda
 @needs_gpu
 def test_fbgemms_cache_trains_as_our_own() -> None:
+    skip_without_fbgemm()
     with recshard_lab.launch(1) as ranks:
         ((theirs, one),) = ranks.run(caches, "lru", None)
         ((ours, other),) = ranks.run(caches, "lru", "native")
@@ -172,6 +175,7 @@ def test_fbgemms_cache_trains_as_our_own() -> None:
 @pytest.mark.cuda
 @needs_gpu
 def test_a_pipeline_prefetches_into_fbgemms_cache() -> None:
+    skip_without_fbgemm()
     with recshard_lab.launch(GPUS) as ranks:
         for different, rewritten, counted, prefetched in ranks.run(cached_jobs.piped, None):
             assert (different, rewritten, prefetched) == ([], [], 7)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from recshard_lab import EmbeddingShardingPlanner, ParameterConstraints
-from recshard_lab.embedding import EmbeddingBagConfig
+from recshard_lab.embedding import EmbeddingBagConfig, EmbOptimType, FusedEmbeddingBagCollection, kernels
 from recshard_lab.lab import measure_plan
 from recshard_lab.launcher import LaunchError, RankError, Ranks, device_memory, launch
 from recshard_lab.launcher.device_memory import RankMemory, counting, limit, measure, with_rest
@@ -280,6 +280,18 @@ def test_the_drivers_figure_counts_only_if_it_can_be_this_process(
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     assert device_memory._gpu_process_bytes(UUID, reserved=1000) == expected
+
+
+@pytest.mark.skipif("fbgemm" not in kernels.available(), reason="needs fbgemm_gpu")
+def test_states_of_fbgemms_kernel_are_no_weights() -> None:
+    """They are buffers of its module."""
+    before = measure("cpu")
+    tables = [EmbeddingBagConfig(1_000_000, 4, name="t", feature_names=["f"])]
+    kept = FusedEmbeddingBagCollection(tables, EmbOptimType.EXACT_ROWWISE_ADAGRAD, {"lr": 0.1}, backend="fbgemm")
+    after = measure("cpu")
+    assert kept.backend == "fbgemm"
+    assert after.optimizer_state - before.optimizer_state == 4e6
+    assert after.weights - before.weights == pytest.approx(16e6, rel=1e-3)
 
 
 # -- CUDA ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ backward is autograd's: the kernel keeps the looked-up rows with their graph, an
                     CPU                                CUDA
     optimizers      SGD, Adagrad, row-wise Adagrad     all
     weight decay    none                               row-wise Adagrad: L2, decoupled. Adams, LAMBs, LARS: decoupled
-    weights         FP32, FP16                         FP32, FP16, BF16
+    weights         FP32, FP16                         FP32, FP16
 
 The first kernel imports ``fbgemm_gpu``.
 """
@@ -38,7 +38,8 @@ _TRAINING = "split_table_batched_embeddings_ops_training"
 _CPU_OPTIMIZERS = {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 _NO_DECAY = {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD}
 _TRUST_RATIO = {EmbOptimType.LAMB, EmbOptimType.PARTIAL_ROWWISE_LAMB, EmbOptimType.LARS_SGD}
-_DATA_TYPES = {"cpu": (DataType.FP32, DataType.FP16), "cuda": (DataType.FP32, DataType.FP16, DataType.BF16)}
+_DEVICES = ("cpu", "cuda")
+_DATA_TYPES = (DataType.FP32, DataType.FP16)
 _MOST_CUDA_COLUMNS = 2048
 
 
@@ -106,7 +107,7 @@ class FbgemmKernel(LookupKernel):
         device: torch.device | str,
     ) -> str | None:
         kind = torch.device(device).type
-        if kind not in _DATA_TYPES:
+        if kind not in _DEVICES:
             return f"it runs on cpu and cuda, not on {kind}"
         if optimizer is None:
             return "it always steps an optimizer in backward, and keeps no gradients"
@@ -332,9 +333,8 @@ def _refuses_extras(device: str, optimizer: OptimizerSpec) -> str | None:
 
 def _refuses_slot(device: str, slot: Slot, optimizer: OptimizerSpec) -> str | None:
     table = f"table {slot.table!r}"
-    if slot.data_type not in _DATA_TYPES[device]:
-        kinds = ", ".join(kind.value for kind in _DATA_TYPES[device])
-        return f"{table} is {slot.data_type.value}; on {device} it trains {kinds}"
+    if slot.data_type not in _DATA_TYPES:
+        return f"{table} is {slot.data_type.value}; it trains {' and '.join(kind.value for kind in _DATA_TYPES)}"
     if slot.num_cols % 4:
         return f"{table} has {slot.num_cols} columns here; it needs a multiple of 4"
     if device == "cuda" and slot.num_cols > _MOST_CUDA_COLUMNS:
@@ -377,6 +377,7 @@ def _fbgemm() -> SimpleNamespace:
     """fbgemm's names, imported on first use."""
     # it warns in every process that Adam, LAMB and LARS are compiled without optimisation
     warnings.filterwarnings("ignore", r"(?s).*\[FBGEMM_GPU\] NOTE: The training optimizer")
+    warnings.filterwarnings("ignore", "TBE B200 optimization")  # on every GPU, that it is off
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of parts of itself that are not in this build
         names: dict[str, Any] = {}

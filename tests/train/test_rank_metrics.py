@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    log_loss,
+    mean_absolute_error,
+    mean_squared_error,
+    ndcg_score,
+    precision_score,
+    r2_score,
+    recall_score,
+    roc_auc_score,
+)
 from torch import Tensor
 
 import recshard_lab
@@ -41,7 +52,7 @@ def truth(samples: jobs.Step) -> dict[str, float]:
     p, y, w, g = (samples[name].double().numpy() for name in ("predictions", "labels", "weights", "groups"))
     loss = log_loss(y, p, sample_weight=w, labels=[0, 1])
     rate = np.average(y, weights=w)
-    areas, sizes, gains, recalls = [], [], [], []
+    areas, sizes, gains, recalls, best = [], [], [], [], []
     for group in np.unique(g):
         own = g == group
         if 0 < y[own].sum() < own.sum():
@@ -51,8 +62,38 @@ def truth(samples: jobs.Step) -> dict[str, float]:
             one = own.sum() == 1  # scikit-learn refuses to rank a single document, which is ranked first
             gains.append(1.0 if one else ndcg_score(y[own][None], p[own][None], k=2))
             recalls.append(expected_recall(p[own], y[own], 2))
+        best.append(weights_of_best(p[own], y[own], w[own], 2))
+    entropy = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    unweighted = -(y.mean() * np.log(y.mean()) + (1 - y.mean()) * np.log(1 - y.mean()))
+    mean = np.average(p, weights=w)
+    mse, by_one = (mean_squared_error(y, q, sample_weight=w) for q in (p, np.ones_like(p)))
+    disagree = np.sign(p[:, None] - p) * np.sign(y[:, None] - y) < 0
     return {
-        "ne": loss / -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)),
+        "ne_positive": -(w * y * np.log(p)).sum() / w.sum() / entropy,
+        "unweighted_ne": log_loss(y, p) / unweighted,
+        "cali_free_ne": loss / -(rate * np.log(mean) + (1 - rate) * np.log(1 - mean)),
+        "total_examples": (w > 0).sum(),
+        "mse": mse,
+        "rmse": mse**0.5,
+        "r_squared": r2_score(y, p, sample_weight=w),
+        "mae": mean_absolute_error(y, p, sample_weight=w),
+        "nmse": mse / by_one,
+        "nrmse": (mse / by_one) ** 0.5,
+        "weighted_avg": mean,
+        "label_average": rate,
+        "prediction_average": mean,
+        "scalar": y.mean(),
+        "sum_weights": w.sum(),
+        "num_positive_samples": w[y == 1].sum(),
+        "num_missing_labels": 0.0,
+        "weighted_sum_predictions": (w * p).sum(),
+        "accuracy": accuracy_score(y, p >= 0.5, sample_weight=w),
+        "precision": precision_score(y, p >= 0.5, sample_weight=w),
+        "recall": recall_score(y, p >= 0.5, sample_weight=w),
+        "auprc": average_precision_score(y, p, sample_weight=w),
+        "rauc": 1 - disagree.sum() / (len(y) * (len(y) - 1)),
+        "precision_session": np.divide(*np.sum(best, 0)),
+        "ne": loss / entropy,
         "logloss": loss,
         "calibration": (w * p).sum() / (w * y).sum(),
         "ctr": rate,
@@ -72,11 +113,21 @@ def expected_recall(p: Any, y: Any, k: int) -> float:
     return float((y[above].sum() + y[tied].sum() * room / tied.sum()) / y.sum())
 
 
+def weights_of_best(p: Any, y: Any, w: Any, k: int) -> tuple[float, float]:
+    """The weight of relevant samples, and of all, among the k best; samples of the last score have equal shares."""
+    edge = np.sort(p)[::-1][min(k, len(p)) - 1]
+    share = np.where(p > edge, 1.0, (p == edge) * (min(k, len(p)) - (p > edge).sum()) / (p == edge).sum())
+    return float((share * w * y).sum()), float((share * w).sum())
+
+
+OF_WINDOW = ("auc", "gauc", "gauc_num_samples", "ndcg", "recall_session", "auprc", "rauc", "precision_session")
+
+
 def check(values: dict[str, float], steps: list[list[jobs.Step]]) -> None:
     lifetime, window = truth(jobs.whole(steps)), truth(jobs.whole(steps[-WINDOW:]))
     for name, expected in window.items():
         assert values[f"window_{name}"] == pytest.approx(expected, rel=1e-9), name
-    for name in ("ne", "logloss", "calibration", "ctr"):
+    for name in lifetime.keys() - OF_WINDOW:
         assert values[f"lifetime_{name}"] == pytest.approx(lifetime[name], rel=1e-9), name
 
 

@@ -2,6 +2,6 @@
 
 `recshard_lab.train.metrics` has the library's own metrics, whose results do not depend on the order of equal scores.
 
-In reading order: `names`, `config`, `rec_metric` (the base classes), `sums` and `order` (the metrics), `throughput`,
-`module`.
+In reading order: `names`, `config`, `rec_metric` (the base classes), `sums`, `means`, `entropies`, `classes`, `order`
+and `curves` (the metrics), `throughput`, `tower_qps`, `module`.
 """

@@ -16,7 +16,7 @@ class RecMetricEnumBase(StrValueMixin, Enum):
 
 
 class RecMetricEnum(RecMetricEnumBase):
-    """TorchRec's metrics. `REC_METRICS_MAPPING` has those that this library computes."""
+    """TorchRec's metrics. `REC_METRICS_MAPPING` has the class of each, but for LOG_LOSS and SERVING_AE_LOSS."""
 
     NE = "ne"
     NE_POSITIVE = "ne_positive"
@@ -98,8 +98,8 @@ class RecTaskInfo:
         label_name, prediction_name, weight_name: keys in a model's output.
         session_metric_def: sessions, for metrics that need them.
         is_negative_task: whether NDCG reads labels and predictions as ``1 - value``.
-        tensor_name: kept for metrics of yours.
-        weighted: kept for metrics of yours.
+        tensor_name: the required input that `TensorWeightedAvgMetric` averages.
+        weighted: whether weights count in that average.
     """
 
     name: str = "DefaultTask"

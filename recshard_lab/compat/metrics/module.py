@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recshard_lab.compat.metrics import order, sums
+from recshard_lab.compat.metrics import classes, curves, entropies, means, order, sums, tower_qps
 from recshard_lab.compat.metrics.config import (
     BatchSizeStage,
     MetricsConfig,
@@ -29,20 +29,48 @@ MODEL_METRIC_LABEL = "model"
 
 REC_METRICS_MAPPING: dict[RecMetricEnumBase, type[RecMetric]] = {
     RecMetricEnum.NE: sums.NEMetric,
+    RecMetricEnum.NE_POSITIVE: entropies.NEPositiveMetric,
+    RecMetricEnum.SEGMENTED_NE: entropies.SegmentedNEMetric,
+    RecMetricEnum.RECALIBRATED_NE: entropies.RecalibratedNEMetric,
+    RecMetricEnum.RECALIBRATED_CALIBRATION: entropies.RecalibratedCalibrationMetric,
     RecMetricEnum.CTR: sums.CTRMetric,
     RecMetricEnum.CALIBRATION: sums.CalibrationMetric,
     RecMetricEnum.AUC: order.AUCMetric,
+    RecMetricEnum.AUPRC: curves.AUPRCMetric,
+    RecMetricEnum.RAUC: curves.RAUCMetric,
     RecMetricEnum.MSE: sums.MSEMetric,
     RecMetricEnum.MAE: sums.MAEMetric,
+    RecMetricEnum.MULTICLASS_RECALL: classes.MulticlassRecallMetric,
     RecMetricEnum.WEIGHTED_AVG: sums.WeightedAvgMetric,
+    RecMetricEnum.TOWER_QPS: tower_qps.TowerQPSMetric,
     RecMetricEnum.RECALL_SESSION_LEVEL: order.RecallSessionMetric,
+    RecMetricEnum.PRECISION_SESSION_LEVEL: order.PrecisionSessionMetric,
     RecMetricEnum.ACCURACY: sums.AccuracyMetric,
     RecMetricEnum.NDCG: order.NDCGMetric,
     RecMetricEnum.XAUC: sums.XAUCMetric,
+    RecMetricEnum.SCALAR: means.ScalarMetric,
     RecMetricEnum.PRECISION: sums.PrecisionMetric,
     RecMetricEnum.RECALL: sums.RecallMetric,
+    RecMetricEnum.SERVING_NE: entropies.ServingNEMetric,
+    RecMetricEnum.SERVING_CALIBRATION: entropies.ServingCalibrationMetric,
+    RecMetricEnum.OUTPUT: means.OutputMetric,
+    RecMetricEnum.TENSOR_WEIGHTED_AVG: means.TensorWeightedAvgMetric,
+    RecMetricEnum.CALI_FREE_NE: entropies.CaliFreeNEMetric,
+    RecMetricEnum.UNWEIGHTED_NE: entropies.UnweightedNEMetric,
+    RecMetricEnum.HINDSIGHT_TARGET_PR: classes.HindsightTargetPRMetric,
+    RecMetricEnum.NMSE: means.NMSEMetric,
+    RecMetricEnum.AVERAGE: means.AverageMetric,
+    RecMetricEnum.MULTI_LABEL_PRECISION: classes.MultiLabelPrecisionMetric,
+    RecMetricEnum.NUM_POSITIVE_SAMPLES: means.NumPositiveSamplesMetric,
+    RecMetricEnum.SUM_WEIGHTS: means.SumWeightsMetric,
+    RecMetricEnum.NUM_MISSING_LABELS: means.NumMissingLabelsMetric,
+    RecMetricEnum.WEIGHTED_SUM_PREDICTIONS: means.WeightedSumPredictionsMetric,
 }
-"""The metric of each name. Add yours here, so that a config can name them."""
+"""The metric of each name. Add yours here, so that a config can name them.
+
+TorchRec 1.8 has no metric for LOG_LOSS and SERVING_AE_LOSS. The cross entropy is a value of `NEMetric` with
+``arguments={"include_logloss": True}``.
+"""
 
 STATE_METRICS_NAMESPACE_MAPPING = {
     StateMetricEnum.OPTIMIZERS: MetricNamespace.OPTIMIZERS,
@@ -235,7 +263,7 @@ def generate_metric_module(
         module_kwargs: further arguments of `metric_class`.
 
     Raises:
-        KeyError: a metric that this library does not compute, or a state metric without an object.
+        KeyError: a metric that `REC_METRICS_MAPPING` does not have, or a state metric without an object.
         ValueError: a metric with both or neither of ``rec_tasks`` and ``rec_task_indices``.
     """
     metrics = []
@@ -243,7 +271,8 @@ def generate_metric_module(
         if kind not in REC_METRICS_MAPPING:
             known = ", ".join(str(one) for one in REC_METRICS_MAPPING)
             raise KeyError(
-                f"metric {kind} is not computed here. Fix: use one of {known}, or add it to REC_METRICS_MAPPING"
+                f"metric {kind} has no class, as in TorchRec 1.8. Fix: use one of {known}, or add its class to "
+                f"REC_METRICS_MAPPING"
             )
         if bool(definition.rec_tasks) == bool(definition.rec_task_indices):
             raise ValueError(f"metric {kind}: pass either rec_tasks or rec_task_indices, and not an empty list")

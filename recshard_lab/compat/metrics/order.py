@@ -27,13 +27,13 @@ from recshard_lab.compat.metrics.sums import Get, SumsComputation
 PREDICTIONS, LABELS, WEIGHTS = "predictions", "labels", "weights"
 GROUPING_KEYS, REQUIRED_INPUTS, SESSION_KEY = "grouping_keys", "required_inputs", "session_id"
 SUM_NDCG, NUM_SESSIONS = "sum_ndcg", "num_sessions"
-NUM_TRUE_POS, NUM_FALSE_NEGATIVE = "num_true_pos", "num_false_neg"
+NUM_TRUE_POS, NUM_FALSE_NEGATIVE, NUM_FALSE_POS = "num_true_pos", "num_false_neg", "num_false_pos"
 
 
 # ---- AUC of a window ----
 
 
-def _one_row(samples: Sequence[Tensor] | Tensor) -> Tensor:
+def one_row(samples: Sequence[Tensor] | Tensor) -> Tensor:
     """Parts ``[T, n]`` as one."""
     return samples if isinstance(samples, Tensor) else torch.cat(list(samples), dim=-1)
 
@@ -65,7 +65,7 @@ def compute_auc(
     >>> compute_auc(1, torch.tensor([[0.9, 0.4, 0.6]]), torch.tensor([[1.0, 1, 0]]), torch.ones(1, 3))
     tensor([0.5000])
     """
-    rows = zip(_one_row(predictions), _one_row(labels), _one_row(weights), strict=True)
+    rows = zip(one_row(predictions), one_row(labels), one_row(weights), strict=True)
     return torch.stack([_area(*row) for row in rows])
 
 
@@ -82,19 +82,18 @@ def compute_auc_per_group(
         n_tasks, predictions, labels, weights: as of `compute_auc`.
         grouping_keys: ``[n]``, the group of each sample.
     """
-    columns = [_one_row(samples) for samples in (predictions, labels, weights)]
+    columns = [one_row(samples) for samples in (predictions, labels, weights)]
     groups = [grouping_keys == key for key in grouping_keys.unique()]
     scores, targets, weight = columns
     areas = [compute_auc(n_tasks, scores[:, own], targets[:, own], weight[:, own]) for own in groups]
     return torch.stack(areas).mean(0) if areas else columns[0].new_full((n_tasks,), 0.5)
 
 
-class AUCMetricComputation(RecMetricComputation):
-    """The area under the ROC curve of the window, from its samples.
+class WindowComputation(RecMetricComputation):
+    """A computation of the samples of the window, which ranks join.
 
     Args:
-        grouped_auc: whether to report also the mean over groups, which ``required_inputs["grouping_keys"]`` names.
-        apply_bin: accepted as in TorchRec. Areas are exact in any case.
+        grouped: whether to store also the group of each sample, which ``required_inputs["grouping_keys"]`` names.
         others: as of `RecMetricComputation`.
     """
 
@@ -103,13 +102,12 @@ class AUCMetricComputation(RecMetricComputation):
     weights: list[Tensor]
     grouping_keys: list[Tensor]
 
-    def __init__(self, *args: Any, grouped_auc: bool = False, apply_bin: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, grouped: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._grouped_auc = grouped_auc
-        names = [PREDICTIONS, LABELS, WEIGHTS, *[GROUPING_KEYS] * grouped_auc]
-        for name in names:
+        self._grouped = grouped
+        self._columns = [PREDICTIONS, LABELS, WEIGHTS, *[GROUPING_KEYS] * grouped]
+        for name in self._columns:
             self._add_state(name, [], add_window_state=False)
-        self._columns = names
 
     def update(self, *, predictions: Tensor | None, labels: Tensor, weights: Tensor | None, **kwargs: Any) -> None:
         """Adds samples, and removes those that leave the window.
@@ -119,11 +117,11 @@ class AUCMetricComputation(RecMetricComputation):
         """
         assert predictions is not None
         samples = [predictions.float(), labels, torch.ones_like(predictions) if weights is None else weights]
-        if self._grouped_auc:
+        if self._grouped:
             given = kwargs.get(REQUIRED_INPUTS, {}).get(GROUPING_KEYS)
             if given is None:
                 raise RecMetricException(
-                    "grouped_auc=True reads groups. Fix: update(required_inputs={'grouping_keys':})"
+                    "a metric of groups reads them. Fix: update(required_inputs={'grouping_keys': ...})"
                 )
             samples.append(given.reshape(-1))
         for name, part in zip(self._columns, samples, strict=True):
@@ -135,13 +133,31 @@ class AUCMetricComputation(RecMetricComputation):
                 parts[:1] = [] if first <= surplus else [parts[0][..., surplus:]]
                 surplus -= min(first, surplus)
 
-    def _compute(self) -> list[MetricComputationReport]:
+    def _samples(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Predictions, labels and weights ``[T, n]``, and groups ``[n]``."""
         empty = torch.zeros(self._n_tasks, 0)
-        scores, labels, weights = (_one_row([empty, *getattr(self, name)]) for name in self._columns[:3])
+        scores, labels, weights = (one_row([empty, *getattr(self, name)]) for name in self._columns[:3])
+        keys = torch.cat(self.grouping_keys) if self._grouped and self.grouping_keys else torch.zeros(0)
+        return scores, labels, weights, keys
+
+
+class AUCMetricComputation(WindowComputation):
+    """The area under the ROC curve of the window, from its samples.
+
+    Args:
+        grouped_auc: whether to report also the mean over groups, which ``required_inputs["grouping_keys"]`` names.
+        apply_bin: accepted as in TorchRec. Areas are exact in any case.
+        others: as of `RecMetricComputation`.
+    """
+
+    def __init__(self, *args: Any, grouped_auc: bool = False, apply_bin: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, grouped=grouped_auc, **kwargs)
+
+    def _compute(self) -> list[MetricComputationReport]:
+        scores, labels, weights, keys = self._samples()
         areas = compute_auc(self._n_tasks, scores, labels, weights)
         reports = [MetricComputationReport(MetricName.AUC, MetricPrefix.WINDOW, areas)]
-        if self._grouped_auc:
-            keys = torch.cat(self.grouping_keys) if self.grouping_keys else torch.zeros(0)
+        if self._grouped:
             grouped = compute_auc_per_group(self._n_tasks, scores, labels, weights, keys)
             reports.append(MetricComputationReport(MetricName.GROUPED_AUC, MetricPrefix.WINDOW, grouped))
         return reports
@@ -363,8 +379,8 @@ def ranking_within_session(predictions: Tensor, session: Tensor) -> Tensor:
     return (lower & (session.unsqueeze(0) == session.unsqueeze(1))).sum(1)
 
 
-class RecallSessionMetricComputation(SumsComputation):
-    """The share of labels that are among the best samples of their session.
+class SessionComputation(SumsComputation):
+    """Sums over the best samples of sessions, or over the others.
 
     Args:
         session_metric_def: the sessions, and how many best samples there are.
@@ -374,51 +390,71 @@ class RecallSessionMetricComputation(SumsComputation):
         RecMetricException: ``top_threshold`` is missing.
     """
 
-    states = (NUM_TRUE_POS, NUM_FALSE_NEGATIVE)
-
     def __init__(self, *args: Any, session_metric_def: SessionMetricDef, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if session_metric_def.top_threshold is None:
-            raise RecMetricException("recall of sessions needs SessionMetricDef(top_threshold=)")
+            raise RecMetricException("metrics of sessions need SessionMetricDef(top_threshold=)")
         self._definition, self._top = session_metric_def, session_metric_def.top_threshold
+
+    def _best(self, labels: Tensor, predictions: Tensor, session: Tensor) -> tuple[Tensor, Tensor]:
+        """``[T, n]``: which samples are among the best of their session, and the labels."""
+        best, ranked = [], []
+        for row, own in enumerate(session.expand(labels.shape)):
+            best.append(ranking_within_session(-predictions[row], own) < self._top)
+            if self._definition.run_ranking_of_labels:
+                ranked.append((ranking_within_session(-labels[row], own) < self._top).to(labels.dtype))
+        return torch.stack(best), torch.stack(ranked) if ranked else labels
+
+    def _session(self, more: dict[str, Any]) -> Tensor:
+        return _session_of(more, self._definition.session_var_name, "a metric of sessions")
+
+
+class RecallSessionMetricComputation(SessionComputation):
+    """The share of labels that are among the best samples of their session; arguments as of `SessionComputation`."""
+
+    states = (NUM_TRUE_POS, NUM_FALSE_NEGATIVE)
 
     def get_recall_states(
         self, labels: Tensor, predictions: Tensor, weights: Tensor, session: Tensor
     ) -> dict[str, Tensor]:
         """The sums of recall. Arguments are ``[T, n]``; sessions also ``[1, n]``."""
-        found, missed = [], []
-        for row, own in enumerate(session.expand(labels.shape)):
-            label = labels[row]
-            if self._definition.run_ranking_of_labels:
-                label = (ranking_within_session(-label, own) < self._top).to(label.dtype)
-            best = ranking_within_session(-predictions[row], own) < self._top
-            gain = (weights[row] * label).double()
-            found.append(gain[best].sum())
-            missed.append(gain[~best].sum())
-        return {NUM_TRUE_POS: torch.stack(found), NUM_FALSE_NEGATIVE: torch.stack(missed)}
+        best, labels = self._best(labels, predictions, session)
+        gain = (weights * labels).double()
+        return {NUM_TRUE_POS: (gain * best).sum(-1), NUM_FALSE_NEGATIVE: (gain * ~best).sum(-1)}
 
     def _sums(self, labels: Tensor, predictions: Tensor, weights: Tensor, more: dict[str, Any]) -> dict[str, Tensor]:
-        session = _session_of(more, self._definition.session_var_name, "recall of sessions")
-        return self.get_recall_states(labels, predictions, weights, session)
+        return self.get_recall_states(labels, predictions, weights, self._session(more))
 
     def _values(self, get: Get) -> list[tuple[MetricName, Tensor]]:
         found, missed = map(get, self.states)
         return [(MetricName.RECALL_SESSION_LEVEL, found / (found + missed))]
 
 
-class RecallSessionMetric(RecMetric):
-    """The share of labels that are among the best samples of their session; NaN without labels.
+class PrecisionSessionMetricComputation(SessionComputation):
+    """The share of the best samples of sessions that have a label; arguments as of `RecallSessionMetricComputation`."""
 
-    Raises:
-        RecMetricException: a task without `SessionMetricDef`, or fused tasks.
-    """
+    states = (NUM_TRUE_POS, NUM_FALSE_POS)
 
-    _namespace = MetricNamespace.RECALL_SESSION_LEVEL
-    _computation_class = RecallSessionMetricComputation
+    def get_precision_states(
+        self, labels: Tensor, predictions: Tensor, weights: Tensor, session: Tensor
+    ) -> dict[str, Tensor]:
+        """The sums of precision. Arguments are ``[T, n]``; sessions also ``[1, n]``."""
+        best, labels = self._best(labels, predictions, session)
+        counted = (weights * best).double()
+        return {NUM_TRUE_POS: (counted * labels).sum(-1), NUM_FALSE_POS: (counted * (1 - labels)).sum(-1)}
 
+    def _sums(self, labels: Tensor, predictions: Tensor, weights: Tensor, more: dict[str, Any]) -> dict[str, Tensor]:
+        return self.get_precision_states(labels, predictions, weights, self._session(more))
+
+    def _values(self, get: Get) -> list[tuple[MetricName, Tensor]]:
+        true, false = map(get, self.states)
+        return [(MetricName.PRECISION_SESSION_LEVEL, true / (true + false))]
+
+
+class _SessionMetric(RecMetric):
     def _get_task_kwargs(self, task_config: RecTaskInfo | list[RecTaskInfo]) -> dict[str, Any]:
         if isinstance(task_config, list):
-            raise RecMetricException("recall of sessions has one computation for each task. Fix: do not fuse tasks")
+            raise RecMetricException("a metric of sessions has one computation for each task. Fix: do not fuse tasks")
         if task_config.session_metric_def is None:
             raise RecMetricException(
                 f"task {task_config.name!r} has no sessions. Fix: RecTaskInfo(session_metric_def=)"
@@ -428,3 +464,25 @@ class RecallSessionMetric(RecMetric):
     def _get_task_required_inputs(self, task_config: RecTaskInfo | list[RecTaskInfo]) -> set[str]:
         tasks = task_config if isinstance(task_config, list) else [task_config]
         return {task.session_metric_def.session_var_name for task in tasks if task.session_metric_def}
+
+
+class RecallSessionMetric(_SessionMetric):
+    """The share of labels that are among the best samples of their session; NaN without labels.
+
+    Raises:
+        RecMetricException: a task without `SessionMetricDef`, or fused tasks.
+    """
+
+    _namespace = MetricNamespace.RECALL_SESSION_LEVEL
+    _computation_class = RecallSessionMetricComputation
+
+
+class PrecisionSessionMetric(_SessionMetric):
+    """The share of the best samples of sessions that have a label; NaN without samples.
+
+    Raises:
+        RecMetricException: a task without `SessionMetricDef`, or fused tasks.
+    """
+
+    _namespace = MetricNamespace.PRECISION_SESSION_LEVEL
+    _computation_class = PrecisionSessionMetricComputation

@@ -409,8 +409,9 @@ class RecMetric(nn.Module, ABC):
                 if self._fused:
                     raise RecMetricException(f"task {task.name!r} has no prediction or label, and tasks are fused")
                 continue
-            prediction, label = (part.reshape(1, -1) for part in parts[:2] if part is not None)
-            weight = torch.ones_like(prediction) if parts[2] is None else parts[2].reshape(1, -1)
+            prediction, label = self._row(parts[0]), parts[1].reshape(1, -1)
+            ones = torch.ones_like(label, dtype=prediction.dtype)
+            weight = ones if parts[2] is None else parts[2].reshape(1, -1)
             if self._fused:
                 rows.append((prediction, label, weight))
             else:
@@ -418,6 +419,10 @@ class RecMetric(nn.Module, ABC):
         if rows:
             predictions, labels, weights = (torch.cat(column) for column in zip(*rows, strict=True))
             self._add(self._metrics_computations[0], predictions, labels, weights, more)
+
+    def _row(self, prediction: Tensor) -> Tensor:
+        """A task's predictions as ``[1, n]``."""
+        return prediction.reshape(1, -1)
 
     def _add(self, computation: Any, predictions: Tensor, labels: Tensor, weights: Tensor, more: Any) -> None:
         if self._should_validate_update:

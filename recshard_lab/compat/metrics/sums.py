@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,15 +25,18 @@ Get = Callable[[str], Tensor]
 
 
 class SumsComputation(RecMetricComputation):
-    """A computation whose states are sums over samples, fp64 ``[T]``, each with its window."""
+    """A computation whose states are sums over samples, fp64 ``[T]`` or of the shape of `_zeros`, with windows."""
 
-    states: ClassVar[tuple[str, ...]]
+    states: tuple[str, ...]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name in self.states:
-            zeros = torch.zeros(self._n_tasks, dtype=torch.double)
-            self._add_state(name, zeros, add_window_state=True, dist_reduce_fx="sum", persistent=True)
+            self._add_state(name, self._zeros(name), add_window_state=True, dist_reduce_fx="sum", persistent=True)
+
+    def _zeros(self, name: str) -> Tensor:
+        """The first value of a state."""
+        return torch.zeros(self._n_tasks, dtype=torch.double)
 
     @abstractmethod
     def _sums(self, labels: Tensor, predictions: Tensor, weights: Tensor, more: dict[str, Any]) -> dict[str, Tensor]:
@@ -46,11 +49,11 @@ class SumsComputation(RecMetricComputation):
     def update(self, *, predictions: Tensor | None, labels: Tensor, weights: Tensor | None, **kwargs: Any) -> None:
         """Adds samples to the sums."""
         assert predictions is not None
-        weights = torch.ones_like(predictions) if weights is None else weights
+        weights = torch.ones_like(labels, dtype=predictions.dtype) if weights is None else weights
         for name, part in self._sums(labels, predictions, weights, kwargs).items():
             state = getattr(self, name)
             state += part
-            self._aggregate_window_state(name, part, predictions.shape[-1])
+            self._aggregate_window_state(name, part, labels.shape[-1])
 
     def _compute(self) -> list[MetricComputationReport]:
         views = (
@@ -128,7 +131,7 @@ class NEMetricComputation(SumsComputation):
         others: as of `RecMetricComputation`.
     """
 
-    states = ("cross_entropy_sum", "weighted_num_samples", "pos_labels", "neg_labels")
+    states: tuple[str, ...] = ("cross_entropy_sum", "weighted_num_samples", "pos_labels", "neg_labels")
     eta = 1e-12
 
     def __init__(

@@ -11,10 +11,49 @@ import torch
 from torch import Tensor
 
 from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.train.metrics.classes import (
+    AccuracyMetric,
+    HindsightTargetPRMetric,
+    MulticlassRecallMetric,
+    MultiLabelPrecisionMetric,
+    PrecisionMetric,
+    RecallMetric,
+)
+from recshard_lab.train.metrics.entropies import (
+    CaliFreeNEMetric,
+    NEPositiveMetric,
+    RecalibratedCalibrationMetric,
+    RecalibratedNEMetric,
+    SegmentedNEMetric,
+    ServingCalibrationMetric,
+    ServingNEMetric,
+    UnweightedNEMetric,
+)
+from recshard_lab.train.metrics.means import (
+    AverageMetric,
+    MAEMetric,
+    MSEMetric,
+    NMSEMetric,
+    NumMissingLabelsMetric,
+    NumPositiveSamplesMetric,
+    ScalarMetric,
+    SumWeightsMetric,
+    WeightedAvgMetric,
+    WeightedSumPredictionsMetric,
+    XAUCMetric,
+)
 from recshard_lab.train.metrics.rec_metric import DefaultTaskInfo, RecMetric, RecTaskInfo
 from recshard_lab.train.metrics.sums import CalibrationMetric, CTRMetric, LogLossMetric, NEMetric
 from recshard_lab.train.metrics.throughput import ThroughputMetric
-from recshard_lab.train.metrics.windowed import AUCMetric, GAUCMetric, NDCGMetric, RecallSessionMetric
+from recshard_lab.train.metrics.windowed import (
+    AUCMetric,
+    AUPRCMetric,
+    GAUCMetric,
+    NDCGMetric,
+    PrecisionSessionMetric,
+    RAUCMetric,
+    RecallSessionMetric,
+)
 
 
 class RecMetricEnum(Enum):
@@ -28,6 +67,34 @@ class RecMetricEnum(Enum):
     GROUPED_AUC = "grouped_auc"
     NDCG = "ndcg"
     RECALL_SESSION_LEVEL = "recall_session_level"
+    ACCURACY = "accuracy"
+    AUPRC = "auprc"
+    AVERAGE = "average"
+    CALI_FREE_NE = "cali_free_ne"
+    HINDSIGHT_TARGET_PR = "hindsight_target_pr"
+    MAE = "mae"
+    MSE = "mse"
+    MULTICLASS_RECALL = "multiclass_recall"
+    MULTI_LABEL_PRECISION = "multi_label_precision"
+    NE_POSITIVE = "ne_positive"
+    NMSE = "nmse"
+    NUM_MISSING_LABELS = "num_missing_labels"
+    NUM_POSITIVE_SAMPLES = "num_positive_samples"
+    PRECISION = "precision"
+    PRECISION_SESSION_LEVEL = "precision_session_level"
+    RAUC = "rauc"
+    RECALIBRATED_CALIBRATION = "recalibrated_calibration"
+    RECALIBRATED_NE = "recalibrated_ne"
+    RECALL = "recall"
+    SCALAR = "scalar"
+    SEGMENTED_NE = "segmented_ne"
+    SERVING_CALIBRATION = "serving_calibration"
+    SERVING_NE = "serving_ne"
+    SUM_WEIGHTS = "sum_weights"
+    UNWEIGHTED_NE = "unweighted_ne"
+    WEIGHTED_AVG = "weighted_avg"
+    WEIGHTED_SUM_PREDICTIONS = "weighted_sum_predictions"
+    XAUC = "xauc"
 
 
 METRICS: dict[RecMetricEnum, type[RecMetric]] = {
@@ -39,6 +106,34 @@ METRICS: dict[RecMetricEnum, type[RecMetric]] = {
     RecMetricEnum.GROUPED_AUC: GAUCMetric,
     RecMetricEnum.NDCG: NDCGMetric,
     RecMetricEnum.RECALL_SESSION_LEVEL: RecallSessionMetric,
+    RecMetricEnum.ACCURACY: AccuracyMetric,
+    RecMetricEnum.AUPRC: AUPRCMetric,
+    RecMetricEnum.AVERAGE: AverageMetric,
+    RecMetricEnum.CALI_FREE_NE: CaliFreeNEMetric,
+    RecMetricEnum.HINDSIGHT_TARGET_PR: HindsightTargetPRMetric,
+    RecMetricEnum.MAE: MAEMetric,
+    RecMetricEnum.MSE: MSEMetric,
+    RecMetricEnum.MULTICLASS_RECALL: MulticlassRecallMetric,
+    RecMetricEnum.MULTI_LABEL_PRECISION: MultiLabelPrecisionMetric,
+    RecMetricEnum.NE_POSITIVE: NEPositiveMetric,
+    RecMetricEnum.NMSE: NMSEMetric,
+    RecMetricEnum.NUM_MISSING_LABELS: NumMissingLabelsMetric,
+    RecMetricEnum.NUM_POSITIVE_SAMPLES: NumPositiveSamplesMetric,
+    RecMetricEnum.PRECISION: PrecisionMetric,
+    RecMetricEnum.PRECISION_SESSION_LEVEL: PrecisionSessionMetric,
+    RecMetricEnum.RAUC: RAUCMetric,
+    RecMetricEnum.RECALIBRATED_CALIBRATION: RecalibratedCalibrationMetric,
+    RecMetricEnum.RECALIBRATED_NE: RecalibratedNEMetric,
+    RecMetricEnum.RECALL: RecallMetric,
+    RecMetricEnum.SCALAR: ScalarMetric,
+    RecMetricEnum.SEGMENTED_NE: SegmentedNEMetric,
+    RecMetricEnum.SERVING_CALIBRATION: ServingCalibrationMetric,
+    RecMetricEnum.SERVING_NE: ServingNEMetric,
+    RecMetricEnum.SUM_WEIGHTS: SumWeightsMetric,
+    RecMetricEnum.UNWEIGHTED_NE: UnweightedNEMetric,
+    RecMetricEnum.WEIGHTED_AVG: WeightedAvgMetric,
+    RecMetricEnum.WEIGHTED_SUM_PREDICTIONS: WeightedSumPredictionsMetric,
+    RecMetricEnum.XAUC: XAUCMetric,
 }
 
 

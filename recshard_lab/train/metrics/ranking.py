@@ -112,3 +112,10 @@ def group_recalls(scores: Tensor, labels: Tensor, groups: Tensor, k: int) -> Ten
     found = at.tie_means((at.rank() < k).double())
     relevant = labels[at.order]
     return at.group_sums(relevant * found) / at.group_sums(relevant)
+
+
+def group_hits(scores: Tensor, labels: Tensor, weights: Tensor, groups: Tensor, k: int) -> Tensor:
+    """The weight of relevant samples among each group's k best, and that of all samples among them: ``[2]``."""
+    at = _sorted(scores, groups)
+    found = at.tie_means((at.rank() < k).double()) * weights[at.order]
+    return torch.stack([(found * labels[at.order]).sum(), found.sum()])

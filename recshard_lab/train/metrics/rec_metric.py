@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,6 +26,15 @@ from recshard_lab.comm import ShardingEnv, all_reduce, compute_device
 
 PerTask = Tensor | Mapping[str, Tensor]
 """One tensor if there is one task; otherwise task -> tensor."""
+
+_WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "0 or 1": lambda labels: (labels != 0) & (labels != 1),
+    "finite and not negative": lambda labels: ~(torch.isfinite(labels) & (labels >= 0)),
+    "finite": lambda labels: ~torch.isfinite(labels),
+    "finite or NaN": torch.isinf,
+    "integers from 0": lambda labels: ~((labels >= 0) & (labels == labels.floor())),
+}
+"""What labels may be -> which labels are something else."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class RecMetric(ABC):
     """
 
     namespace: ClassVar[str]
-    binary: ClassVar[bool] = True  # labels are 0 or 1
+    labels_are: ClassVar[str] = "0 or 1"  # or another key of `_WRONG`
     probabilities: ClassVar[bool] = False  # predictions are in [0, 1]
     grouped: ClassVar[bool] = False
 
@@ -210,8 +219,8 @@ class RecMetric(ABC):
     ) -> Samples:
         if predictions is None or labels is None:
             raise ValueError(f"task {task!r}: predictions and labels are needed, got None")
-        predictions, labels = self._column(predictions).double(), self._column(labels).double()
-        ones = torch.ones_like(predictions)
+        predictions, labels = self._predicted(predictions).double(), self._column(labels).double()
+        ones = torch.ones(len(predictions), dtype=torch.float64, device=self.device)
         counted = ones if weights is None else self._column(weights).double()
         if self.grouped and groups is None:
             raise ValueError(
@@ -232,16 +241,18 @@ class RecMetric(ABC):
             raise ValueError("tensors on the meta device have no values")
         return given.detach().flatten().to(self.device)
 
+    def _predicted(self, given: Tensor) -> Tensor:
+        return self._column(given)
+
     def _refuse(self, task: str, predictions: Tensor, labels: Tensor, weights: Tensor) -> None:
         if self.probabilities and bool(((predictions < 0) | (predictions > 1)).any()):
             raise ValueError(
                 f"task {task!r}: {type(self).__name__} takes probabilities, got {float(predictions.min()):g} to "
                 f"{float(predictions.max()):g}. Fix: pass logits.sigmoid()"
             )
-        wrong = (labels != 0) & (labels != 1) if self.binary else ~(torch.isfinite(labels) & (labels >= 0))
+        wrong = _WRONG[self.labels_are](labels)
         if bool(wrong.any()):
-            expected = "0 or 1" if self.binary else "finite and not negative"
-            raise ValueError(f"task {task!r}: labels must be {expected}, got {float(labels[wrong][0]):g}")
+            raise ValueError(f"task {task!r}: labels must be {self.labels_are}, got {float(labels[wrong][0]):g}")
         if bool((~(torch.isfinite(weights) & (weights >= 0))).any()):
             raise ValueError(f"task {task!r}: weights must be finite and not negative")
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recshard_lab.comm import all_reduce
+from recshard_lab.train.metrics.formulas import ratio
 from recshard_lab.train.metrics.rec_metric import RecMetric, Samples
 
 ETA = 1e-12
@@ -24,7 +25,7 @@ class SumMetric(RecMetric):
     """A metric of k sums; has a value for the window and one for all steps so far (lifetime)."""
 
     probabilities = True
-    num_sums: ClassVar[int]
+    num_sums: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,8 +42,8 @@ class SumMetric(RecMetric):
         """``[k]`` of some samples."""
 
     @abstractmethod
-    def _value(self, sums: Tensor) -> Tensor:
-        """The metric of ``[k]``; NaN if it is undefined."""
+    def _value(self, sums: Tensor) -> Tensor | dict[str, Tensor]:
+        """The metric of ``[k]``, or name -> value; NaN if it is undefined."""
 
     def _take(self, task: str, samples: Samples) -> None:
         sums = self._sums(samples)
@@ -52,8 +53,12 @@ class SumMetric(RecMetric):
     def _values(self, task: str) -> dict[str, Tensor]:
         both = torch.stack([self._lifetime[task], self._steps(task).sum(0)])
         lifetime, window = all_reduce(both, self.env, f"metrics/{self.namespace}")
-        name = self.namespace
-        return {f"lifetime_{name}": self._value(lifetime), f"window_{name}": self._value(window)}
+        named: dict[str, Tensor] = {}
+        for view, sums in (("lifetime", lifetime), ("window", window)):
+            value = self._value(sums)
+            values = value if isinstance(value, dict) else {self.namespace: value}
+            named |= {f"{view}_{name}": own for name, own in values.items()}
+        return named
 
     def _steps(self, task: str) -> Tensor:
         none = self._lifetime[task].new_zeros(0, self.num_sums)
@@ -74,9 +79,17 @@ def _share(sums: Tensor, mine: float) -> Tensor:
     return sums.double().clone() if mine else torch.zeros_like(sums, dtype=torch.float64)
 
 
-def _cross_entropy(samples: Samples) -> Tensor:
+def cross_entropy(samples: Samples) -> Tensor:
+    """Of each sample, in nats, without its weight."""
     chance = samples.predictions.clamp(ETA, 1 - ETA)
     return -(samples.labels * chance.log() + (1 - samples.labels) * torch.log1p(-chance))
+
+
+def normalized(sums: Tensor) -> Tensor:
+    """Normalized entropy of the sums of cross entropy, weights and positive labels, the first of ``[k]``."""
+    rate = sums[2] / sums[1]
+    entropy = -(torch.xlogy(rate, rate) + torch.xlogy(1 - rate, 1 - rate))
+    return ratio(sums[0] / sums[1], entropy)
 
 
 class LogLossMetric(SumMetric):
@@ -86,7 +99,7 @@ class LogLossMetric(SumMetric):
     num_sums = 2
 
     def _sums(self, samples: Samples) -> Tensor:
-        return torch.stack([(samples.weights * _cross_entropy(samples)).sum(), samples.weights.sum()])
+        return torch.stack([(samples.weights * cross_entropy(samples)).sum(), samples.weights.sum()])
 
     def _value(self, sums: Tensor) -> Tensor:
         return sums[0] / sums[1]
@@ -105,13 +118,11 @@ class NEMetric(SumMetric):
     num_sums = 3
 
     def _sums(self, samples: Samples) -> Tensor:
-        loss = (samples.weights * _cross_entropy(samples)).sum()
+        loss = (samples.weights * cross_entropy(samples)).sum()
         return torch.stack([loss, samples.weights.sum(), (samples.weights * samples.labels).sum()])
 
-    def _value(self, sums: Tensor) -> Tensor:
-        rate = sums[2] / sums[1]
-        entropy = -(torch.xlogy(rate, rate) + torch.xlogy(1 - rate, 1 - rate))
-        return sums[0] / sums[1] / torch.where(entropy > 0, entropy, torch.nan)
+    def _value(self, sums: Tensor) -> Tensor | dict[str, Tensor]:
+        return normalized(sums)
 
 
 class CalibrationMetric(SumMetric):
@@ -124,8 +135,8 @@ class CalibrationMetric(SumMetric):
         weights = samples.weights
         return torch.stack([(weights * samples.predictions).sum(), (weights * samples.labels).sum()])
 
-    def _value(self, sums: Tensor) -> Tensor:
-        return sums[0] / torch.where(sums[1] > 0, sums[1], torch.nan)
+    def _value(self, sums: Tensor) -> Tensor | dict[str, Tensor]:
+        return ratio(sums[0], sums[1])
 
 
 class CTRMetric(SumMetric):

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from recshard_lab.comm import all_reduce
 from recshard_lab.train.metrics.exchange import gather_rows, packed, rows_to, unpacked
-from recshard_lab.train.metrics.ranking import group_aucs, group_ndcgs, group_recalls
+from recshard_lab.train.metrics.formulas import average_precision, discordant_pairs
+from recshard_lab.train.metrics.ranking import group_aucs, group_hits, group_ndcgs, group_recalls
 from recshard_lab.train.metrics.rec_metric import RecMetric, Samples
 
 COLUMNS = ("predictions", "labels", "weights", "groups")
@@ -71,7 +72,21 @@ def _kept(column: Tensor) -> Tensor:
     return narrow if same else column.clone()
 
 
-class AUCMetric(WindowedMetric):
+class _OfWindow(WindowedMetric):
+    """A value of all samples of the window, which every rank receives."""
+
+    @abstractmethod
+    def _value(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """The value of ``[n]``, n from 1; NaN if it is undefined."""
+
+    def _values(self, task: str) -> dict[str, Tensor]:
+        predictions, labels, weights, _, _ = unpacked(gather_rows(self._rows(task), self.env), 3)
+        known = len(labels) and not bool(predictions.isnan().any())
+        value = self._value(predictions, labels, weights) if known else predictions.new_tensor(torch.nan)
+        return {f"window_{self.namespace}": value}
+
+
+class AUCMetric(_OfWindow):
     """Exact area under the ROC curve of the window; NaN if it has only one class.
 
     Predictions may be any numbers; only their order counts.
@@ -84,12 +99,34 @@ class AUCMetric(WindowedMetric):
 
     namespace = "auc"
 
-    def _values(self, task: str) -> dict[str, Tensor]:
-        predictions, labels, weights, _, _ = unpacked(gather_rows(self._rows(task), self.env), 3)
-        one = torch.zeros_like(labels, dtype=torch.int64)
-        areas, _ = group_aucs(predictions, labels, weights, one)
-        known = len(areas) and not bool(predictions.isnan().any())
-        return {"window_auc": areas[0] if known else predictions.new_tensor(torch.nan)}
+    def _value(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        areas, _ = group_aucs(predictions, labels, weights, torch.zeros_like(labels, dtype=torch.int64))
+        return areas[0]
+
+
+class AUPRCMetric(_OfWindow):
+    """Area under the precision-recall curve of the window (`formulas.average_precision`); NaN without a positive."""
+
+    namespace = "auprc"
+
+    def _value(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        value = average_precision(predictions, labels, weights)
+        return torch.where((weights * labels).sum() > 0, value, torch.nan)
+
+
+class RAUCMetric(_OfWindow):
+    """AUC of a regression: the share of the window's pairs that predictions do not order against their labels.
+
+    ``1 - discordant pairs / (n (n - 1) / 2)``, Kendall's discordant pairs (Kendall 1938, Biometrika 30). Ties are in
+    order, and weights do not count. NaN with fewer than 2 samples.
+    """
+
+    namespace = "rauc"
+    labels_are = "finite"
+
+    def _value(self, predictions: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        pairs = len(labels) * (len(labels) - 1) / 2
+        return predictions.new_tensor(1 - discordant_pairs(predictions, labels) / pairs if pairs else torch.nan)
 
 
 class GroupedMetric(WindowedMetric):
@@ -152,13 +189,21 @@ class NDCGMetric(_AtK):
     """
 
     namespace = "ndcg"
-    binary = False
+    labels_are = "finite and not negative"
 
     def _sums(self, predictions: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) -> Tensor:
         return _total(group_ndcgs(predictions, labels, groups, self.k))
 
 
-class RecallSessionMetric(_AtK):
+class _OfSessions(_AtK):
+    def __init__(self, *args: Any, k: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, k=k, **kwargs)
+        if self.k is None:
+            name = type(self).__name__
+            raise ValueError(f"{name} needs k=..., or one top_threshold in the tasks' session_metric_def")
+
+
+class RecallSessionMetric(_OfSessions):
     """Recall@k: the share of a group's relevant samples that are among its k best, averaged over groups with one.
 
     Args:
@@ -171,14 +216,27 @@ class RecallSessionMetric(_AtK):
 
     namespace = "recall_session"
 
-    def __init__(self, *args: Any, k: int | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, k=k, **kwargs)
-        if self.k is None:
-            raise ValueError("RecallSessionMetric needs k=..., or one top_threshold in the tasks' session_metric_def")
-
     def _sums(self, predictions: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) -> Tensor:
         assert self.k is not None
         return _total(group_recalls(predictions, labels, groups, self.k))
+
+
+class PrecisionSessionMetric(_OfSessions):
+    """Precision@k: the weight of relevant samples over that of all samples, among the k best of each group.
+
+    Args:
+        k: number of places that count. Default: ``top_threshold`` of the task's `SessionMetricDef`.
+        others: as in `RecMetric`. Labels are 1 for relevant samples.
+
+    Raises:
+        ValueError: no k.
+    """
+
+    namespace = "precision_session"
+
+    def _sums(self, predictions: Tensor, labels: Tensor, weights: Tensor, groups: Tensor) -> Tensor:
+        assert self.k is not None
+        return group_hits(predictions, labels, weights, groups, self.k)
 
 
 def _total(each: Tensor) -> Tensor:

@@ -1,0 +1,534 @@
+"""Metrics of each name in ``RecMetricEnum``: random samples, windows, fused tasks, ranks, and what they refuse."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchrec.metrics.auprc import compute_auprc, compute_auprc_per_group
+from torchrec.metrics.metric_module import REC_METRICS_MAPPING, RecMetricModule, generate_metric_module
+from torchrec.metrics.metrics_config import (
+    BatchSizeStage,
+    MetricsConfig,
+    RecComputeMode,
+    RecMetricDef,
+    RecMetricEnum,
+    RecTaskInfo,
+    SessionMetricDef,
+)
+from torchrec.metrics.metrics_namespace import MetricName, MetricNamespace
+from torchrec.metrics.rauc import compute_rauc, compute_rauc_per_group
+from torchrec.metrics.rec_metric import RecMetricException
+from torchrec.metrics.segmented_ne import GroupingKeyConfig
+
+from tests.compat.parity.case import case, on_ranks, raised
+
+M = "torchrec.metrics"
+N, STEPS = 16, 3
+UNFUSED, FUSED = RecComputeMode.UNFUSED_TASKS_COMPUTATION, RecComputeMode.FUSED_TASKS_COMPUTATION
+TASKS = ("a", "b")
+
+
+def samples(seed: int, n: int = N) -> dict[str, dict[str, torch.Tensor]]:
+    """Random predictions, labels, weights (some are 0) of two tasks."""
+    draw = torch.Generator().manual_seed(seed)
+    found: dict[str, dict[str, torch.Tensor]] = {"predictions": {}, "labels": {}, "weights": {}}
+    for task in TASKS:
+        found["predictions"][task] = torch.randint(1, 20, (n,), generator=draw) / 20
+        found["labels"][task] = torch.randint(2, (n,), generator=draw).float()
+        found["weights"][task] = torch.randint(0, 4, (n,), generator=draw) / 2
+    return found
+
+
+def made(kind: Any, tasks: Any = TASKS, world: int = 1, rank: int = 0, task: Any = None, **more: Any) -> Any:
+    infos = [RecTaskInfo(name=name, **(task or {})) for name in tasks]
+    settings = {"batch_size": N, "window_size": 2 * N * world, **more}
+    return REC_METRICS_MAPPING[kind](world_size=world, my_rank=rank, tasks=infos, **settings)
+
+
+Change = Callable[[int, dict[str, Any]], dict[str, Any]]
+
+
+def same(step: int, given: dict[str, Any]) -> dict[str, Any]:
+    return given
+
+
+def digits(tensor: torch.Tensor) -> list[float]:
+    """Its values with 8 digits, which keeps the record small."""
+    return [float(f"{value:.8g}") for value in tensor.flatten().tolist()]
+
+
+def values(kind: Any, change: Change = same, modes: Any = (UNFUSED, FUSED), **more: Any) -> Any:
+    """Values after steps of more samples than a window has, with separate and with fused tasks."""
+    found = []
+    for mode in modes:
+        metric = made(kind, compute_mode=mode, **more)
+        for step in range(STEPS):
+            metric.update(**change(step, samples(step)))
+        got = metric.compute()
+        found += [{key: [str(value.dtype), *digits(value)] for key, value in got.items()}]
+    return [*found, sorted(metric.get_required_inputs())]
+
+
+def on_two_ranks(*kinds: Any) -> Any:
+    """Values of rank 0 after steps of other samples on each rank, for each metric, change of a step and arguments."""
+
+    def job(rank: int) -> Any:
+        found = []
+        for kind, change, more in kinds:
+            metric = made(kind, ("a",), world=2, rank=rank, **more)
+            for step in range(STEPS):
+                metric.update(**change(step, samples(10 * step + rank)))
+            found.append({key: digits(value) for key, value in metric.compute().items()})
+        return found
+
+    return on_ranks(2, job)
+
+
+def required(**inputs: Any) -> Change:
+    """Adds required inputs to a step: name -> function of the step."""
+    return lambda step, given: {**given, "required_inputs": {name: make(step) for name, make in inputs.items()}}
+
+
+def groups(count: int) -> Callable[[int], torch.Tensor]:
+    return lambda step: torch.randint(count, (N,), generator=torch.Generator().manual_seed(99 + step))
+
+
+def floats(step: int) -> torch.Tensor:
+    return torch.rand(N, generator=torch.Generator().manual_seed(step)) + step
+
+
+E = RecMetricEnum
+
+
+@case(f"{M}.average.AverageMetric", f"{M}.average.AverageMetricComputation")
+def means_of_labels_and_predictions() -> Any:
+    return [made(E.AVERAGE).compute(), values(E.AVERAGE)]
+
+
+@case(f"{M}.nmse.NMSEMetric", f"{M}.nmse.NMSEMetricComputation")
+def errors_over_those_of_a_constant() -> Any:
+    ones = made(E.NMSE)
+    ones.update(**{**samples(0), "labels": {task: torch.ones(N) for task in TASKS}})
+    return [made(E.NMSE).compute(), values(E.NMSE), ones.compute()]
+
+
+@case(f"{M}.sum_weights.SumWeightsMetric", f"{M}.num_positive_samples.NumPositiveSamplesMetric")
+def sums_of_weights_and_labels() -> Any:
+    kinds = (E.SUM_WEIGHTS, E.NUM_POSITIVE_SAMPLES, E.WEIGHTED_SUM_PREDICTIONS)
+    return [[made(kind).compute(), values(kind)] for kind in kinds]
+
+
+def missing(step: int, given: dict[str, Any]) -> dict[str, Any]:
+    """Replaces some labels by NaN."""
+    labels = {task: column.masked_fill(groups(3)(step) == 0, torch.nan) for task, column in given["labels"].items()}
+    return {**given, "labels": labels}
+
+
+@case(f"{M}.num_missing_labels.NumMissingLabelsMetric", f"{M}.num_positive_samples.NumPositiveSamplesMetric")
+def labels_that_are_missing() -> Any:
+    return [
+        values(E.NUM_MISSING_LABELS, missing),
+        values(E.NUM_POSITIVE_SAMPLES, missing),
+        values(E.NUM_MISSING_LABELS),
+    ]
+
+
+@case(f"{M}.ne_positive.NEPositiveMetric", f"{M}.ne_positive.NEPositiveMetricComputation")
+def entropy_of_positive_samples() -> Any:
+    return [made(E.NE_POSITIVE).compute(), values(E.NE_POSITIVE)]
+
+
+@case(f"{M}.unweighted_ne.UnweightedNEMetric", f"{M}.unweighted_ne.UnweightedNEMetricComputation")
+def entropy_without_weights() -> Any:
+    return [made(E.UNWEIGHTED_NE).compute(), values(E.UNWEIGHTED_NE)]
+
+
+@case(f"{M}.cali_free_ne.CaliFreeNEMetric", f"{M}.cali_free_ne.CaliFreeNEMetricComputation")
+def entropy_without_the_error_of_the_mean() -> Any:
+    return [made(E.CALI_FREE_NE).compute(), values(E.CALI_FREE_NE)]
+
+
+@case(
+    f"{M}.ne_positive.NEPositiveMetric", f"{M}.cali_free_ne.CaliFreeNEMetric", f"{M}.unweighted_ne.UnweightedNEMetric"
+)
+def entropies_without_samples() -> Any:
+    kinds = (E.NE_POSITIVE, E.CALI_FREE_NE)
+    found = [made(kind, allow_missing_label_with_zero_weight=True).compute() for kind in kinds]
+    return [{key: float(value) for key, value in one.items()} for one in found]
+
+
+@case(f"{M}.ne_with_recalibration.RecalibratedNEMetric", f"{M}.ne_with_recalibration.RecalibratedNEMetricComputation")
+def entropy_after_downsampling() -> Any:
+    return [values(E.RECALIBRATED_NE), values(E.RECALIBRATED_NE, recalibration_coefficient=0.1)]
+
+
+@case(
+    f"{M}.ne_with_recalibration.RecalibratedNEMetric",
+    differs="include_logloss=True reports the cross entropy, as the argument says; TorchRec does not report it",
+)
+def cross_entropy_after_downsampling() -> Any:
+    return sorted(made(E.RECALIBRATED_NE, include_logloss=True).compute())
+
+
+@case(
+    f"{M}.calibration_with_recalibration.RecalibratedCalibrationMetric",
+    f"{M}.calibration_with_recalibration.RecalibratedCalibrationMetricComputation",
+)
+def calibration_after_downsampling() -> Any:
+    kind = E.RECALIBRATED_CALIBRATION
+    return [values(kind), values(kind, recalibration_coefficient=0.1), values(kind, recalibration_coefficient=4.0)]
+
+
+@case(f"{M}.serving_ne.ServingNEMetric", f"{M}.serving_ne.ServingNEMetricComputation")
+def entropy_of_samples_with_weight() -> Any:
+    return [made(E.SERVING_NE).compute(), values(E.SERVING_NE)]
+
+
+@case(
+    f"{M}.serving_calibration.ServingCalibrationMetric", f"{M}.serving_calibration.ServingCalibrationMetricComputation"
+)
+def calibration_of_samples_with_weight() -> Any:
+    return [made(E.SERVING_CALIBRATION).compute(), values(E.SERVING_CALIBRATION)]
+
+
+@case(f"{M}.segmented_ne.SegmentedNEMetric", f"{M}.segmented_ne.SegmentedNEMetricComputation")
+def entropy_of_groups() -> Any:
+    one = required(grouping_keys=groups(3))
+    return [
+        values(E.SEGMENTED_NE, one, num_groups=3),
+        values(E.SEGMENTED_NE, one, num_groups=4, include_logloss=True),
+        values(E.SEGMENTED_NE, required(k=groups(2)), num_groups=2, grouping_keys="k"),
+    ]
+
+
+@case(f"{M}.segmented_ne.SegmentedNEMetric", f"{M}.segmented_ne.GroupingKeyConfig")
+def entropy_of_several_divisions_into_groups() -> Any:
+    both = required(k=groups(3), f=lambda step: groups(2)(step).float(), grouping_keys=groups(2))
+    found = []
+    for keys in (
+        ["k"],
+        ["grouping_keys"],
+        ["k", "grouping_keys"],
+        [{"name": "k", "num_groups": 3}, {"name": "f", "num_groups": 2, "cast_keys_to_int": True}],
+        [GroupingKeyConfig("k", 3), GroupingKeyConfig("f", 2, True)],
+    ):
+        metric = made(E.SEGMENTED_NE, ("a",), grouping_keys=keys, num_groups=3)
+        metric.update(**both(0, samples(0)))
+        got = {key: float(value) for key, value in metric.compute().items()}
+        found += [got, sorted(metric.state_dict()), sorted(metric.get_required_inputs())]
+    return found
+
+
+@case(f"{M}.segmented_ne.SegmentedNEMetric")
+def groups_that_are_refused() -> Any:
+    return [
+        raised(lambda: made(E.SEGMENTED_NE).update(**samples(0))),
+        raised(lambda: values(E.SEGMENTED_NE, required(grouping_keys=floats))),
+    ]
+
+
+@case(f"{M}.auprc.AUPRCMetric", f"{M}.auprc.AUPRCMetricComputation")
+def precision_recall_curve_of_a_window() -> Any:
+    return values(E.AUPRC, modes=(UNFUSED,))
+
+
+@case(
+    f"{M}.auprc.AUPRCMetric",
+    differs="TorchRec gives fused tasks one lifetime value, the mean of their areas; here each task has its own",
+)
+def precision_recall_curve_of_fused_tasks() -> Any:
+    return values(E.AUPRC, modes=(FUSED,))
+
+
+@case(f"{M}.auprc.AUPRCMetric")
+def precision_recall_curve_of_fused_tasks_in_the_window() -> Any:
+    found = values(E.AUPRC, modes=(FUSED,))[0]
+    return {key: value for key, value in found.items() if "window" in key}
+
+
+@case(f"{M}.auprc.AUPRCMetric")
+def precision_recall_curves_of_groups() -> Any:
+    return values(E.AUPRC, required(grouping_keys=groups(3)), modes=(UNFUSED,), grouped_auprc=True)
+
+
+@case(f"{M}.auprc.compute_auprc", f"{M}.auprc.compute_auprc_per_group")
+def areas_under_precision_recall_curves() -> Any:
+    given = [torch.stack(list(column.values())) for column in samples(3).values()]
+    equal = torch.full((1, 4), 0.5), torch.tensor([[1.0, 0, 0, 1]]), torch.ones(1, 4)
+    return [
+        compute_auprc(2, *given),
+        compute_auprc(1, *equal),
+        compute_auprc(1, equal[0], equal[1] * 0, equal[2]),
+        compute_auprc(1, equal[0], equal[1] * 0 + 1, equal[2]),
+        compute_auprc_per_group(2, *given, groups(3)(0)),
+    ]
+
+
+@case(f"{M}.rauc.compute_rauc", f"{M}.rauc.compute_rauc_per_group")
+def pairs_that_are_not_discordant() -> Any:
+    found = []
+    for seed in range(4):
+        given = [[torch.stack(list(column.values()))] for column in samples(seed, 13).values()]
+        graded = [torch.randint(5, (2, 13), generator=torch.Generator().manual_seed(seed)).float()]
+        found += [compute_rauc(2, *given), compute_rauc(2, given[0], graded, given[2])]
+        found.append(compute_rauc_per_group(2, given[0], graded, given[2], torch.arange(13) % 3))
+    return found
+
+
+@case(
+    f"{M}.rauc.compute_rauc",
+    differs="without a pair of samples the share is 0.5; TorchRec divides by 0",
+)
+def no_pair_of_samples() -> Any:
+    one = [torch.ones(1, 1)]
+    return raised(lambda: compute_rauc(1, one, one, one))
+
+
+@case(f"{M}.rauc.RAUCMetric", f"{M}.rauc.RAUCMetricComputation")
+def regression_area_of_a_window() -> Any:
+    graded = lambda step, given: {**given, "labels": {task: floats(step + 5) for task in TASKS}}  # noqa: E731
+    return [values(E.RAUC), values(E.RAUC, graded)]
+
+
+@case(f"{M}.rauc.RAUCMetric")
+def regression_areas_of_groups() -> Any:
+    metric = made(E.RAUC, grouped_rauc=True)
+    metric.update(**required(grouping_keys=groups(3))(0, samples(0)))
+    return [metric.compute(), sorted(metric.get_required_inputs())]
+
+
+@case(f"{M}.precision_session.PrecisionSessionMetric", f"{M}.precision_session.PrecisionSessionMetricComputation")
+def precision_of_sessions() -> Any:
+    found = []
+    for definition in ({"top_threshold": 1}, {"top_threshold": 3}, {"top_threshold": 2, "run_ranking_of_labels": True}):
+        task = {"session_metric_def": SessionMetricDef("visit", **definition)}
+        found.append(values(E.PRECISION_SESSION_LEVEL, required(visit=groups(5)), modes=(UNFUSED,), task=task))
+    empty = made(E.PRECISION_SESSION_LEVEL, task=task).compute()
+    return [*found, {key: float(value) for key, value in empty.items()}]
+
+
+@case(f"{M}.precision_session.PrecisionSessionMetric")
+def precision_of_sessions_that_are_not_defined() -> Any:
+    task = {"session_metric_def": SessionMetricDef("visit", top_threshold=1)}
+    found = []
+    for action in (
+        lambda: made(E.PRECISION_SESSION_LEVEL),
+        lambda: made(E.PRECISION_SESSION_LEVEL, task={"session_metric_def": SessionMetricDef("visit")}),
+        lambda: made(E.PRECISION_SESSION_LEVEL, task=task, compute_mode=FUSED),
+        lambda: made(E.PRECISION_SESSION_LEVEL, task=task).update(**samples(0)),
+    ):
+        try:
+            action()
+        except RecMetricException as error:
+            found.append(type(error))
+    return found
+
+
+def classes(step: int, given: dict[str, Any]) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(step)
+    predictions = {task: torch.randint(6, (N, 3), generator=draw).float() for task in TASKS}
+    return {**given, "predictions": predictions, "labels": {task: groups(3)(step) for task in TASKS}}
+
+
+@case(f"{M}.multiclass_recall.MulticlassRecallMetric", f"{M}.multiclass_recall.MulticlassRecallMetricComputation")
+def recall_of_classes() -> Any:
+    found = values(E.MULTICLASS_RECALL, classes, number_of_classes=3)
+    return [found, made(E.MULTICLASS_RECALL, number_of_classes=3).compute()]
+
+
+def encoded(step: int, given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **given,
+        "predictions": {task: groups(8)(step) for task in TASKS},
+        "labels": {task: groups(8)(step + 50) for task in TASKS},
+    }
+
+
+@case(
+    f"{M}.multi_label_precision.MultiLabelPrecisionMetric",
+    f"{M}.multi_label_precision.MultiLabelPrecisionMetricComputation",
+)
+def precision_of_labels() -> Any:
+    kind = E.MULTI_LABEL_PRECISION
+    return [
+        values(kind, encoded, modes=(UNFUSED,), num_labels=3),
+        values(kind, encoded, modes=(UNFUSED,), num_labels=2, label_names=["x", "y"]),
+        sorted(made(kind, num_labels=2, label_names=["x", "y"]).state_dict()),
+        made(kind, num_labels=2).compute(),
+    ]
+
+
+@case(f"{M}.hindsight_target_pr.HindsightTargetPRMetric", f"{M}.hindsight_target_pr.HindsightTargetPRMetricComputation")
+def precision_and_recall_at_a_target() -> Any:
+    found = []
+    for target in (0.4, 0.7, 1.5):
+        metric = made(E.HINDSIGHT_TARGET_PR, target_precision=target)
+        for step in range(3):
+            metric.update(**samples(step))
+        found.append({key: value for key, value in metric.compute().items() if not key.endswith("target_pr")})
+    return [*found, {key: list(state.shape) for key, state in metric.state_dict().items()}]
+
+
+@case(f"{M}.hindsight_target_pr.HindsightTargetPRMetric")
+def fused_tasks_have_no_hindsight() -> Any:
+    return raised(lambda: values(E.HINDSIGHT_TARGET_PR, modes=(FUSED,))) != "nothing"
+
+
+@case(f"{M}.scalar.ScalarMetric", f"{M}.scalar.ScalarMetricComputation")
+def a_number_as_a_label() -> Any:
+    reported = lambda step, given: {**given, "labels": {task: floats(step) for task in TASKS}}  # noqa: E731
+    empty = {key: float(value) for key, value in made(E.SCALAR).compute().items()}
+    return [values(E.SCALAR, reported), empty, sorted(made(E.SCALAR).state_dict())]
+
+
+IMPRESSIONS = required(latest_imp=floats, total_latest_imp=lambda step: torch.tensor([4.0 + step]))
+
+
+@case(f"{M}.output.OutputMetric", f"{M}.output.OutputMetricComputation")
+def outputs_as_they_are() -> Any:
+    return [
+        values(E.OUTPUT, IMPRESSIONS, modes=(UNFUSED,)),
+        made(E.OUTPUT).compute(),
+        raised(lambda: made(E.OUTPUT).update(**samples(0))),
+    ]
+
+
+NAMED = {"tensor_name": "x"}
+
+
+@case(f"{M}.tensor_weighted_avg.TensorWeightedAvgMetric", f"{M}.tensor_weighted_avg.TensorWeightedAvgMetricComputation")
+def mean_of_a_required_input() -> Any:
+    found = []
+    for task in (NAMED, {**NAMED, "weighted": False}):
+        for mode in (UNFUSED, FUSED):
+            metric = made(E.TENSOR_WEIGHTED_AVG, task=task, compute_mode=mode, description="_of_x")
+            for step in range(2):
+                metric.update(**required(x=floats)(step, samples(step)))
+                found.append(metric.compute())
+    return [*found, sorted(metric.get_required_inputs())]
+
+
+@case(f"{M}.tensor_weighted_avg.TensorWeightedAvgMetric")
+def required_inputs_that_are_not_named() -> Any:
+    found = []
+    for action in (
+        lambda: made(E.TENSOR_WEIGHTED_AVG),
+        lambda: made(E.TENSOR_WEIGHTED_AVG, task=NAMED).update(**samples(0)),
+    ):
+        try:
+            action()
+        except RecMetricException as error:
+            found.append(type(error))
+    return found
+
+
+@case(
+    f"{M}.tensor_weighted_avg.TensorWeightedAvgMetric",
+    differs="TorchRec counts a step of this metric as one sample, so that its window has more steps",
+)
+def window_of_a_required_input() -> Any:
+    return values(E.TENSOR_WEIGHTED_AVG, required(x=floats), task=NAMED)
+
+
+def timed(sizes: Any = (3, 2), **more: Any) -> Any:
+    """Values and states after five steps, by a clock of the case."""
+    now = [100.0]
+    clocks = {name: getattr(time, name) for name in ("perf_counter", "monotonic", "time")}
+    try:
+        for name in clocks:
+            setattr(time, name, lambda: now[0])
+        metric = made(E.TOWER_QPS, **{"batch_size": 4, "window_size": 8, **more})
+        found = []
+        for seconds, size in ((1, 4), (2, sizes[0]), (3, 4), (5, sizes[1]), (7, 4)):
+            now[0] += seconds
+            metric.update(**samples(size, size))
+        found += [metric.compute(), metric.state_dict()]
+    finally:
+        for name, clock in clocks.items():
+            setattr(time, name, clock)
+    return found
+
+
+@case(f"{M}.tower_qps.TowerQPSMetric", f"{M}.tower_qps.TowerQPSMetricComputation")
+def samples_per_second_of_tasks() -> Any:
+    return [timed(warmup_steps=1), timed(warmup_steps=3), timed((4, 4), warmup_steps=1, compute_mode=FUSED), timed()]
+
+
+@case(f"{M}.tower_qps.TowerQPSMetric", f"{M}.tower_qps.WARMUP_STEPS")
+def timed_metrics_that_are_refused() -> Any:
+    return [
+        raised(lambda: made(E.TOWER_QPS, fused_update_limit=2).update(**samples(0))),
+        raised(lambda: made(E.TOWER_QPS, batch_size_stages=[BatchSizeStage(2, 5)])),
+    ]
+
+
+@case(f"{M}.rec_metric.RecMetric")
+def sums_over_two_ranks() -> Any:
+    kinds = (E.AVERAGE, E.NMSE, E.NE_POSITIVE, E.UNWEIGHTED_NE, E.CALI_FREE_NE, E.RECALIBRATED_NE, E.SERVING_NE)
+    more = (E.RECALIBRATED_CALIBRATION, E.SERVING_CALIBRATION, E.SUM_WEIGHTS, E.NUM_POSITIVE_SAMPLES)
+    plain = [(kind, same, {}) for kind in (*kinds, *more, E.WEIGHTED_SUM_PREDICTIONS)]
+    return on_two_ranks(*plain, (E.NUM_MISSING_LABELS, missing, {}))
+
+
+@case(f"{M}.auprc.AUPRCMetric", f"{M}.rauc.RAUCMetric")
+def windows_of_two_ranks() -> Any:
+    return on_two_ranks((E.AUPRC, same, {}), (E.RAUC, same, {}))
+
+
+@case(f"{M}.segmented_ne.SegmentedNEMetric", f"{M}.multiclass_recall.MulticlassRecallMetric")
+def groups_and_classes_of_two_ranks() -> Any:
+    task = {"session_metric_def": SessionMetricDef("visit", top_threshold=2)}
+    return on_two_ranks(
+        (E.SEGMENTED_NE, required(grouping_keys=groups(3)), {"num_groups": 3}),
+        (E.MULTICLASS_RECALL, classes, {"number_of_classes": 3}),
+        (E.MULTI_LABEL_PRECISION, encoded, {"num_labels": 2}),
+        (E.PRECISION_SESSION_LEVEL, required(visit=groups(5)), {"task": task}),
+    )
+
+
+@case(f"{M}.scalar.ScalarMetric", f"{M}.output.OutputMetric")
+def reported_numbers_of_two_ranks() -> Any:
+    return on_two_ranks((E.SCALAR, same, {}), (E.OUTPUT, IMPRESSIONS, {}))
+
+
+@case(f"{M}.metric_module.generate_metric_module", f"{M}.metric_module.REC_METRICS_MAPPING")
+def metrics_of_one_config() -> Any:
+    arguments: dict[Any, Any] = {E.SEGMENTED_NE: {"num_groups": 2}, E.TENSOR_WEIGHTED_AVG: None}
+    kinds = [E.NE_POSITIVE, E.AUPRC, E.NMSE, E.AVERAGE, E.SERVING_NE, E.SUM_WEIGHTS, *arguments]
+    tasks = [RecTaskInfo(tensor_name="x")]
+    config = MetricsConfig(
+        rec_tasks=tasks,
+        rec_metrics={
+            kind: RecMetricDef(rec_tasks=tasks, window_size=2 * N, arguments=arguments.get(kind)) for kind in kinds
+        },
+    )
+    module = generate_metric_module(RecMetricModule, config, N, 1, 0, {}, torch.device("cpu"))
+    given = samples(0)
+    output = {"prediction": given["predictions"]["a"], "label": given["labels"]["a"], "weight": given["weights"]["a"]}
+    module.update({**output, "grouping_keys": groups(2)(0), "x": floats(0)})
+    return [dict(module.compute()), sorted(module.get_required_inputs() or [])]
+
+
+@case(f"{M}.metric_module.REC_METRICS_MAPPING", f"{M}.metrics_config.RecMetricEnum")
+def each_name_has_its_class() -> Any:
+    def class_of(kind: Any) -> Any:
+        found = REC_METRICS_MAPPING.get(kind)
+        return found and [found, str(found._namespace), found._computation_class]
+
+    return {str(kind): class_of(kind) for kind in RecMetricEnum}
+
+
+@case(f"{M}.metric_module.generate_metric_module", f"{M}.metrics_config.RecMetricEnum")
+def names_without_a_metric() -> Any:
+    def module_of(kind: Any) -> Any:
+        tasks = [RecTaskInfo()]
+        config = MetricsConfig(rec_tasks=tasks, rec_metrics={kind: RecMetricDef(rec_tasks=tasks)})
+        return generate_metric_module(RecMetricModule, config, N, 1, 0, {}, torch.device("cpu"))
+
+    return [raised(lambda kind=kind: module_of(kind)) for kind in (E.LOG_LOSS, E.SERVING_AE_LOSS)]
+
+
+@case(f"{M}.metrics_namespace.MetricName", f"{M}.metrics_namespace.MetricNamespace")
+def names_in_keys() -> Any:
+    return [{one.name: one.value for one in kind} for kind in (MetricName, MetricNamespace)]

@@ -38,14 +38,14 @@ def agreed(env: ShardingEnv, action: Callable[[], T]) -> T:
     >>> agreed(ShardingEnv.from_local(1, 0), lambda: 3)
     3
     """
-    error = None
+    error, alone = None, env.alone
     try:
         result = action()
     except Exception as caught:
-        if env.pg is None:
+        if alone:
             raise
         error = caught
-    if env.pg is not None and _on_any_rank(error is not None, env):
+    if not alone and _on_any_rank(error is not None, env):
         raise_first_error(error, env)
     return result
 
@@ -114,7 +114,7 @@ def refuse_differences(
     Raises:
         Exception: ``error``, which names the first rank that differs from rank 0, and the first fact.
     """
-    if env.pg is None:
+    if env.alone:
         return
     local = {
         (section, name): _ADDRESS.sub("", repr(value))

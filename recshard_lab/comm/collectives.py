@@ -103,7 +103,7 @@ def issue_all_to_all(
         output: ``[sum(recv_splits)]``, the receive buffer. Default: a new tensor.
     """
     event = record("all_to_all", label, [n * tensor.element_size() for n in send_splits], env)
-    if env.pg is None:
+    if env.alone:
         return Pending(tensor, event=event)
     if output is None:
         output = torch.empty(sum(recv_splits), dtype=tensor.dtype, device=tensor.device)
@@ -158,7 +158,7 @@ def issue_reduce_scatter(tensor: Tensor, env: ShardingEnv, label: str) -> Pendin
     """Sums ``tensor [W * n]`` over the ranks; rank k receives slice k, ``[n]``."""
     size = tensor.numel() // env.world_size
     event = record("reduce_scatter", label, [size * tensor.element_size()] * env.world_size, env)
-    if env.pg is None:
+    if env.alone:
         return Pending(tensor, event=event)
     output = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
     splits = [size] * env.world_size
@@ -172,7 +172,7 @@ def issue_reduce_scatter(tensor: Tensor, env: ShardingEnv, label: str) -> Pendin
 def issue_all_gather(tensor: Tensor, env: ShardingEnv, label: str, output: Tensor | None = None) -> Pending:
     """Concatenates ``tensor [n]`` of all ranks, ``[W * n]``, into ``output`` if passed. n is equal on all ranks."""
     event = record("all_gather", label, [tensor.numel() * tensor.element_size()] * env.world_size, env)
-    if env.pg is None:
+    if env.alone:
         return Pending(tensor, event=event)
     if output is None:
         output = torch.empty(env.world_size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
@@ -194,7 +194,7 @@ def ring_bytes(size: int, env: ShardingEnv) -> list[int]:
 def all_reduce(tensor: Tensor, env: ShardingEnv, label: str, *, maximum: bool = False) -> Tensor:
     """Sums ``tensor`` over the ranks, in place; with ``maximum``, the largest of each number."""
     record("all_reduce", label, ring_bytes(tensor.numel() * tensor.element_size(), env), env)
-    if env.pg is not None:
+    if not env.alone:
         op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
         issue_and_wait(lambda: dist.all_reduce(tensor, op=op, group=env.pg, async_op=True), tensor.device, env, label)
     return tensor
@@ -204,7 +204,7 @@ def broadcast(tensor: Tensor, env: ShardingEnv, label: str, source: int = 0) -> 
     """Rank ``source``'s ``tensor`` on every rank, in place."""
     size = tensor.numel() * tensor.element_size() if env.rank == source else 0
     record("broadcast", label, [size] * env.world_size, env)
-    if env.pg is not None:
+    if not env.alone:
         message = tensor.contiguous()
         issue_and_wait(
             lambda: dist.broadcast(message, group=env.pg, group_src=source, async_op=True), tensor.device, env, label
@@ -216,7 +216,7 @@ def broadcast(tensor: Tensor, env: ShardingEnv, label: str, source: int = 0) -> 
 
 def broadcast_object(value: Any, env: ShardingEnv, source: int = 0) -> Any:
     """Rank ``source``'s ``value`` on every rank."""
-    if env.pg is None:
+    if env.alone:
         return value
     box = [value]
     dist.broadcast_object_list(box, group=env.pg, group_src=source)
@@ -225,7 +225,7 @@ def broadcast_object(value: Any, env: ShardingEnv, source: int = 0) -> Any:
 
 def all_gather_object(value: Any, env: ShardingEnv) -> list[Any]:
     """The ``value`` of every rank, in rank order."""
-    if env.pg is None:
+    if env.alone:
         return [value]
     values: list[Any] = [None] * env.world_size
     dist.all_gather_object(values, value, group=env.pg)
@@ -234,5 +234,5 @@ def all_gather_object(value: Any, env: ShardingEnv) -> list[Any]:
 
 def barrier(env: ShardingEnv) -> None:
     """Blocks until every rank has called it."""
-    if env.pg is not None:
+    if not env.alone:
         dist.barrier(group=env.pg)

@@ -117,10 +117,11 @@ class ReplicaGrid:
     ) -> ShardingEnv:
         members = tuple(groups[number])
         if self.world.pg is None:
-            return ShardingEnv(1, 0, None, self.world, members, local)
+            return ShardingEnv(1, 0, None, outer=self.world, members=members, local_size=local)
         world, layout = self.world.pg, tuple(map(tuple, self.sharding_groups))
         pg = subgroups(world, layout, lambda: _process_groups(world, layout))[axis]
-        return ShardingEnv(len(members), rank, world if pg is None else pg, self.world, members, local)
+        group = world if pg is None else pg
+        return ShardingEnv(len(members), rank, group, outer=self.world, members=members, local_size=local)
 
     def __str__(self) -> str:
         """``2 replicas on 2 ranks each: {0, 2} {1, 3}``."""

@@ -22,19 +22,21 @@ class ShardingEnv:
     Args:
         world_size: number of ranks W.
         rank: this rank's number in the group.
-        pg: the process group; None for a single process, which needs no collectives.
+        pg: the process group. None for a single process, which needs no collectives, or for the devices of one
+            process, over which quantized models are sharded.
+        output_dtensor: whether state dicts have DTensors by default, as with ``fused_params={"output_dtensor": True}``.
         outer: the larger group of which these ranks are a part (`node_envs`), or None.
         members: rank in `outer` of each of these ranks.
         local_size: ranks per node. Default: the launcher's ``LOCAL_WORLD_SIZE``.
 
     Raises:
-        ValueError: a rank outside the world, several ranks without a process group, or numbers that differ from the
-            process group's.
+        ValueError: a rank outside the world, or numbers that differ from the process group's.
     """
 
     world_size: int
     rank: int
     pg: Any = None
+    output_dtensor: bool = False
     outer: "ShardingEnv | None" = None
     members: tuple[int, ...] = ()
     local_size: int | None = None
@@ -44,11 +46,6 @@ class ShardingEnv:
     def __post_init__(self) -> None:
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} is not in a world of {self.world_size} ranks")
-        if self.pg is None and self.world_size > 1:
-            raise ValueError(
-                f"a world of {self.world_size} ranks needs a process group. Fix: use "
-                f"ShardingEnv.from_process_group(torch.distributed.group.WORLD)"
-            )
         if isinstance(self.pg, dist.ProcessGroup) and (self.pg.size(), self.pg.rank()) != (self.world_size, self.rank):
             raise ValueError(
                 f"rank={self.rank} of world_size={self.world_size} does not match the process group, where this "
@@ -65,6 +62,21 @@ class ShardingEnv:
     def process_group(self) -> Any:
         """TorchRec's name for ``pg``."""
         return self.pg
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is a single process, which sends no messages.
+
+        Raises:
+            ValueError: several ranks without a process group.
+        """
+        if self.pg is None and self.world_size > 1:
+            raise ValueError(
+                f"an environment of {self.world_size} ranks without a process group cannot exchange messages: it "
+                f"describes the devices of one process. Fix: use "
+                f"ShardingEnv.from_process_group(torch.distributed.group.WORLD)"
+            )
+        return self.pg is None
 
     @property
     def local_world_size(self) -> int:
@@ -115,7 +127,7 @@ class ShardingEnv:
         groups = subgroups(self.pg, ("nodes", local), lambda: _node_groups(self.pg, self.world_size, local))
         members = tuple(range(first, first + local)), tuple(range(place, self.world_size, local))
         intra, inter = (
-            ShardingEnv(len(ranks), ranks.index(self.rank), group, self, ranks)
+            ShardingEnv(len(ranks), ranks.index(self.rank), group, outer=self, members=ranks)
             for group, ranks in zip(groups, members, strict=True)
         )
         return intra, inter
@@ -128,7 +140,14 @@ class ShardingEnv:
         if self.pg is None:
             return self
         group = group_among(self.pg, [range(self.world_size)], dist.get_backend(self.pg))
-        return ShardingEnv(self.world_size, self.rank, group, self.outer, self.members, self.local_size)
+        return ShardingEnv(
+            self.world_size,
+            self.rank,
+            group,
+            outer=self.outer,
+            members=self.members,
+            local_size=self.local_size,
+        )
 
     @classmethod
     def from_process_group(cls, pg: Any) -> "ShardingEnv":
@@ -137,7 +156,7 @@ class ShardingEnv:
 
     @classmethod
     def from_local(cls, world_size: int, rank: int) -> "ShardingEnv":
-        """A single process.
+        """A single process, or a device of a process that shards a quantized model over its devices.
 
         >>> ShardingEnv.from_local(world_size=1, rank=0).world_size
         1

@@ -5,6 +5,7 @@ Shape letters: b samples of one rank, B of the global batch, I dense features, W
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recshard_lab.sparse import KeyedJaggedTensor, Pipelineable, record_stream
+from recshard_lab.sparse.pytree import register
 
 Samples = range | NDArray[np.int64]
 """Numbers of samples: a range, read at once, or any numbers ``[b]`` in any order."""
@@ -39,7 +41,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         if self.global_size < 0:
-            object.__setattr__(self, "global_size", len(self.labels))
+            object.__setattr__(self, "global_size", self.labels.shape[0])  # len() would fix it in an exported program
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -69,6 +71,26 @@ class Batch:
 
 
 Pipelineable.register(Batch)
+
+
+def _flatten(batch: Batch) -> tuple[list[Any], tuple[int | None, int]]:
+    shape: Sequence[Any] = getattr(batch.labels, "shape", ())
+    follows = len(shape) > 0 and batch.global_size == shape[0]
+    return [batch.dense_features, batch.sparse_features, batch.labels], (
+        None if follows else batch.global_size,
+        batch.world_size,
+    )
+
+
+def _unflatten(leaves: Iterable[Any], context: tuple[int | None, int]) -> Batch:
+    dense, sparse, labels = leaves
+    size = context[0]
+    if size is None:  # a tree of something other than tensors has no size
+        size = labels.shape[0] if isinstance(labels, Tensor) else 0
+    return Batch(dense, sparse, labels, size, context[1])
+
+
+register(Batch, _flatten, _unflatten, lambda _: ("dense_features", "sparse_features", "labels"))
 
 
 def check_samples(samples: Samples, size: int) -> None:

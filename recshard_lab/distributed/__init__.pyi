@@ -11,6 +11,8 @@ from .delta_tracker import ModelDeltaTracker as ModelDeltaTracker
 from .delta_tracker import TrackingMode as TrackingMode
 from .dmp_collection import DMPCollection as DMPCollection
 from .dmp_collection import ShardingStrategy as ShardingStrategy
+from .lookup_tracker import DeltaTrackerConfig as DeltaTrackerConfig
+from .lookup_tracker import LookupTracker as LookupTracker
 from .managed_collision import (
     ManagedCollisionEmbeddingBagCollectionSharder as ManagedCollisionEmbeddingBagCollectionSharder,
 )
@@ -45,3 +47,7 @@ from .state.checkpoint import save_checkpoint as save_checkpoint
 from .state.live_reshard import Resharded as Resharded
 from .state.pretrained import load_pretrained as load_pretrained
 from .step.executor import Executor as Executor
+from .tower_sharders import EmbeddingTowerCollectionSharder as EmbeddingTowerCollectionSharder
+from .tower_sharders import EmbeddingTowerSharder as EmbeddingTowerSharder
+from .towers import ShardedEmbeddingTower as ShardedEmbeddingTower
+from .towers import ShardedEmbeddingTowerCollection as ShardedEmbeddingTowerCollection

@@ -109,8 +109,13 @@ class LazyAwaitable(Awaitable[W]):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        args, kwargs = tree_map(_arrived, (tuple(args), dict(kwargs or {})))
+        args, kwargs = tree_map(_arrived, (tuple(args), dict(kwargs or {})), is_leaf=_is_lazy)
         return func(*args, **kwargs)
+
+
+def _is_lazy(value: Any) -> bool:
+    """Whether it is of a subclass; not a lazy KeyedTensor, which is a tree of tensors."""
+    return LazyAwaitable in type(value).__mro__
 
 
 def _arrived(value: Any) -> Any:

@@ -41,7 +41,7 @@ from recshard_lab.distributed.data_parallel import DataParallelWrapper, Replicat
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.rank_facts import plan_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection
-from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, planned_workload
+from recshard_lab.distributed.sharders import ModuleSharder, default_sharders, planned_workload
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.regroup import Regrouping
 from recshard_lab.distributed.state.replica_sync import AllReduce, average, torch_states
@@ -125,7 +125,7 @@ class DMPCollection(DistributedModelParallel):
         global_pg: Any,
         sharding_strategy: ShardingStrategy | str = ShardingStrategy.DEFAULT,
         node_group_size: int | None = None,
-        sharders: Sequence[CollectionSharder] | None = None,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
         init_data_parallel: bool = True,
         init_parameters: bool = True,
         data_parallel_wrapper: DataParallelWrapper | None = None,
@@ -139,7 +139,7 @@ class DMPCollection(DistributedModelParallel):
             raise ValueError(f"global_pg must be a process group or None, got {global_pg!r}")
         world = ShardingEnv.default() if global_pg is None else ShardingEnv.from_process_group(global_pg)
 
-        def read() -> tuple[ReplicaGrid, list[CollectionSharder]]:
+        def read() -> tuple[ReplicaGrid, Sequence[ModuleSharder[Any]]]:
             _refuse("submodule_configs", submodule_configs, None, "all collections share one layout of ranks")
             _refuse("rs_awaitable_hook_module", rs_awaitable_hook_module, None, "tables are whole in every replica")
             _refuse("use_sharded_relay", use_sharded_relay, False, "replicas are averaged by one exchange")
@@ -187,15 +187,15 @@ class DMPCollection(DistributedModelParallel):
 
     # ---- building ----
 
-    def _shard(self, unsharded: Sequence[Any]) -> dict[str, ShardedCollection]:
+    def _shard(self, unsharded: Sequence[Any]) -> dict[str, nn.Module]:
         """As of `DistributedModelParallel`.
 
         Raises:
             ValueError: several replicas, and a table whose rows belong to ids. They have different ids in each.
         """
-        collections = super()._shard(unsharded)
-        self._refuse_owned_rows(collections, self.grid.num_replicas)
-        return collections
+        sharded = super()._shard(unsharded)
+        self._refuse_owned_rows(self.collections, self.grid.num_replicas)
+        return sharded
 
     @staticmethod
     def _refuse_owned_rows(collections: Mapping[str, ShardedCollection], replicas: int) -> None:
@@ -222,7 +222,7 @@ class DMPCollection(DistributedModelParallel):
         return self._may_differ and self.grid.num_replicas > 1
 
     def _planned_for_group(
-        self, module: nn.Module, device: torch.device | str | None, sharders: Sequence[CollectionSharder]
+        self, module: nn.Module, device: torch.device | str | None, sharders: Sequence[ModuleSharder[Any]]
     ) -> ShardingPlan:
         kind = torch.device(device).type if device is not None else compute_device(self.grid.world).type
         topology = Topology(self.grid.group_size, compute_device=kind, local_world_size=self.grid.ranks_per_node)
@@ -300,7 +300,8 @@ class DMPCollection(DistributedModelParallel):
         """
         agreed(self._everyone, self._raise_unsent)
         dense_states: list[Tensor] = []
-        dense = {s.config.name: list(s.parameters()) for s in self._tables() if s.sharding.compute_kernel == "dense"}
+        on_dense = [shards for shards in self._tables() if shards.sharding.compute_kernel == "dense"]
+        dense = {shards.config.name: list(shards.local_parameters().values()) for shards in on_dense}
         if include_optimizer_state and dense and self.grid.num_replicas > 1:
             dense_states = torch_states(dense, optimizers, self.grid)
         groups = [list(self.collections.values())]

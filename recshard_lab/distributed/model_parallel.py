@@ -2,9 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +17,33 @@ from recshard_lab.comm import agreed, compute_device, from_first_rank, refuse_di
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
-from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups, unsharded_weights
-from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, first_weights, planned_workload
+from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups, node_of
+from recshard_lab.distributed.sharders import (
+    CollectionSharder,
+    ModuleSharder,
+    default_sharders,
+    first_weights,
+    planned_workload,
+    split_by_part,
+)
 from recshard_lab.distributed.state.dumps import dump_tables, load_tables
 from recshard_lab.distributed.state.forms import StateForm, requested, torch_call
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.table_shards import TableShards
-from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
+from recshard_lab.distributed.towers import Towers
+from recshard_lab.embedding import BaseEmbeddingConfig, BaseManagedCollisionEmbeddingCollection, FusedCollection
 from recshard_lab.embedding.dynamic.dumps import Dumped, Restored
 from recshard_lab.embedding.dynamic.dumps.collection import Paths
 from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
-from recshard_lab.sharding import PlanError, ShardingPlan, Topology
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, ShardingPlan, Topology
 from recshard_lab.sharding.plan.types import DDR
 
-_Collection: TypeAlias = tuple[str, nn.Module, CollectionSharder]  # path, unsharded collection, its sharder
+if TYPE_CHECKING:
+    from recshard_lab.distributed.lookup_tracker import DeltaTrackerConfig, LookupTracker
+
+_Found: TypeAlias = tuple[str, nn.Module, ModuleSharder[Any]]  # path, unsharded module, its sharder
 
 
 @names_wrong_arguments
@@ -50,7 +62,8 @@ class DistributedModelParallel(nn.Module):
         env: the ranks. Default: the default process group, or this process alone.
         device: device of the model. Default: this rank's GPU with NCCL, otherwise the CPU.
         plan: module path -> table -> sharding. Default: planned on rank 0.
-        sharders: sharders of the collections, with fused optimizer and kernel.
+        sharders: sharders of the collections, with fused optimizer and kernel, or of modules of yours: see
+            `ModuleSharder`. The last one of a module type is used.
         init_data_parallel: whether to replicate the dense part now; otherwise call `init_data_parallel` later.
         init_parameters: whether to allocate dense parameters on ``meta`` and call ``reset_parameters()``.
         data_parallel_wrapper: replicates the dense part. Default: `DefaultDataParallelWrapper`.
@@ -72,12 +85,13 @@ class DistributedModelParallel(nn.Module):
         env: ShardingEnv | None = None,
         device: torch.device | str | None = None,
         plan: ShardingPlan | None = None,
-        sharders: Sequence[CollectionSharder] | None = None,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
         init_data_parallel: bool = True,
         init_parameters: bool = True,
         data_parallel_wrapper: DataParallelWrapper | None = None,
     ) -> None:
         super().__init__()
+        self._lookup_tracker: LookupTracker | None = None  # of init_torchrec_delta_tracker
         self._data_parallel_wrapper = data_parallel_wrapper or DefaultDataParallelWrapper()
         self.env = env if env is not None else ShardingEnv.default()
         everyone = self.dense_env
@@ -93,14 +107,37 @@ class DistributedModelParallel(nn.Module):
         self.plan = plan if plan is not None else ShardingPlan({})
         agreed(everyone, lambda: self._check_plan(module, unsharded))
         create_route_groups(self.plan, self.env)
-        self.collections = agreed(everyone, lambda: self._shard(unsharded))
-        self._fill(module, unsharded)
-        self._bare: nn.Module = self.collections.get("", module)
+        sharded = agreed(everyone, lambda: self._shard(unsharded))
+        self._bare: nn.Module = self._fill(module, unsharded, sharded)
         agreed(everyone, lambda: self._place_dense(module, init_parameters))
+        for towers in self._towers().values():
+            towers.start()
         self._dmp_wrapped_module = self._bare
         self._has_data_parallel = False
         if init_data_parallel:
             self.init_data_parallel()
+
+    # ---- tracking ----
+
+    def init_torchrec_delta_tracker(self, delta_tracker_config: "DeltaTrackerConfig") -> "LookupTracker":
+        """Starts to record lookups, and returns the tracker. TorchRec's name.
+
+        If there is a tracker, it returns that one, until tables move.
+
+        Raises:
+            ValueError: as `LookupTracker`.
+        """
+        if self._lookup_tracker is None or self._lookup_tracker.moved:
+            from recshard_lab.distributed.lookup_tracker import LookupTracker
+
+            config = delta_tracker_config
+            settings = (config.consumers, config.delete_on_read, config.auto_compact, config.tracking_mode)
+            self._lookup_tracker = LookupTracker(self, *settings, config.fqns_to_skip)
+        return self._lookup_tracker
+
+    def get_delta_tracker(self) -> "LookupTracker | None":
+        """The tracker of `init_torchrec_delta_tracker`. None if there is none."""
+        return self._lookup_tracker
 
     # ---- building ----
 
@@ -109,19 +146,21 @@ class DistributedModelParallel(nn.Module):
         module: nn.Module,
         device: torch.device | str | None,
         plan: ShardingPlan | None,
-        sharders: Sequence[CollectionSharder] | None,
+        sharders: Sequence[ModuleSharder[Any]] | None,
         switches: Mapping[str, Any],
-    ) -> tuple[list[_Collection], dict[str, dict[str, Any]]]:
+    ) -> tuple[list[_Found], dict[str, dict[str, Any]]]:
         """The collections to shard, and facts that must be equal on all ranks because collectives depend on them."""
         self.device = device_named(device) if device is not None else compute_device(self.env)
         if any(parameter.device.type == "mps" for parameter in module.parameters()):
             raise ValueError(f"a parameter of the module is on MPS: {MPS}. Fix: pass module.to('cpu')")
         self.sharders = list(sharders) if sharders is not None else default_sharders()
-        unsharded = list(self._find(module))
+        #: path, sharder and paths of the collections of each module with a sharded class around them: towers
+        self._joins: list[tuple[str, CollectionSharder, list[str]]] = []
+        unsharded = list(self._find(module, plan))
         model = dense_facts(module, {path for path, _, _ in unsharded})
         for path, child, sharder in unsharded:
             model |= table_facts(path, sharder.tables(child)) | {f"type of module {path!r}": type(child).__name__}
-            model |= weight_facts(path, unsharded_weights(child), sharder.spec)
+            model |= weight_facts(path, sharder.shardable_parameters(child), getattr(sharder, "spec", None))
         settings = {key: value for sharder in self.sharders for key, value in sharder_facts(sharder).items()}
         world = {"world_size": self.env.world_size, "ranks per node": self.env.local_world_size}
         arguments = {"device type": self.device.type, **world, **switches}
@@ -133,25 +172,68 @@ class DistributedModelParallel(nn.Module):
         workload = planned_workload(module, self.sharders)
         return EmbeddingShardingPlanner(topology, workload=workload).plan(module, self.sharders)
 
-    def _check_plan(self, module: nn.Module, unsharded: Sequence[_Collection]) -> None:
-        """Checks the plan against the model and resolves schemes to shards."""
+    def _check_plan(self, module: nn.Module, unsharded: Sequence[_Found]) -> None:
+        """Checks the plan against the model and resolves schemes to shards. Plans of a user's modules stay as is."""
         tables = {path: list(sharder.tables(child)) for path, child, sharder in unsharded}
+        self.plan = self._by_collection(self.plan, tables)
         self._check_paths(tables)
         self._check_fused(module, tables)
-        planned = {path: configs for path, configs in tables.items() if path in self.plan.plan}
+        planned = {
+            path: tables[path]
+            for path, _, sharder in unsharded
+            if path in self.plan.plan and isinstance(sharder, CollectionSharder)
+        }
         if planned:
+            whole, self.plan = self.plan, copy(self.plan)
+            self.plan.plan = {path: entries for path, entries in whole.plan.items() if path in planned}
             self.plan = self.plan.resolved(planned, self.env.world_size, self.env.local_world_size)
+            self.plan.plan = whole.plan | self.plan.plan
+        for outer, _, inside in self._joins:
+            missing = [path for path in inside if path not in planned]
+            if missing and len(missing) < len(inside):
+                raise PlanError(f"the plan has towers of {outer!r}, but not {missing[0]!r}. Fix: plan all of them")
+            for path in inside if not missing else ():
+                node_of(self.plan.plan[path], self.env)
 
-    def _find(self, module: nn.Module) -> Iterator[_Collection]:
+    def _by_collection(self, plan: ShardingPlan, tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> ShardingPlan:
+        """The plan with the paths of collections in place of those of towers, which TorchRec's plans name."""
+        outer = {path: inside for path, _, inside in self._joins if path in plan.plan and path not in inside}
+        if not outer:
+            return plan
+        entries = {path: own for path, own in plan.plan.items() if path not in outer}
+        for path, inside in outer.items():
+            by_part = split_by_part(plan.plan[path], {part: tables[part] for part in inside}, path)
+            entries |= {part: EmbeddingModuleShardingPlan(own) for part, own in by_part.items()}
+        changed = ShardingPlan(entries)
+        planned: Any = plan.planned
+        if planned is not None:
+            known = {path: configs for path, configs in planned.tables.items() if path not in outer}
+            for path, inside in outer.items():
+                for part in inside:
+                    names = {table.name for table in tables[part]}
+                    known[part] = [table for table in planned.tables[path] if table.name in names]
+            changed.planned = replace(planned, tables=known)
+        return changed
+
+    def _find(self, module: nn.Module, plan: ShardingPlan | None) -> Iterator[_Found]:
+        by_type = {sharder.module_type: sharder for sharder in self.sharders}
         found: list[str] = []
         for path, child in module.named_modules():
             if any(path.startswith(f"{outer}." if outer else "") for outer in found):
                 continue  # a part of a collection
-            for sharder in self.sharders:
-                if type(child) is sharder.module_type:
-                    found.append(path)
-                    yield path, child, sharder
-                    break
+            sharder = by_type.get(type(child))
+            unplanned = plan is not None and path not in plan.plan
+            if sharder is None or (unplanned and not isinstance(sharder, CollectionSharder)):
+                continue
+            found.append(path)
+            if not isinstance(sharder, CollectionSharder):
+                yield path, child, sharder
+                continue
+            parts = sharder.parts(path, child)
+            inside = [own for own, _, _ in parts]
+            if inside != [path]:
+                self._joins.append((path, sharder, inside))
+            yield from parts
 
     def _check_paths(self, tables: Mapping[str, Any]) -> None:
         for path in self.plan.plan:
@@ -173,27 +255,41 @@ class DistributedModelParallel(nn.Module):
                     f"add it to the plan (data_parallel() replicates it), and its sharder to sharders"
                 )
 
-    def _shard(self, unsharded: Sequence[_Collection]) -> dict[str, ShardedCollection]:
-        """The sharded collection for each planned one, with zero weights."""
-        collections: dict[str, ShardedCollection] = {}
+    def _shard(self, unsharded: Sequence[_Found]) -> dict[str, nn.Module]:
+        """The sharded module for each planned one. Those of the library's sharders have zero weights."""
+        sharded: dict[str, nn.Module] = {}
         for path, child, sharder in unsharded:
             params = self.plan.get_plan_for_module(path)
-            if params is not None:
-                collections[path] = sharder.build(child, params, self.env, self.device)
-        return collections
+            if params is not None and _builds(sharder):
+                sharded[path] = sharder.build(child, params, self.env, self.device)
+            elif params is not None:
+                sharded[path] = sharder.shard(child, params, self.env, self.device, path)
+        self.collections = {
+            f"{path}.{inner}".strip("."): part
+            for path, own in sharded.items()
+            for inner, part in ([("", own)] if isinstance(own, ShardedCollection) else own.named_modules())
+            if isinstance(part, ShardedCollection)
+        }
+        plain = {path: own for path, own in sharded.items() if not isinstance(own, ShardedCollection)}
+        self._with_names = [path for path, own in plain.items() if hasattr(own, "sharded_parameter_names")]
+        return sharded
 
-    def _fill(self, module: nn.Module, unsharded: Sequence[_Collection]) -> None:
-        """Fills the sharded collections and replaces the unsharded ones with them. Collective."""
+    def _fill(self, module: nn.Module, unsharded: Sequence[_Found], sharded: Mapping[str, nn.Module]) -> nn.Module:
+        """Fills the sharded collections and replaces the unsharded modules. Collective. Returns the model."""
         moves: list[Move] = []
-        sharded = [(path, child) for path, child, _ in unsharded if path in self.collections]
-        for path, child in sharded:
-            moves += first_weights(self.collections[path], child, self.dense_env)
+        for path, child, sharder in unsharded:
+            if path in sharded and _builds(sharder):
+                moves += first_weights(self.collections[path], child, self.dense_env)
         with torch.no_grad():
             agreed(self.dense_env, lambda: move(moves, self.env, self.device))
-        for path, _ in sharded:
-            if path:
-                parent, _, name = path.rpartition(".")
-                setattr(module.get_submodule(parent), name, self.collections[path])
+        replaced = dict(sharded)
+        for path, own in sharded.items():
+            _set(module, path, own)
+        for outer, sharder, inside in self._joins:
+            if inside[0] in self.collections:
+                replaced[outer] = sharder.joined(module.get_submodule(outer), self.dense_env)
+                _set(module, outer, replaced[outer])
+        return replaced.get("", module)
 
     def _place_dense(self, module: nn.Module, init_parameters: bool) -> None:
         """The fused optimizer, and the dense part on the device."""
@@ -253,11 +349,43 @@ class DistributedModelParallel(nn.Module):
         return {name: own for name, own in self.table_shards().items() if own.sharding.compute_kernel == "dense"}
 
     def sharded_parameter_names(self) -> set[str]:
-        """Names of the parameters that are shards of tables; all others are dense."""
-        return {
+        """Names of the parameters that are shards of tables, and of those that towers average; all others are dense."""
+        of_towers = (towers.sharded_parameter_names(path) for path, towers in self._towers().items())
+        return self._table_parameter_names() | {name for names in of_towers for name in names}
+
+    def _table_parameter_names(self) -> set[str]:
+        tables = {
             f"{path}.{name}" if path else name
             for path, collection in self.collections.items()
             for name, _ in collection.named_parameters()
+        }
+        for path in self._with_names:
+            own: Any = self._bare.get_submodule(path)
+            tables.update(own.sharded_parameter_names(path))
+        return tables
+
+    def refuse_user_shards(self, action: str) -> None:
+        """Raises ValueError if a module is sharded by a sharder of the user, whose shards cannot be gathered."""
+        if self._with_names:
+            raise ValueError(
+                f"{action} cannot gather module {self._with_names[0]!r}, which a sharder of yours has sharded. Fix: "
+                f"return ShardedTensors in its state_dict, and call torch.distributed.checkpoint with dmp.state_dict()"
+            )
+
+    def _towers(self) -> dict[str, Towers]:
+        """Path -> sharded tower, or sharded tower collection."""
+        found: dict[str, Towers] = {}
+        for path, module in self._bare.named_modules():
+            if isinstance(module, Towers) and not any(path.startswith(f"{outer}." if outer else "") for outer in found):
+                found[path] = module
+        return found
+
+    def tower_buffer_names(self) -> set[str]:
+        """Names of the buffers of towers' interactions, which towers copy from the node where they change."""
+        return {
+            f"{path}.{name}" if path else name
+            for path, towers in self._towers().items()
+            for name, _ in towers.named_buffers()
         }
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -318,8 +446,10 @@ class DistributedModelParallel(nn.Module):
         self.fused_optimizer.refuse_deferred("dmp.reshard")
         recover(self.collections, self.env, self.fused_optimizer)
         bound = Bound(max_extra_bytes, park_dir)
-        plan, changed = agreed_plan(plan, self.plan, self.collections, self.env, optimizers, bound)
+        current = ShardingPlan({path: own for path, own in self.plan.plan.items() if path in self.collections})
+        plan, changed = agreed_plan(plan, current, self.collections, self.env, optimizers, bound)
         done = migrate(self.collections, changed, self.env, self.device, bound, self.fused_optimizer, optimizers or ())
+        plan.plan = self.plan.plan | plan.plan
         self.plan = plan
         return done
 
@@ -424,7 +554,7 @@ class DistributedModelParallel(nn.Module):
         twin.fused_optimizer = EmbeddingFusedOptimizer(own, self.dense_env.world_size // self.env.world_size)
         for group, new in zip(self.fused_optimizer.param_groups, twin.fused_optimizer.param_groups, strict=True):
             new |= {name: value for name, value in group.items() if name != "params"}
-        twin._has_data_parallel = False
+        twin._has_data_parallel, twin._lookup_tracker = False, None
         if self._has_data_parallel:
             twin.init_data_parallel()
         return twin
@@ -450,13 +580,13 @@ class DistributedModelParallel(nn.Module):
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """The parameters for a torch optimizer: the replicated ones, and tables on the dense kernel."""
-        fused = {
+        left_out = {
             id(p)
             for shards in self.table_shards().values()
-            if shards.sharding.compute_kernel != "dense"
+            if shards.sharding.compute_kernel != "dense" or not shards.local_weights
             for p in shards.parameters()
         }
-        return [p for p in self._bare.parameters() if id(p) not in fused]
+        return [p for p in self._bare.parameters() if id(p) not in left_out]
 
     def param_to_pgs(self) -> dict[nn.Parameter, list[ProcessGroup]]:
         """Sharded parameters on the dense kernel -> the group of ranks that store their table.
@@ -482,7 +612,7 @@ class DistributedModelParallel(nn.Module):
             )
         sharded: dict[nn.Parameter, list[ProcessGroup]] = {nn.Parameter(torch.empty(0)): [self.env.pg]}
         for shards in tables:
-            for position, parameter in zip(shards.local_weights, shards.parameters(), strict=True):
+            for position, parameter in shards.local_parameters().items():
                 if not shards.sharding.replica_flags[position]:
                     sharded[parameter] = [self.env.pg]
         return sharded
@@ -490,9 +620,11 @@ class DistributedModelParallel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters with the unsharded model's names. Several shards of a table on a rank have separate names.
+        """Parameters with the unsharded model's names.
 
-        Those of cached tables are up to date until the next lookup.
+        A table without a shard on this rank has an empty parameter, so that all ranks have all tables. Several shards
+        of a table on a rank have separate names: ``weight_0``, ``weight_1``. Those of cached tables are up to date
+        until the next lookup.
         """
         for shards in self.table_shards().values():
             shards.flush()
@@ -676,6 +808,7 @@ class DistributedModelParallel(nn.Module):
             rank0_only: whether only rank 0 receives the tables; all other ranks return ``{}``.
             cpu_offload: whether all tensors are on the CPU. No table is whole on a GPU then.
         """
+        self.refuse_user_shards("full_state_dict")
         self.level_tables()
         device = torch.device("cpu") if cpu_offload else self.device
         ranks = range(self.env.world_size) if not rank0_only else range(1 if self.replica == 0 else 0)
@@ -713,9 +846,9 @@ class DistributedModelParallel(nn.Module):
                 totals["optimizer_state"] += states
             for name, count in collection.executor.buffer_bytes.items():
                 totals[name] += count
-        sharded = self.sharded_parameter_names()
+        tables = self._table_parameter_names()
         for name, parameter in self._bare.named_parameters():
-            if name not in sharded:
+            if name not in tables:
                 totals["dense"] += _bytes(parameter) + (_bytes(parameter.grad) if parameter.grad is not None else 0)
         return totals
 
@@ -737,6 +870,18 @@ class DistributedModelParallel(nn.Module):
                     kind = "index" if index and not in_host else "optimizer_state"
                     totals[kind] = totals.get(kind, 0) + _bytes(state)
         return totals
+
+
+def _set(model: nn.Module, path: str, part: nn.Module) -> None:
+    """Replaces the part of a model at a path; not the model itself."""
+    if path:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, part)
+
+
+def _builds(sharder: ModuleSharder[Any]) -> TypeGuard[CollectionSharder]:
+    """Whether `shard` is the library's own, so that all collections of a model can be built and filled together."""
+    return isinstance(sharder, CollectionSharder) and type(sharder).shard is CollectionSharder.shard
 
 
 def _bytes(tensor: Any) -> int:

@@ -50,7 +50,7 @@ def table_facts(path: str, tables: Sequence[BaseEmbeddingConfig]) -> Facts:
     }
 
 
-def weight_facts(path: str, weights: Mapping[str, nn.Parameter], default: OptimizerSpec) -> Facts:
+def weight_facts(path: str, weights: Mapping[str, nn.Parameter], default: OptimizerSpec | None) -> Facts:
     """Dtype and fused optimizer of every unsharded table.
 
     Args:

@@ -9,7 +9,7 @@ from torch import nn
 from recshard_lab.comm import ShardingEnv, agreed
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.sharded_collections import ShardedCollection
-from recshard_lab.distributed.sharders import CollectionSharder, default_sharders
+from recshard_lab.distributed.sharders import CollectionSharder, ModuleSharder, default_sharders
 from recshard_lab.sharding import (
     ParameterSharding,
     ParameterShardingGenerator,
@@ -81,7 +81,7 @@ def shard_modules(
     env: ShardingEnv | None = None,
     device: torch.device | str | None = None,
     plan: ShardingPlan | None = None,
-    sharders: Sequence[CollectionSharder] | None = None,
+    sharders: Sequence[ModuleSharder[Any]] | None = None,
     init_params: bool = False,
 ) -> nn.Module:
     """Replaces every embedding collection inside a model with a sharded one. The dense part is not replicated.

@@ -43,7 +43,7 @@ from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.inputs import as_batch
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
-from recshard_lab.sharding import ParameterSharding, ShardingPlan
+from recshard_lab.sharding import ParameterSharding, PlanError, ShardingPlan
 from recshard_lab.sharding.plan.sharding_plan import Shard
 from recshard_lab.sparse import KeyedJaggedTensor, Multistreamable
 
@@ -95,12 +95,14 @@ class ShardedCollection(nn.Module):
         need_indices: whether sequences have their ids as weights.
         use_index_dedup: whether a sequence collection sends each distinct id of a shard feature once.
         output_dtype: format of outputs and their gradients. Default: that of looked-up rows, FP32.
-        state_form: form of the tables in state dicts: ``"sharded_tensor"`` or ``"dtensor"``.
+        state_form: form of the tables in state dicts: ``"sharded_tensor"`` or ``"dtensor"``. An environment with
+            ``output_dtensor=True`` takes precedence.
     """
 
     pooled: bool
     tables_name: str  # the path of the unsharded collection's tables
     unsharded_module_type: type[nn.Module] = nn.Module
+    on_one_node = False  # whether all shards must be on one node: those of a tower
     __class_getitem__: Any = classmethod(GenericAlias)  # TorchRec's ShardedModule[...] is generic
 
     def __init__(
@@ -122,7 +124,7 @@ class ShardedCollection(nn.Module):
         state_form: StateForm = "sharded_tensor",
     ) -> None:
         super().__init__()
-        self.state_form: StateForm = state_form
+        self.state_form: StateForm = "dtensor" if env.output_dtensor else state_form
         self._need_indices, self.use_index_dedup = need_indices, use_index_dedup
         self.output_dtype = output_dtype
         self._policy = OutOfRange(out_of_range)
@@ -169,6 +171,8 @@ class ShardedCollection(nn.Module):
         Raises:
             PlanError, ValueError: they do not.
         """
+        if self.on_one_node:
+            node_of(shardings, env)
         _, groups = self.kinds_for(shardings)
         layout = Layout(self.tables, blocks_of(self.tables), shardings, groups, env.world_size)
         (PooledOutput if self.pooled else SequenceOutput)(layout, env, self.codecs)
@@ -324,7 +328,7 @@ class ShardedCollection(nn.Module):
             pair
             for table in self.table_shards().values()
             if table.sharding.compute_kernel == "dense"
-            for pair in zip(table.parameters(), table.local_weights.values(), strict=True)
+            for pair in zip(table.local_parameters().values(), table.local_weights.values(), strict=True)
         ]
 
     def listen(self, listener: Listener | None) -> None:
@@ -693,6 +697,23 @@ def create_route_groups(plan: ShardingPlan, env: ShardingEnv) -> None:
     """Creates the process groups of a plan's routes, so that building kernels needs no collective."""
     if any(sharding.route == "two_hop" for shardings in plan.plan.values() for sharding in shardings.values()):
         env.node_envs()
+
+
+def node_of(shardings: Mapping[str, ParameterSharding], env: ShardingEnv) -> int:
+    """The node that has all shards of a tower's tables.
+
+    Raises:
+        PlanError: shards on several nodes.
+    """
+    local = env.local_world_size
+    nodes = {name: sorted({s.rank // local for s in own.shards}) for name, own in shardings.items()}
+    found = {node for own in nodes.values() for node in own}
+    if len(found) != 1:
+        raise PlanError(
+            f"the tables of a tower are on nodes {nodes}, with {local} ranks per node, and an interaction runs on one "
+            f"node. Fix: table_row_wise(host_index=0) for all of them, or do not pass the tower's sharder"
+        )
+    return found.pop()
 
 
 def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:

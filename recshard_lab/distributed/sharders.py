@@ -1,5 +1,6 @@
 """Sharders: the modules to shard, and their settings."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import GenericAlias
 from typing import Any, ClassVar, Generic, TypeVar
@@ -34,16 +35,19 @@ from recshard_lab.embedding import (
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingCollection,
     EmbeddingBagCollection,
+    EmbeddingBagConfig,
     EmbeddingCollection,
     FusedCollection,
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
     OptimizerSpec,
+    dtype_to_data_type,
 )
 from recshard_lab.embedding.dynamic.collections import DynamicCollection
 from recshard_lab.embedding.optimizers import spec_of_parameter
 from recshard_lab.embedding.out_of_range import OutOfRange, policy_of_bounds_check_mode
 from recshard_lab.planner import Workload
+from recshard_lab.planner.model.codecs import WIRE_FORMATS
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
@@ -57,13 +61,62 @@ from recshard_lab.sharding import (
 M = TypeVar("M", bound=nn.Module)
 
 
-class ModuleSharder(Generic[M]):
+class ModuleSharder(ABC, Generic[M]):
     """Shards modules of one type; TorchRec's name.
 
-    A subclass may override `sharding_types` and `compute_kernels`, which restrict the planner.
+    `DistributedModelParallel` calls `shard` for each module of this type that its plan names, and uses the module that
+    it returns. A subclass may override `sharding_types` and `compute_kernels`, which restrict the planner, and
+    `shardable_parameters`, which names what it plans.
+
+    If the returned module, or a part of it, is a `ShardedCollection`, it is trained and saved as those of the library.
+    If it has ``sharded_parameter_names(prefix)``, as TorchRec's ``ShardedModule`` has, the parameters with these names
+    are not replicated, and `save_checkpoint` and ``full_state_dict`` refuse the model. All other parameters are dense.
+
+    Args:
+        qcomm_codecs_registry: message formats, for `shard` to use.
     """
 
     module_type: ClassVar[type[nn.Module]]
+
+    def __init__(self, qcomm_codecs_registry: Registry | None = None) -> None:
+        self.qcomm_codecs_registry = qcomm_codecs_registry
+
+    @abstractmethod
+    def shard(
+        self,
+        module: M,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv | None = None,
+        device: torch.device | str | None = None,
+        module_fqn: str | None = None,
+    ) -> nn.Module:
+        """The module to use in place of ``module``. All ranks call it; it may be collective.
+
+        Args:
+            module: the unsharded module.
+            params: parameter name -> sharding, from the plan.
+            env: the ranks.
+            device: of this rank.
+            module_fqn: path of the module in the model.
+        """
+
+    def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
+        """Parameters that a plan may name. The planner plans those with two axes as tables. Default: all."""
+        return dict(module.named_parameters())
+
+    def tables(self, module: M) -> Sequence[BaseEmbeddingConfig]:
+        """The tables of an unsharded module. Default: one for each of `shardable_parameters` with two axes."""
+        return [
+            EmbeddingBagConfig(
+                weight.shape[0],
+                weight.shape[1],
+                name=name,
+                feature_names=[name],
+                data_type=dtype_to_data_type(weight.dtype),
+            )
+            for name, weight in self.shardable_parameters(module).items()
+            if weight.dim() == 2
+        ]
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Schemes that a plan may use for this module type. Default: all registered schemes."""
@@ -249,6 +302,19 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         """Table name -> its unsharded parameter."""
         return unsharded_weights(module)
 
+    def parts(self, path: str, module: nn.Module) -> "list[tuple[str, nn.Module, CollectionSharder]]":
+        """Path, module and sharder of each collection in a module that this sharder shards: the module itself."""
+        return [(path, module, self)]
+
+    def joined(self, module: nn.Module, dense_env: ShardingEnv) -> nn.Module:
+        """The module that replaces one whose collections have been replaced by sharded ones: the module itself.
+
+        Args:
+            module: with sharded collections.
+            dense_env: the ranks that share the dense part.
+        """
+        return module
+
 
 class EmbeddingBagCollectionSharder(CollectionSharder):
     """Shards `EmbeddingBagCollection`."""
@@ -377,6 +443,31 @@ class DynamicEmbeddingCollectionSharder(FusedCollectionSharder):
     sharded_type = ShardedEmbeddingCollection
 
 
+def split_by_part(
+    params: Mapping[str, ParameterSharding], tables: Mapping[str, Sequence[BaseEmbeddingConfig]], path: str
+) -> dict[str, dict[str, ParameterSharding]]:
+    """The plan of a module with several collections, as plans of these: their path -> table -> sharding.
+
+    Args:
+        params: table name -> sharding.
+        tables: path of each collection -> its tables.
+        path: path of the module, for the error.
+
+    Raises:
+        PlanError: a table that no collection has, or that several have.
+    """
+    found: dict[str, dict[str, ParameterSharding]] = {}
+    for name, sharding in params.items():
+        owners = [part for part, own in tables.items() if name in (table.name for table in own)]
+        if len(owners) != 1:
+            raise PlanError(
+                f"table {name!r} of the plan for module {path!r} is in {len(owners)} of its collections "
+                f"{sorted(tables)}. Fix: name the path of its collection in the plan"
+            )
+        found.setdefault(owners[0], {})[name] = sharding
+    return found
+
+
 def output_dtype_named(value: Any) -> torch.dtype | None:
     """The format of outputs from torch's dtype, a `DataType`, fbgemm's ``SparseType``, or a name. None for FP32.
 
@@ -434,11 +525,16 @@ def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: Shard
     return [copies for shards in drawn if (copies := shards.replica_move(shards.parts()[0])) is not None]
 
 
-def planned_workload(module: nn.Module, sharders: Sequence[CollectionSharder]) -> Workload:
-    """The planner's default workload, with the wire formats of the sharders; FP32 if these differ in a model."""
+def planned_workload(module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> Workload:
+    """The planner's default workload, with the wire formats of the sharders.
+
+    FP32 if these differ in a model, or if the cost model does not know one.
+    """
     kinds = {type(child) for child in module.modules()}
-    formats = {sharder.wire_formats for sharder in sharders if sharder.module_type in kinds}
-    return Workload(codecs=formats.pop()) if len(formats) == 1 else Workload()
+    able = [sharder for sharder in sharders if isinstance(sharder, CollectionSharder)]
+    formats = {sharder.wire_formats for sharder in able if sharder.module_type in kinds}
+    known = len(formats) == 1 and WIRE_FORMATS.keys() >= set(next(iter(formats)))
+    return Workload(codecs=formats.pop()) if known else Workload()
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:

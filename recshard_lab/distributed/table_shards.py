@@ -97,9 +97,10 @@ class TableShards(StateEntries):
     If only some rows are replicated, a state dict contains each replica once, from the first rank that stores it.
     Loading a state dict copies it to the other replicas, so all ranks must load together.
 
-    A single shard is the parameter ``weight``; several are ``weight_0``, ``weight_1``, ... In state dicts the table is
-    always ``weight``: torch's sharded tensor, or a plain tensor for a replicated table or a single process. State dicts
-    also have the index of a dynamic table, because rows without it belong to no id.
+    A single shard is the parameter ``weight``; several are ``weight_0``, ``weight_1``, ... If this rank stores no
+    shard, ``weight`` is an empty parameter ``[0]``: every rank has a parameter of every table. In state dicts the
+    table is always ``weight``: torch's sharded tensor, or a plain tensor for a replicated table or a single process.
+    State dicts also have the index of a dynamic table, because rows without it belong to no id.
 
     Args:
         config: the table.
@@ -146,7 +147,14 @@ class TableShards(StateEntries):
         for number, weight in enumerate(self._weights.values()):
             name = "weight" if len(self._weights) == 1 else f"weight_{number}"
             self.register_parameter(name, nn.Parameter(weight, requires_grad=weight.is_floating_point()))
+        if not self._weights:
+            empty = torch.empty(0, dtype=table_dtype(config), device=self.device)
+            self.register_parameter("weight", nn.Parameter(empty, requires_grad=empty.is_floating_point()))
         self._mark()
+
+    def local_parameters(self) -> dict[int, nn.Parameter]:
+        """Position of a shard -> its parameter, for the shards on this rank."""
+        return dict(zip(self._weights, self.parameters(), strict=False))  # without the empty one
 
     @property
     def local_weights(self) -> dict[int, Tensor]:
@@ -166,8 +174,8 @@ class TableShards(StateEntries):
             flush()
         if self._read is not None:
             self._weights, self._states = self._read()
-            for parameter, weight in zip(self._parameters.values(), self._weights.values(), strict=True):
-                assert parameter is not None
+            for position, parameter in self.local_parameters().items():
+                weight = self._weights[position]
                 if parameter.data_ptr() != weight.data_ptr():
                     parameter.data = weight
 

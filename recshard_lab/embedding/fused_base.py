@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.out_of_range import OutOfRange
+
+if TYPE_CHECKING:
+    from recshard_lab.optim.fused import FusedCollectionOptimizer
 
 OnStep = Callable[[Tensor, Sequence[int]], None]
 
@@ -47,6 +50,7 @@ class FusedCollection(nn.Module):
         self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
         self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(optimizer_kwargs or {})
         self._spec = _spec_of(optimizer_type, optimizer_kwargs)
+        self._optimizer: FusedCollectionOptimizer | None = None
         self._kernel = self._make_kernel(weighted, device_named(device or "cpu"), backend)
         self.add_module(self.tables_name, nn.ModuleDict({table.name: _Holder() for table in tables}))
         self._hold_weights()
@@ -65,7 +69,7 @@ class FusedCollection(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Makes the copied kernel's weights the parameters: copies and unpickled parameters have separate memory."""
         super().__setstate__(state)
-        self.on_step = None  # it belongs to the original
+        self.on_step = self._optimizer = None  # they belong to the original
         self._hold_weights()
 
     def _make_kernel(self, weighted: bool, device: torch.device, backend: str | None) -> LookupKernel:
@@ -123,6 +127,21 @@ class FusedCollection(nn.Module):
         """The ``optimizer_kwargs`` argument."""
         return self._optimizer_kwargs
 
+    def fused_optimizer(self) -> FusedCollectionOptimizer:
+        """The optimizer of the tables, for learning-rate schedulers and state dicts by name.
+
+        >>> from recshard_lab import EmbeddingBagConfig, FusedEmbeddingBagCollection
+        >>> table = EmbeddingBagConfig(name="movies", num_embeddings=4, embedding_dim=4, feature_names=["seen"])
+        >>> fused = FusedEmbeddingBagCollection([table], torch.optim.Adagrad, {"lr": 0.5})
+        >>> list(fused.fused_optimizer().state_dict()["state"]["movies.weight"])
+        ['movies.weight.momentum_1']
+        """
+        from recshard_lab.optim.fused import FusedCollectionOptimizer
+
+        if self._optimizer is None:
+            self._optimizer = FusedCollectionOptimizer(self)
+        return self._optimizer
+
     @property
     def optimizer_spec(self) -> OptimizerSpec:
         """The optimizer with its current learning rate."""
@@ -158,6 +177,23 @@ class FusedCollection(nn.Module):
                     f"build it with that device, and the tables with that data_type"
                 )
         return self
+
+
+def check_location(location: Any, device: torch.device) -> None:
+    """Raises ValueError unless the tables are stored there: HOST on a CPU, DEVICE on a GPU.
+
+    Args:
+        location: fbgemm's ``EmbeddingLocation``; None is the right one for `device`.
+        device: of the tables.
+    """
+    name = getattr(location, "name", str(location))
+    stored = "HOST" if device.type in ("cpu", "meta") else "DEVICE"
+    if location is not None and name != stored:
+        raise ValueError(
+            f"location={name} is not supported: an unsharded fused collection on {device} stores its tables in the "
+            f"memory of that device ({stored}). Fix: leave location out, or shard the collection with "
+            f"compute_kernel='fused_uvm_caching' for tables larger than the GPU's memory"
+        )
 
 
 class _Holder(nn.Module):

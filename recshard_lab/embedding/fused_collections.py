@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import device_named, names_wrong_arguments
 from recshard_lab.embedding.collections import (
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
@@ -25,7 +25,7 @@ from recshard_lab.embedding.configs import (
     PoolingType,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.fused_base import FusedCollection
+from recshard_lab.embedding.fused_base import FusedCollection, check_location
 from recshard_lab.embedding.inputs import check_weights, fit_features, to_most_bags, to_samples
 from recshard_lab.embedding.optimizers import EmbOptimType
 from recshard_lab.embedding.out_of_range import put_back
@@ -45,13 +45,14 @@ class FusedEmbeddingBagCollection(FusedCollection):
         optimizer_type: ``torch.optim.SGD``, ``torch.optim.Adagrad``, `RowWiseAdagrad`, or an `EmbOptimType`.
         optimizer_kwargs: ``lr`` (or ``learning_rate``), ``eps``, ``weight_decay``.
         is_weighted: as of `EmbeddingBagCollection`; weights that require gradients get them.
-        device: where tables and optimizer states live.
+        device: where tables and optimizer states are stored.
+        location: fbgemm's ``EmbeddingLocation``: HOST on a CPU, DEVICE on a GPU. Default: that of the device.
         backend: the kernel's name; None chooses the preferred one that can serve the tables.
         out_of_range: as of `EmbeddingBagCollection`.
 
     Raises:
-        ValueError: an optimizer or argument without a fused equal, a backend that refuses, or tables that do not fit
-            together.
+        ValueError: an optimizer or argument without a fused equal, a backend that refuses, tables that do not fit
+            together, or another location.
 
     >>> table = EmbeddingBagConfig(
     ...     name="movies", num_embeddings=4, embedding_dim=4, feature_names=["seen"], init_fn=nn.init.ones_
@@ -73,10 +74,12 @@ class FusedEmbeddingBagCollection(FusedCollection):
         optimizer_kwargs: Mapping[str, Any] | None = None,
         is_weighted: bool = False,
         device: torch.device | str | None = None,
+        location: Any = None,
         backend: str | None = None,
         out_of_range: str = "error",
     ) -> None:
         check_pooling(tables)
+        check_location(location, device_named(device or "cpu"))
         super().__init__(tables, optimizer_type, optimizer_kwargs, is_weighted, device, backend, out_of_range)
         self._tables = list(tables)
         self._is_weighted = is_weighted
@@ -171,14 +174,15 @@ class FusedEmbeddingCollection(FusedCollection):
         tables: the tables.
         optimizer_type: as of `FusedEmbeddingBagCollection`.
         optimizer_kwargs: its arguments.
-        device: where tables and optimizer states live.
+        device: where tables and optimizer states are stored.
         need_indices: put the batch's ids into the outputs' weights.
+        location: as of `FusedEmbeddingBagCollection`.
         backend: the kernel's name; None chooses the preferred one that can serve the tables.
         out_of_range: as of `EmbeddingCollection`.
 
     Raises:
-        ValueError: an optimizer or argument without a fused equal, a backend that refuses, or tables that do not fit
-            together.
+        ValueError: an optimizer or argument without a fused equal, a backend that refuses, tables that do not fit
+            together, or another location.
 
     >>> table = EmbeddingConfig(
     ...     name="movies", num_embeddings=4, embedding_dim=4, feature_names=["seen"], init_fn=nn.init.ones_
@@ -200,9 +204,11 @@ class FusedEmbeddingCollection(FusedCollection):
         optimizer_kwargs: Mapping[str, Any] | None = None,
         device: torch.device | str | None = None,
         need_indices: bool = False,
+        location: Any = None,
         backend: str | None = None,
         out_of_range: str = "error",
     ) -> None:
+        check_location(location, device_named(device or "cpu"))
         super().__init__(tables, optimizer_type, optimizer_kwargs, False, device, backend, out_of_range)
         self._tables = list(tables)
         self._need_indices = need_indices

@@ -1,5 +1,8 @@
 """Recommendation models as published. Their code does not depend on sharding."""
 
+from recshard_lab.embedding.tower import EmbeddingTower as EmbeddingTower
+from recshard_lab.embedding.tower import EmbeddingTowerCollection as EmbeddingTowerCollection
+from recshard_lab.embedding.tower import tower_input_params as tower_input_params
 from recshard_lab.models.crossnet import CrossNet as CrossNet
 from recshard_lab.models.crossnet import LowRankCrossNet as LowRankCrossNet
 from recshard_lab.models.crossnet import LowRankMixtureCrossNet as LowRankMixtureCrossNet
@@ -15,9 +18,6 @@ from recshard_lab.models.dlrm import SparseArch as SparseArch
 from recshard_lab.models.dlrm_dcn import DLRM_DCN as DLRM_DCN
 from recshard_lab.models.dlrm_dcn import InteractionDCNArch as InteractionDCNArch
 from recshard_lab.models.dlrm_train import DLRMTrain as DLRMTrain
-from recshard_lab.models.embedding_tower import EmbeddingTower as EmbeddingTower
-from recshard_lab.models.embedding_tower import EmbeddingTowerCollection as EmbeddingTowerCollection
-from recshard_lab.models.embedding_tower import tower_input_params as tower_input_params
 from recshard_lab.models.feature_processors import (
     FeatureProcessedEmbeddingBagCollection as FeatureProcessedEmbeddingBagCollection,
 )

@@ -69,6 +69,7 @@ class PositionWeightedModule(FeatureProcessor):
 
     def __init__(self, max_feature_length: int, device: torch.device | str | None = None) -> None:
         super().__init__()
+        self._pre_processed = False
         self.position_weight = nn.Parameter(torch.empty(_length(max_feature_length), device=device))
         self.reset_parameters()
 
@@ -85,9 +86,21 @@ class PositionWeightedModule(FeatureProcessor):
             ValueError: a bag longer than L.
         """
         count = features.values().shape[0]
-        places = _places(features.lengths(), count, self.position_weight.shape[0], "")
+        if self._pre_processed:
+            places = _places_in(features.weights(), self.position_weight.shape[0], "")
+        else:
+            places = _places(features.lengths(), count, self.position_weight.shape[0], "")
         weights = self.position_weight.index_select(0, places)
         return JaggedTensor._unchecked(features.values(), weights, features.lengths())
+
+    def pre_process_input(self, features: JaggedTensor) -> None:
+        """Writes each id's place in its bag into its weight. Later forwards read places from the weights.
+
+        Args:
+            features: ids with weights ``[N]``, which are overwritten.
+        """
+        _write_places(features)
+        self._pre_processed = True
 
 
 @names_wrong_arguments
@@ -108,6 +121,7 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
 
     def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None) -> None:
         super().__init__()
+        self._pre_processed = False
         if not max_feature_lengths:
             raise ValueError("max_feature_lengths is empty. Fix: pass {feature: length of its longest bag}")
         self.max_feature_lengths = {name: _length(longest, name) for name, longest in max_feature_lengths.items()}
@@ -131,7 +145,17 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
             ValueError: a feature is missing, or has a bag longer than its L.
         """
         weights = {key: self.position_weights[key] for key in self.max_feature_lengths}
-        return with_weights(features, _weights_by_place(features, weights, self.max_feature_lengths))
+        places = features.weights() if self._pre_processed else None
+        return with_weights(features, _weights_by_place(features, weights, self.max_feature_lengths, places))
+
+    def pre_process_input(self, features: KeyedJaggedTensor) -> None:
+        """As of `PositionWeightedModule`."""
+        _write_places(features)
+        self._pre_processed = True
+
+    def copy(self, device: torch.device | str) -> PositionWeightedModuleCollection:
+        """This module, moved to a device. TorchRec's name of ``to``."""
+        return self.to(device)
 
 
 class PositionWeightedProcessor(PositionWeightedModuleCollection):
@@ -251,8 +275,17 @@ def _joined(features: KeyedJaggedTensor, weights: dict[str, Tensor]) -> Tensor:
 
 
 @wrap
-def _weights_by_place(features: KeyedJaggedTensor, weights: dict[str, Tensor], longest: dict[str, int]) -> Tensor:
-    """``[N]``: the weight of each id's place in its bag; 1 for ids of features without weights."""
+def _weights_by_place(
+    features: KeyedJaggedTensor, weights: dict[str, Tensor], longest: dict[str, int], places: Tensor | None = None
+) -> Tensor:
+    """``[N]``: the weight of each id's place in its bag; 1 for ids of features without weights.
+
+    Args:
+        features: the batch.
+        weights: feature -> learned weights ``[L]``.
+        longest: feature -> L.
+        places: ``[N]``: each id's place. Default: computed from the lengths.
+    """
     missing = sorted(set(weights) - set(features.keys()))
     if missing:
         raise ValueError(
@@ -261,11 +294,16 @@ def _weights_by_place(features: KeyedJaggedTensor, weights: dict[str, Tensor], l
         )
     counts, bags = features.length_per_key(), features.lengths_offset_per_key()
     lengths = features.lengths().reshape(-1)
+    known = [None] * len(counts) if places is None else places.split(counts)
     parts = []
     for number, key in enumerate(features.keys()):
         if key in weights:
-            places = _places(lengths[bags[number] : bags[number + 1]], counts[number], longest[key], key)
-            parts.append(weights[key].index_select(0, places))
+            at = known[number]
+            if at is None:
+                own = _places(lengths[bags[number] : bags[number + 1]], counts[number], longest[key], key)
+            else:
+                own = _places_in(at, longest[key], key)
+            parts.append(weights[key].index_select(0, own))
         else:
             parts.append(torch.ones(counts[number], device=features.device()))
     return torch.cat(parts)
@@ -293,6 +331,26 @@ def _length(longest: int, feature: str = "") -> int:
         of = f" of feature {feature!r}" if feature else ""
         raise ValueError(f"the longest bag{of} must be an integer from 1, got {longest!r}")
     return longest
+
+
+def _write_places(features: JaggedTensor | KeyedJaggedTensor) -> None:
+    """Overwrites the weights ``[N]`` with each id's place in its bag."""
+    lengths, weights = features.lengths().reshape(-1), features.weights()
+    with torch.no_grad():
+        weights.copy_(_places(lengths, weights.shape[0], weights.shape[0], ""))
+
+
+@wrap
+def _places_in(weights: Tensor, longest: int, feature: str) -> Tensor:
+    """``[N]``: places that `_write_places` has written."""
+    places = weights.long()
+    if not torch.compiler.is_compiling() and places.numel() and not 0 <= int(places.max()) < longest:
+        of = f"feature {feature!r}: " if feature else ""
+        raise ValueError(
+            f"{of}the batch's weights contain place {int(places.max())}, and the processor has weights for {longest} "
+            f"places. Fix: call pre_process_input(batch) first, and build the processor for longer bags"
+        )
+    return places
 
 
 @wrap

@@ -19,6 +19,7 @@ from recshard_lab.optim.clipping import GradientClippingOptimizer as GradientCli
 from recshard_lab.optim.combined import CombinedOptimizer as CombinedOptimizer
 from recshard_lab.optim.combined import OptimizerWrapper as OptimizerWrapper
 from recshard_lab.optim.fused import EmptyFusedOptimizer as EmptyFusedOptimizer
+from recshard_lab.optim.fused import FusedCollectionOptimizer as FusedCollectionOptimizer
 from recshard_lab.optim.fused import FusedOptimizer as FusedOptimizer
 from recshard_lab.optim.fused import FusedOptimizerModule as FusedOptimizerModule
 from recshard_lab.optim.keyed import KeyedOptimizer as KeyedOptimizer
@@ -34,6 +35,7 @@ __all__ = [
     "Adam",
     "CombinedOptimizer",
     "EmptyFusedOptimizer",
+    "FusedCollectionOptimizer",
     "FusedOptimizer",
     "FusedOptimizerModule",
     "GradientClipping",

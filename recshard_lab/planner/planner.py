@@ -26,8 +26,10 @@ from recshard_lab.planner.parts import (
     Reporter,
     StorageReservation,
     checked_part,
+    on_one_node,
     rated,
     searched,
+    sharders_by_path,
     within_sharder,
 )
 from recshard_lab.planner.search.greedy import solve
@@ -145,8 +147,9 @@ class EmbeddingShardingPlanner:
 
         Args:
             module: a torch module. Collections have ``embedding_bag_configs()`` or ``embedding_configs()``.
-            sharders: plan only collections whose type is the `module_type` of a sharder, with the ``sharding_types``
-                and ``compute_kernels`` that it allows. Default: all collections.
+            sharders: plan only modules whose type is the `module_type` of a sharder, with the ``sharding_types`` and
+                ``compute_kernels`` that it allows. The tables of a module without tables are those that the sharder
+                names. All tables of a tower are placed on one node. Default: all collections.
 
         Raises:
             PlanError: no collection; the tables do not fit; a sharder and a table's constraint have nothing in common.
@@ -155,9 +158,9 @@ class EmbeddingShardingPlanner:
             raise PlanError(f"plan takes a torch module, got {module!r}. Fix: plan_tables for table configs")
         found, submodules = tables_of(module), dict(getattr(module, "_bare", module).named_modules())
         able = [sharder for sharder in sharders or () if getattr(sharder, "module_type", None) is not None]
+        by_path = sharders_by_path(submodules, able)
         if able:
-            kinds = tuple(sharder.module_type for sharder in able)
-            found = {path: tables for path, tables in found.items() if isinstance(submodules[path], kinds)}
+            found = _with_modules_of_sharders(found, submodules, by_path)
         if not found:
             raise PlanError(
                 f"{type(module).__name__} holds no embedding collection to shard. Fix: pass a module with "
@@ -169,8 +172,10 @@ class EmbeddingShardingPlanner:
                 weighted = {t.name: constraints.get(t.name) or ParameterConstraints() for t in tables}
                 constraints |= {name: replace(entry, is_weighted=True) for name, entry in weighted.items()}
         for path, tables in found.items() if able else ():
-            sharder = next(sharder for sharder in able if isinstance(submodules[path], sharder.module_type))
+            sharder = by_path[path]
             constraints = within_sharder(sharder, tables, constraints, self.topology.compute_device)
+            if getattr(sharder, "on_one_node", False):
+                constraints = on_one_node(tables, constraints, self.topology)
             if getattr(sharder, "use_index_dedup", False):
                 settings.workload = replace(settings.workload, index_dedup=True)
         if self.reservation is not None:
@@ -402,6 +407,20 @@ def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:
         if tables:
             found[path] = tables
     return found
+
+
+def _with_modules_of_sharders(
+    found: Mapping[str, list[BaseEmbeddingConfig]], modules: Mapping[str, Any], sharders: Mapping[str, Any]
+) -> dict[str, list[BaseEmbeddingConfig]]:
+    """Path -> the tables of a collection, or those that the sharder there names in a module without any."""
+    whole: dict[str, list[BaseEmbeddingConfig]] = {}
+    for path, sharder in sharders.items():
+        tables, part = found.get(path) or [], modules[path]
+        if not tables and type(part) is sharder.module_type and hasattr(sharder, "tables") and configs_of(part) is None:
+            tables = list(sharder.tables(part))
+        if tables:
+            whole[path] = tables
+    return whole
 
 
 def _topology_of(topology: Topology | str | int | None) -> Topology | None:

@@ -98,7 +98,7 @@ def inside_another() -> list[str]:
 
     def action() -> None:
         if rank:
-            agreed(ShardingEnv(2, rank - 1, pair, world, (1, 2)), failing)
+            agreed(ShardingEnv(2, rank - 1, pair, outer=world, members=(1, 2)), failing)
 
     try:
         agreed(world, action)

@@ -91,7 +91,7 @@ def test_models_metrics_and_join_default_to_the_gpu_of_a_group_with_both_backend
     group("cpu:gloo,cuda:nccl")
     table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
     asked = []
-    monkeypatch.setattr(DistributedModelParallel, "_find", lambda self, module: asked.append(self.device) or iter(()))
+    monkeypatch.setattr(DistributedModelParallel, "_find", lambda self, *_: asked.append(self.device) or iter(()))
     monkeypatch.setattr(EmbeddingBagCollection, "to", lambda self, device: self, raising=False)
     DistributedModelParallel(EmbeddingBagCollection([table]), init_data_parallel=False)
     assert asked[0] == GPU

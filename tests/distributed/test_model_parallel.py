@@ -228,8 +228,16 @@ def test_a_backend_that_cannot_do_the_job_is_refused_by_name() -> None:
 def test_a_rank_outside_the_world_is_refused() -> None:
     with pytest.raises(ValueError, match="rank 2 is not in a world of 2"):
         ShardingEnv(2, 2)
-    with pytest.raises(ValueError, match="process group"):
-        ShardingEnv.from_local(2, 0)
+
+
+def test_several_ranks_without_a_process_group_only_describe_devices() -> None:
+    env = ShardingEnv.from_local(2, 1)
+    assert (env.world_size, env.rank, env.process_group) == (2, 1, None)
+    tables = [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])]
+    with pytest.raises(ValueError, match=r"2 ranks without a process group .* Fix:"):
+        DistributedModelParallel(EmbeddingBagCollection(tables=tables), env)
+    with pytest.raises(ValueError, match="without a process group"):
+        EmbeddingBagCollectionSharder().shard(EmbeddingBagCollection(tables=tables), {}, env)
 
 
 def memory_after_a_step(plan: str, samples: int) -> dict[str, int]:

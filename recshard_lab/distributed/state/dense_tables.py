@@ -95,7 +95,8 @@ class DenseStates:
 
     def _read(self, name: str, shards: TableShards, optimizer: torch.optim.Optimizer) -> list[tuple[Part, int, str]]:
         states: list[tuple[Part, int, str]] = []
-        for (position, weight), parameter in zip(shards.local_weights.items(), shards.parameters(), strict=True):
+        for position, parameter in shards.local_parameters().items():
+            weight = shards.local_weights[position]
             for key, value in optimizer.state.get(parameter, {}).items():
                 part = Part.of(key, tensor_state(value, name, key), weight.shape[0], weight.shape[1])
                 if all(part.name != other.name for other, _, _ in states):
@@ -108,7 +109,7 @@ class DenseStates:
         moves = []
         for name, shards in tables.items():
             entry = self.entries[name]
-            new = list(shards.parameters())
+            new = list(shards.local_parameters().values())
             states: list[dict[str, Tensor]] = [{} for _ in new]
             for part, axes, kind in entry.states:
                 tensors: dict[int, Tensor] = {}

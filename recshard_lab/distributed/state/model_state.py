@@ -59,6 +59,8 @@ class ModelState:
     def _read(self) -> None:
         """Reads this rank's tensors. Not collective."""
         model, optimizer = self.model, self.optimizer
+        if self.sharded:
+            self.sharded.refuse_user_shards("a checkpoint")
         bare = self.sharded._bare if self.sharded else model
         self.tables: dict[str, TableShards] = self.sharded._dense_tables() if self.sharded else {}
         #: parameter -> its name in the unsharded model

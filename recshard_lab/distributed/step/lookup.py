@@ -152,6 +152,8 @@ class KernelGroup:
         self.inserts = True
         #: called before each step with its ids ``[N]`` by shard feature, and their number in each
         self.on_step: Callable[[Tensor, Sequence[int]], None] | None = None
+        #: called before each lookup with its ids ``[N]`` by shard feature, and their number in each
+        self.on_lookup: Callable[[Tensor, Sequence[int]], None] | None = None
         #: in a replicated group, the number of the rank's first replicated shard feature
         self.first_copy: int | None = None
 
@@ -229,6 +231,8 @@ class KernelGroup:
 
     def forward(self, bags: Bags, training: bool, prefetched: Any = None) -> tuple[Tensor, Any]:
         """The kernel's rows, and what its backward needs when ``training``."""
+        if self.on_lookup is not None:
+            self.on_lookup(bags[0], bags[3])
         if isinstance(self.kernel, DynamicKernel | CachedKernel | FbgemmCachedKernel | ManagedKernel):
             self.kernel.inserts = training and self.inserts
         with torch.set_grad_enabled(training):

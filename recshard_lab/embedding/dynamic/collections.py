@@ -225,7 +225,7 @@ class DynamicEmbeddingBagCollection(DynamicCollection, FusedEmbeddingBagCollecti
         device: torch.device | str | None = None,
         backend: str | None = None,
     ) -> None:
-        super().__init__(tables, optimizer_type, optimizer_kwargs, is_weighted, device, backend)
+        super().__init__(tables, optimizer_type, optimizer_kwargs, is_weighted, device, backend=backend)
 
     def _whole(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, list[int]] | None:
         """Ids, offsets and ids of each feature of a batch with the tables' keys in order and plain sums."""
@@ -271,4 +271,4 @@ class DynamicEmbeddingCollection(DynamicCollection, FusedEmbeddingCollection):
         backend: str | None = None,
     ) -> None:
         sequences = [table.changed(pooling=PoolingType.NONE) for table in tables]
-        super().__init__(cast(Any, sequences), optimizer_type, optimizer_kwargs, device, need_indices, backend)
+        super().__init__(cast(Any, sequences), optimizer_type, optimizer_kwargs, device, need_indices, backend=backend)

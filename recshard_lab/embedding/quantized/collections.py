@@ -31,7 +31,7 @@ from recshard_lab.embedding.configs import (
     check_tables,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.inputs import check_weights, feature_of, to_most_bags, to_samples
+from recshard_lab.embedding.inputs import check_weights, feature_of, refuse_script, to_most_bags, to_samples
 from recshard_lab.embedding.kernels.feature_groups import FeatureGroups
 from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.embedding.quantized.formats import most_error, pack, served_type, unpack
@@ -97,6 +97,9 @@ class QuantCollection(nn.Module):
         self._rows = [table.num_embeddings for table in tables for _ in table.feature_names]
         self._store(PackedTables(tables, device_named(device) or torch.device("cpu")))
         self.eval()
+
+    def __prepare_scriptable__(self) -> None:
+        refuse_script(self)
 
     # ---- bytes and kernels ----
 

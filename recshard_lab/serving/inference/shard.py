@@ -19,6 +19,7 @@ from recshard_lab.distributed import (
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
 )
+from recshard_lab.distributed.towers import Towers
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
@@ -232,7 +233,7 @@ def shard_for_inference(
             out_of_range=str(getattr(part, "out_of_range", "error")),
             need_indices=bool(getattr(part, "need_indices", lambda: False)()),
         )
-    module = _with(bare, collections, made, saved)
+    module = _with(bare, collections, _around(collections, made), saved)
     return ShardedInference(module.to(output), plan, runners)
 
 
@@ -262,7 +263,7 @@ def _over_ranks(
     pooled = {path: _pools(part) for path, part in collections.items()}
     typed = {path: Tables(part, tables[path]) for path, part in collections.items()} if packed else None
     made = over_ranks(collections, pooled, found, env, device, sources, typed)
-    dense, read = made, saved
+    dense, read = _around(collections, made), saved
     module = agreed(env, lambda: _with(bare, collections, dense, read))
     module = module.to(device)
     replicate_dense(module, made, env)
@@ -364,6 +365,15 @@ def _collections(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def _around(collections: Mapping[str, nn.Module], sharded: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The sharded collections, each after the steps that its unsharded one takes before the lookup.
+
+    A collection with such steps has a method ``around(lookup)``: a module that takes them and calls ``lookup``.
+    """
+    steps: dict[str, Any] = {path: getattr(collections[path], "around", None) for path in sharded}
+    return {path: part if steps[path] is None else steps[path](part) for path, part in sharded.items()}
+
+
 def _pools(part: nn.Module) -> bool:
     """Whether a collection pools.
 
@@ -395,4 +405,14 @@ def _with(
     for path, part in new.items():
         parent, _, name = path.rpartition(".")
         setattr(copy.get_submodule(parent), name, part)
-    return copy
+    return _with_plain_towers(copy)
+
+
+def _with_plain_towers(model: nn.Module) -> nn.Module:
+    """A model whose towers run where they are called: a sharded tower would send its batch to a node."""
+    if isinstance(model, Towers):
+        return model.unsharded()
+    for name, child in model.named_children():
+        if isinstance(child, Towers) or any(isinstance(part, Towers) for part in child.modules()):
+            setattr(model, name, _with_plain_towers(child))
+    return model

@@ -163,7 +163,7 @@ def usable_ranks(topology: Topology, constraints: ParameterConstraints | None) -
             )
     forbidden = set(constraints.forbidden_ranks or ())
     if forbidden:
-        check_ranks(sorted(forbidden), topology.world_size)
+        check_ranks(sorted(forbidden), topology.world_size, "forbidden_ranks")
     usable = tuple(rank for rank in named if rank not in forbidden)
     if not usable:
         raise PlanError(
@@ -198,8 +198,13 @@ def allows_both_tiers(topology: Topology, constraints: ParameterConstraints | No
     return topology.has_tiers and kernels >= {"fused", "fused_uvm"}
 
 
-def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
+def check_ranks(ranks: Sequence[int], world_size: int, name: str = "ranks") -> tuple[int, ...]:
     """`ranks` as a tuple.
+
+    Args:
+        ranks: numbers of ranks.
+        world_size: how many ranks there are.
+        name: of the argument, for the error.
 
     Raises:
         PlanError: no ranks, or a rank that does not exist.
@@ -209,7 +214,8 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
     for rank in ranks:
         if not 0 <= rank < world_size:
             raise PlanError(
-                f"rank {rank} does not exist with world_size {world_size}. Fix: use a rank below {world_size}"
+                f"{name}={list(ranks)!r:.60}: rank {rank} does not exist with world_size {world_size}. Fix: use ranks "
+                f"below {world_size}"
             )
     return tuple(ranks)
 

@@ -25,9 +25,10 @@ def construct_module_sharding_plan(
     """The plan of one embedding collection, table by table.
 
     Args:
-        module: anything with ``embedding_bag_configs()`` or ``embedding_configs()``.
+        module: anything with ``embedding_bag_configs()`` or ``embedding_configs()``; or a tower, with its sharder.
         per_param_sharding: table name -> `table_wise(...)`, `row_wise(...)`, ...; every table once.
-        sharder: accepted as in TorchRec; the plan does not depend on it.
+        sharder: names the tables of a module that has collections inside: a tower. For others the plan does not
+            depend on it.
         local_size: ranks per node. Default: ``LOCAL_WORLD_SIZE``, otherwise all ranks.
         world_size: number of ranks. Default: that of the process group, or 1 without one.
         device_type: "cpu" or "cuda", in the placements of each ``sharding_spec``. Default: where ranks compute.
@@ -35,7 +36,7 @@ def construct_module_sharding_plan(
     Raises:
         PlanError: a table without a generator, an unknown table, or a scheme that cannot split its table.
     """
-    tables = _tables_of(module)
+    tables = _tables_of(module, sharder)
     names = [table.name for table in tables]
     for name in per_param_sharding:
         if name not in names:
@@ -64,13 +65,18 @@ def apply_to_all(
     Raises:
         PlanError: `module` is not an embedding collection.
     """
-    return {table.name: parameter_sharding_generator for table in _tables_of(module)}
+    return {table.name: parameter_sharding_generator for table in _tables_of(module, sharder)}
 
 
-def _tables_of(module: Any) -> list[BaseEmbeddingConfig]:
+def _tables_of(module: Any, sharder: Any) -> list[BaseEmbeddingConfig]:
     tables = configs_of(module)
+    if tables is None and isinstance(module, getattr(sharder, "module_type", ())):
+        tables = list(sharder.tables(module))
     if tables is None:
-        raise PlanError(f"{type(module).__name__} has neither embedding_bag_configs() nor embedding_configs()")
+        raise PlanError(
+            f"{type(module).__name__} has neither embedding_bag_configs() nor embedding_configs(). "
+            f"Fix: pass a collection, or sharder= of this module"
+        )
     return tables
 
 

@@ -34,6 +34,17 @@ from recshard_lab.train.pipelines.sending import UNEVEN, Sent, described
 from recshard_lab.train.stages import StageEvent
 
 NAN_LOSS = ("ignore", "error", "skip")
+_NOT_CALLED = {
+    "copy_batch_to_gpu",
+    "dequeue_batch",
+    "enqueue_batch",
+    "fill_pipeline",
+    "inplace_copy_batch_to_gpu",
+    "start_sparse_data_dist",
+    "sync_embeddings",
+    "wait_sparse_data_dist",
+}
+"""Stages of TorchRec's pipelines, which a subclass may override there."""
 
 
 class TrainPipeline(ABC):
@@ -116,6 +127,22 @@ class Pipeline(Runway, TrainPipeline):
 
     def _facts(self) -> dict[str, Any]:
         return {"on_nan_loss": self._on_nan_loss, "dmp_collection_sync_interval_batches": self._interval}
+
+    def _check_copies(self, in_place: Any) -> None:
+        if flag("enable_inplace_copy_batch", in_place) and self._device.type != "cpu":
+            raise ValueError(
+                f"enable_inplace_copy_batch=True is not supported on {self._device}: batches are copied on a separate "
+                f"stream, into memory of that stream. Fix: leave it out"
+            )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        unused = sorted(_NOT_CALLED & vars(cls).keys())
+        if unused:
+            raise TypeError(
+                f"{cls.__name__} overrides {unused[0]}(), which no pipeline calls: stages of several batches run in "
+                f"separate threads. Fix: change batches in the iterator or in custom_model_fwd=, or override progress()"
+            )
 
     # ---- for the user ----
 
@@ -212,6 +239,7 @@ class Pipeline(Runway, TrainPipeline):
         watch = Watch(self._collections, self._trace_ways) if self.feeds and self._report is None else None
         with self._stage("forward", number), self._feeding(watch or Feed(self._fed, sent)):
             losses, output = self._called(sent.batch)
+        self._load_after_forward()
         if watch is not None:
             self._plan(watch, sent.batch)
         return losses, output

@@ -50,6 +50,7 @@ class Runway:
     ahead = 1  # number of batches whose ids are in flight beside the step
     apart = False  # whether sizes and ids have separate threads
     feeds = True  # whether ids are sent ahead
+    _loads_after_forward = False
     _trace_ways = True  # also ids that the model computes from the batch
 
     def __init__(
@@ -116,11 +117,20 @@ class Runway:
             self._open()
         if iterator is not self._iterator:
             self._iterator, self._source = iterator, self._source + 1
-        while len(self._flights) < self.ahead + 2 and self._source not in self._over:
-            flight = Flight(self._source)
-            flight.loaded = self._lanes["load"].submit(partial(self._load, iterator, flight))
-            self._flights.append(flight)
+        self._load_up_to(self.ahead + 1 + (not self._loads_after_forward))
         self._send()
+
+    def _load_up_to(self, count: int) -> None:
+        """Starts loading until so many batches are in flight."""
+        while len(self._flights) < count and self._source not in self._over:
+            assert self._iterator is not None
+            flight = Flight(self._source)
+            flight.loaded = self._lanes["load"].submit(partial(self._load, self._iterator, flight))
+            self._flights.append(flight)
+
+    def _load_after_forward(self) -> None:
+        if self._loads_after_forward:
+            self._load_up_to(self.ahead + 1)
 
     def _send(self) -> None:
         """Sends the ids of all batches that may be in flight."""

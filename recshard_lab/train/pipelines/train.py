@@ -20,11 +20,8 @@ from recshard_lab.train.pipelines.sending import Sent
 Forward = Callable[[Any], tuple[Tensor, Any]]
 
 _UNHONOURED = {
-    "apply_jit": "torch.jit is not supported; compile_dense(model) compiles the dense part",
-    "enqueue_batch_after_forward": "a separate thread loads batches during forward",
-    "enable_inplace_copy_batch": "batches are copied into new memory",
-    "free_features_storage_early": "a batch is freed when its step is done",
-    "clear_data_dist_inputs": "a batch is freed when its step is done",
+    "apply_jit": "torch has deprecated torch.jit.script; compile_dense(model) compiles the dense part",
+    "free_features_storage_early": "the features of a batch may share memory with your data, so they are not freed",
 }
 
 
@@ -33,7 +30,7 @@ class TrainPipelineBase(Pipeline):
 
     Args:
         model, optimizer, device, custom_model_fwd: as in `Pipeline`, whose switches are accepted too.
-        enable_inplace_copy_batch: only False is supported.
+        enable_inplace_copy_batch: True is supported on CPUs, where batches are not copied.
 
     >>> class Square(nn.Module):
     ...     def __init__(self):
@@ -59,8 +56,8 @@ class TrainPipelineBase(Pipeline):
         enable_inplace_copy_batch: bool = False,
         **switches: Any,
     ) -> None:
-        _refuse(enable_inplace_copy_batch=enable_inplace_copy_batch)
         super().__init__(model, optimizer, device, custom_model_fwd, **switches)
+        self._check_copies(enable_inplace_copy_batch)
 
 
 class TrainPipelineSparseDist(Pipeline):
@@ -73,8 +70,11 @@ class TrainPipelineSparseDist(Pipeline):
         context_type: only None is supported; no module is rewritten.
         pipeline_postproc: whether ids that the model computes from the batch (permuted, joined) are sent ahead
             too. False leaves such collections in the forward.
-        apply_jit, enqueue_batch_after_forward, enable_inplace_copy_batch: only False is supported.
-        free_features_storage_early, clear_data_dist_inputs: only False is supported.
+        apply_jit, free_features_storage_early: only False is supported.
+        enqueue_batch_after_forward: whether batch i + 2 is loaded after the forward of batch i, so that its copy does
+            not compete with lookups in host memory. It needs ``execute_all_batches=True``. Default: before the forward.
+        enable_inplace_copy_batch: True is supported on CPUs, where batches are not copied.
+        clear_data_dist_inputs: whether messages of ids are freed once they have arrived. They always are.
         dmp_collection_sync_interval_batches: as in `Pipeline`.
 
     Raises:
@@ -102,15 +102,17 @@ class TrainPipelineSparseDist(Pipeline):
             raise ValueError(
                 f"context_type={context_type!r:.60} is not supported: no module is rewritten. Fix: leave it out"
             )
-        _refuse(
-            apply_jit=apply_jit,
-            enqueue_batch_after_forward=enqueue_batch_after_forward,
-            enable_inplace_copy_batch=enable_inplace_copy_batch,
-            free_features_storage_early=free_features_storage_early,
-            clear_data_dist_inputs=clear_data_dist_inputs,
-        )
+        _refuse(apply_jit=apply_jit, free_features_storage_early=free_features_storage_early)
+        flag("clear_data_dist_inputs", clear_data_dist_inputs)
         switches["dmp_collection_sync_interval_batches"] = dmp_collection_sync_interval_batches
         super().__init__(model, optimizer, device, custom_model_fwd, **switches)
+        self._check_copies(enable_inplace_copy_batch)
+        self._loads_after_forward = flag("enqueue_batch_after_forward", enqueue_batch_after_forward)
+        if enqueue_batch_after_forward and not execute_all_batches:
+            raise ValueError(
+                "enqueue_batch_after_forward=True with execute_all_batches=False: a step must know before its forward "
+                "whether batch i + 2 exists. Fix: leave one of them out"
+            )
         self._trace_ways = flag("pipeline_postproc", pipeline_postproc)
         self._executes_all = flag("execute_all_batches", execute_all_batches)
 

@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from statistics import median
 
 from benchmarks import Figure, note, seconds_in_new_python
@@ -93,24 +94,27 @@ def _names() -> dict[str, Counter[str]]:
 def _parity(only: list[str] | None) -> tuple[Counter[str], Counter[str], int, list[str]]:
     """Cases by module ("": all), those that agree, the number that differs on purpose, and the first differences."""
     from tests.compat.parity.compare import CASES as FILES
-    from tests.compat.parity.compare import difference, recorded, run
+    from tests.compat.parity.compare import Observer, difference, recorded
 
     cases, agree, differ = Counter[str](), Counter[str](), 0
     disagree: list[str] = []
-    for file in [path.stem for path in FILES if not only or path.stem in only]:
-        note(f"parity cases of {file} ...")
-        theirs = recorded(file)
-        for name, result in run(sys.executable, "recshard_lab", [file])[file].items():
-            modules = ["", *_modules(result.get("names", ()))]
-            cases.update(modules)
-            if "error" in result or name not in theirs:
-                disagree.append(f"{file}.{name} fails: {result.get('error', 'not recorded').strip().splitlines()[-1]}")
-            elif result["differs"]:
-                differ += 1
-            elif where := difference(theirs[name], result["value"]):
-                disagree.append(f"{file}.{name}: {where}")
-            else:
-                agree.update(modules)
+    with closing(Observer(sys.executable, "recshard_lab")) as observer:
+        for file in [path.stem for path in FILES if not only or path.stem in only]:
+            note(f"parity cases of {file} ...")
+            theirs = recorded(file)
+            for name, result in observer.results(file).items():
+                modules = ["", *_modules(result.get("names", ()))]
+                cases.update(modules)
+                if "error" in result or name not in theirs:
+                    disagree.append(
+                        f"{file}.{name} fails: {result.get('error', 'not recorded').strip().splitlines()[-1]}"
+                    )
+                elif result["differs"]:
+                    differ += 1
+                elif where := difference(theirs[name], result["value"]):
+                    disagree.append(f"{file}.{name}: {where}")
+                else:
+                    agree.update(modules)
     return cases, agree, differ, disagree
 
 

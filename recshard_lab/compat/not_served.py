@@ -25,7 +25,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (
         r"torchrec\.modules\.fused_embedding_modules\.EmbeddingFusedOptimizer$",
         "the optimizer state of an fbgemm module, which is not used here",
-        "optimizer_states() and set_learning_rate(lr) of FusedEmbeddingBagCollection",
+        "fused_optimizer() of FusedEmbeddingBagCollection",
     ),
     (
         r"torchrec\.modules\.utils\.SequenceVBEContext$",
@@ -44,7 +44,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"torchrec\.distributed\.quant_embeddingbag\..*",
-        "sharding quantized collections after feature processors or managed collisions, and parts of sharded ones",
+        "parts of sharded quantized collections: one module runs all stages here",
         "torchrec.inference.modules.shard_quant_model, or QuantEmbeddingBagCollectionSharder",
     ),
     (
@@ -83,11 +83,6 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
         "EmbeddingBagCollection with one table",
     ),
     (
-        r".*\.(\w*Tower\w*Sharder|ShardedEmbeddingTower\w*|TowerLazyAwaitable|EmbeddingTowerCollectionContext)|torchrec\.distributed\.embedding_tower_sharding",
-        "placing a tower's tables and its interaction on one node: tables are planned one by one here",
-        "DistributedModelParallel(model), which shards the collections of towers and replicates their interactions",
-    ),
-    (
         r".*\.(convert_to_fbgemm_types|emb_opt_type_to_optimizer_class|optimizer_type_to_emb_opt_type|weights_bytes_in_emb_kernel|compute_kernel_to_embedding_location|comm_type_to_sparse_type)",
         "converting to types of fbgemm's kernels, which this library does not need",
         "fused_params={'optimizer': ..., 'learning_rate': ...} of sharders",
@@ -120,8 +115,8 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (r".*\.(InferenceStorageReservation|\w*[Ii]nfer\w*)$", "inference", "recshard_lab.shard_for_inference"),
     (
         r"torchrec\.metrics.*",
-        "metrics that this library does not compute",
-        "torchrec.metrics.metric_module.REC_METRICS_MAPPING lists those it does; add a RecMetric of yours there",
+        "parts of metrics, and their computation in another process",
+        "RecMetricModule, and a RecMetric of yours in torchrec.metrics.metric_module.REC_METRICS_MAPPING",
     ),
     (
         r".*(object_pool|tensor_pool|tensor_sharding).*",
@@ -140,8 +135,8 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"torchrec\.distributed\.model_tracker.*",
-        "storage of a delta tracker",
-        "recshard_lab.distributed.ModelDeltaTracker, and dmp.dump(path, rows=tracker.get_unique_ids())",
+        "tracking raw ids before fbgemm's hash-ZCH remaps them",
+        "ModelDeltaTracker, or recshard_lab.distributed.ModelDeltaTracker with dmp.dump(path, rows=)",
     ),
     (
         r".*\.(Managed\w*|Mc[A-Z]\w*|MC[A-Z]\w*|\w*MCH\w*|\w*[zZ]ch\w*)$|torchrec\.modules\.(mc|hash_mc)\w*.*|torchrec\.distributed\.mc_\w*.*",
@@ -169,17 +164,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
         "internals of sharded modules",
         "recshard_lab.distributed.Executor, and register_scheme for a new scheme",
     ),
-    (
-        r".*\.(DMPCollection\w+|ShardingEnv2D|\w*2D)$",
-        "internals of 2D parallel",
-        "DMPCollection(...)",
-    ),
     (r"torchrec\.datasets.*", "reading data", "torch.utils.data"),
-    (
-        r".*\.(DLRM_\w*|InteractionProjectionArch)$",
-        "DLRM with other interactions",
-        "DLRM (dot products of all pairs) or DLRM_DCN (a cross network)",
-    ),
     (
         r"torchrec\.(models|modules)\..*|torchrec\.models",
         "layers and models",
@@ -195,7 +180,6 @@ PACKAGES: tuple[tuple[str, str, str], ...] = (
     (r"torchrec\.distributed\.comm\..*", "process groups of nodes", "torch.distributed.new_group"),
     (r"torchrec\.distributed\.types\..*", "types of TorchRec's sharding code", "recshard_lab.sharding"),
     (r"torchrec\.distributed(\..*)?", "internals of sharded modules", "recshard_lab.distributed.Executor"),
-    (r"torchrec\.tensor_types\..*", "tensors of 2 and 4 bits", "quantize_embeddings(model, 'int4')"),
     (r"torchrec\.sparse\..*", "operators of traced jagged tensors", "KeyedTensor.regroup, and KJTs as pytrees"),
 )
 
@@ -203,8 +187,8 @@ PACKAGES: tuple[tuple[str, str, str], ...] = (
 def reason_of(path: str) -> tuple[str, str] | None:
     """The purpose of a name that is not served, and the nearest name here. None if TorchRec has no such public name.
 
-    >>> reason_of("torchrec.tensor_types.UInt4Tensor")
-    ('tensors of 2 and 4 bits', "quantize_embeddings(model, 'int4')")
+    >>> reason_of("torchrec.distributed.model_parallel.HybridEvalDMP")[1]
+    'recshard_lab.shard_for_inference'
     """
     module, _, name = path.rpartition(".")
     public = name in PUBLIC.get(module, "").split()

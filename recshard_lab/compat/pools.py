@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import device_named
+from recshard_lab.compat.refusals import Refusal, refuses
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, gather_segments
 
 
@@ -61,12 +62,8 @@ def check_size(name: str, value: Any) -> int:
     return value
 
 
-def refuse_uvm(enable_uvm: bool) -> None:
-    """Raises if unified memory is requested."""
-    if enable_uvm:
-        raise ValueError(
-            "enable_uvm=True is not supported: unified memory needs a GPU and fbgemm. Fix: leave enable_uvm out"
-        )
+no_uvm = refuses(enable_uvm=Refusal("unified memory needs a GPU and fbgemm", "leave enable_uvm out"))
+"""Refuses unified memory."""
 
 
 class TensorPool(ObjectPool):
@@ -91,6 +88,7 @@ class TensorPool(ObjectPool):
 
     _pool: Tensor
 
+    @no_uvm
     def __init__(
         self,
         pool_size: int,
@@ -101,7 +99,6 @@ class TensorPool(ObjectPool):
         enable_uvm: bool = False,
     ) -> None:
         super().__init__()
-        refuse_uvm(enable_uvm)
         shape = (check_size("pool_size", pool_size), check_size("dim", dim))
         there = device_named("meta" if device is None else device)
         self.register_buffer("_pool", torch.zeros(shape, dtype=dtype, device=there))
@@ -176,6 +173,14 @@ class PaddedSamples:
         self.longest = {key: check_size(f"feature_max_lengths of {key!r}", size) for key, size in longest.items()}
         self.keys, self.width = list(longest), sum(longest.values())
 
+    def add_buffers(
+        self, pool: nn.Module, size: int, dtype: torch.dtype, is_weighted: bool, device: torch.device
+    ) -> None:
+        """Registers ``values``, ``key_lengths`` and ``weights`` of `size` samples with a pool."""
+        pool.register_buffer("values", torch.zeros(size, self.width, dtype=dtype, device=device))
+        pool.register_buffer("key_lengths", torch.zeros(size, len(self.keys), dtype=torch.int32, device=device))
+        pool.register_buffer("weights", torch.zeros(size, self.width, device=device) if is_weighted else None)
+
     def rows(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Values ``[n, L]``, lengths ``[n, F]`` int32, and weights ``[n, L]`` or None.
 
@@ -236,7 +241,9 @@ class KeyedJaggedTensorPool(ObjectPool):
 
     values: Tensor
     key_lengths: Tensor
+    weights: Tensor | None
 
+    @no_uvm
     def __init__(
         self,
         pool_size: int,
@@ -247,15 +254,9 @@ class KeyedJaggedTensorPool(ObjectPool):
         enable_uvm: bool = False,
     ) -> None:
         super().__init__()
-        refuse_uvm(enable_uvm)
         self._samples = PaddedSamples(feature_max_lengths)
         there = device_named("meta" if device is None else device)
-        shape = (check_size("pool_size", pool_size), self._samples.width)
-        lengths = (pool_size, len(self._samples.keys))
-        self.register_buffer("values", torch.zeros(shape, dtype=values_dtype, device=there))
-        self.register_buffer("key_lengths", torch.zeros(lengths, dtype=torch.int32, device=there))
-        self.weights: Tensor | None
-        self.register_buffer("weights", torch.zeros(shape, device=there) if is_weighted else None)
+        self._samples.add_buffers(self, check_size("pool_size", pool_size), values_dtype, is_weighted, there)
 
     @property
     def pool_size(self) -> int:

@@ -199,10 +199,10 @@ def read_script(path: str | Path, values: Mapping[str, Any] | None = None) -> Po
             f"3. Fix: correct the line"
         ) from None
     names = names_in(tree)
-    found = [*_names(names), *_members(names), *_arguments(names)]
     pairs = zip(text.splitlines(), translated(text, world_size=_NO_GPUS).splitlines(), strict=True)
     device_lines = tuple(number for number, (old, new) in enumerate(pairs, 1) if old != new)
     declared: ScriptTables = tables_in(tree, names, values)
+    found = [*_names(names), *_members(names), *_arguments(names), *_values(declared)]
     return PortReport(
         str(path),
         tuple(sorted(found, key=lambda finding: finding.lines[0])),
@@ -265,6 +265,14 @@ def _arguments(names: ScriptNames) -> list[Finding]:
         Finding(tuple(lines), name, REFUSED, f"{_short(name).partition('(')[0]} here {note}")
         for (name, note), lines in found.items()
     ]
+
+
+def _values(declared: ScriptTables) -> list[Finding]:
+    """Arguments of calls whose constant values are refused here."""
+    lines: dict[tuple[str, str], list[int]] = {}
+    for entry in dict.fromkeys(declared.refused):
+        lines.setdefault((f"{entry.path}({entry.argument}=)", entry.reason), []).append(entry.line)
+    return [Finding(tuple(where), name, REFUSED, reason) for (name, reason), where in lines.items()]
 
 
 def _signature(path: str) -> inspect.Signature | None:

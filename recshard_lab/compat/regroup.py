@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import device_named
+from recshard_lab.compat.refusals import Refusal, refuses
 from recshard_lab.embedding import KTRegroupAsDict
 from recshard_lab.sparse import KeyedTensor
 
@@ -35,10 +36,9 @@ class PermuteMultiEmbedding(nn.Module):
     [tensor([[2., 3., 1.]])]
     """
 
+    @refuses(multi_device=Refusal("a module is on one device", "call set_device"))
     def __init__(self, groups: list[list[str]], multi_device: bool = False) -> None:
         super().__init__()
-        if multi_device:
-            raise ValueError("multi_device=True is not supported: a module is on one device. Fix: call set_device")
         self._groups, self._out_lengths = groups, [0] * len(groups)
         self._runs: list[list[tuple[int, int, int]]] = []
         for name in ("_permutes", "_in_shapes", "_out_shapes"):

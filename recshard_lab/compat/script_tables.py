@@ -8,12 +8,14 @@ script has no effects.
 from __future__ import annotations
 
 import ast
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from recshard_lab.compat.refusals import refused, refused_values
 from recshard_lab.compat.script_names import ScriptNames, served_object
 
 MOST_STATEMENTS = 100_000
@@ -72,6 +74,23 @@ class UnreadTable:
     expression: str
 
 
+@dataclass(frozen=True)
+class RefusedValue:
+    """A constant argument that this library has, with a value that it refuses.
+
+    Attributes:
+        line: of the call.
+        path: of the called name.
+        argument: its name.
+        reason: a sentence with the value, the reason and the fix.
+    """
+
+    line: int
+    path: str
+    argument: str
+    reason: str
+
+
 @dataclass
 class ScriptTables:
     """What a script declares.
@@ -80,11 +99,13 @@ class ScriptTables:
         tables: with constant sizes.
         unread: the others.
         schemes: table -> sharding types that a planner's constraints or a module's plan allow.
+        refused: constant arguments of TorchRec's names that this library refuses.
     """
 
     tables: list[DeclaredTable] = field(default_factory=list)
     unread: list[UnreadTable] = field(default_factory=list)
     schemes: dict[str, list[str]] = field(default_factory=dict)
+    refused: list[RefusedValue] = field(default_factory=list)
 
 
 def tables_in(tree: ast.Module, names: ScriptNames, values: Mapping[str, Any] | None = None) -> ScriptTables:
@@ -408,6 +429,7 @@ class _Reader:
             keywords |= {keyword.arg: held} if keyword.arg is not None else (held if isinstance(held, dict) else {})
         path = self.names.path_of(node.func)
         if path is not None:
+            self._find_refused(path, node, arguments or [], keywords)
             return self._call_torchrec(path.rpartition(".")[2], node, arguments or [], keywords)
         if arguments is None:
             return _UNKNOWN
@@ -478,6 +500,15 @@ class _Reader:
                 scope[each.arg] = self.value(own, function.scope)
         scope |= dict(zip(names, arguments, strict=False))
         return scope | {name: value for name, value in keywords.items() if name in scope}
+
+    def _find_refused(self, path: str, node: ast.Call, arguments: list[Any], keywords: dict[str, Any]) -> None:
+        called = self._try(served_object, path)
+        if not (refusals := refused_values(called)):
+            return
+        values = dict(zip(inspect.signature(called).parameters, arguments, strict=False)) | keywords
+        known = {name: value for name, value in values.items() if value is not _UNKNOWN}
+        if (found := refused(refusals, known)) is not None:
+            self.found.refused.append(RefusedValue(node.lineno, path, *found))
 
     def _call_torchrec(self, name: str, node: ast.Call, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if name in _TABLES:

@@ -26,7 +26,7 @@ from recshard_lab.compat.pools import (
     check_rows,
     check_samples,
     check_size,
-    refuse_uvm,
+    no_uvm,
 )
 from recshard_lab.distributed import LazyAwaitable, LazyNoWait
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -155,6 +155,7 @@ class ShardedTensorPool(_ShardedPool):
 
     _pool: Tensor
 
+    @no_uvm
     def __init__(
         self,
         env: ShardingEnv,
@@ -165,7 +166,6 @@ class ShardedTensorPool(_ShardedPool):
         device: torch.device | None = None,
         enable_uvm: bool = False,
     ) -> None:
-        refuse_uvm(enable_uvm)
         super().__init__(RowBlocks(pool_size, env, sharding_plan))
         shape = (self._blocks.size, check_size("dim", dim))
         self.register_buffer("_pool", torch.zeros(shape, dtype=dtype, device=device_named(device or "cpu")))
@@ -207,7 +207,9 @@ class ShardedKeyedJaggedTensorPool(_ShardedPool):
 
     values: Tensor
     key_lengths: Tensor
+    weights: Tensor | None
 
+    @no_uvm
     def __init__(
         self,
         pool_size: int,
@@ -219,15 +221,10 @@ class ShardedKeyedJaggedTensorPool(_ShardedPool):
         device: torch.device | None = None,
         enable_uvm: bool = False,
     ) -> None:
-        refuse_uvm(enable_uvm)
         super().__init__(RowBlocks(pool_size, sharding_env, sharding_plan))
         self._samples = PaddedSamples(feature_max_lengths)
-        there, size = device_named(device or "cpu"), self._blocks.size
-        shape, lengths = (size, self._samples.width), (size, len(self._samples.keys))
-        self.register_buffer("values", torch.zeros(shape, dtype=values_dtype, device=there))
-        self.register_buffer("key_lengths", torch.zeros(lengths, dtype=torch.int32, device=there))
-        self.weights: Tensor | None
-        self.register_buffer("weights", torch.zeros(shape, device=there) if is_weighted else None)
+        there = device_named(device or "cpu")
+        self._samples.add_buffers(self, self._blocks.size, values_dtype, is_weighted, there)
 
     def lookup(self, ids: Tensor) -> LazyAwaitable[KeyedJaggedTensor]:
         """``.wait()`` returns the samples of this rank's ids ``[n]``: a batch of stride n. Collective."""

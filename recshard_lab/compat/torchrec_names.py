@@ -197,6 +197,10 @@ PUBLIC = {
         "ManagedCollisionEmbeddingBagCollectionContext ManagedCollisionEmbeddingBagCollectionSharder "
         "ShardedManagedCollisionEmbeddingBagCollection"
     ),
+    "torchrec.distributed.embedding_tower_sharding": (
+        "EmbeddingTowerCollectionContext EmbeddingTowerCollectionSharder EmbeddingTowerSharder ShardedEmbeddingTower "
+        "ShardedEmbeddingTowerCollection TowerLazyAwaitable"
+    ),
     "torchrec.distributed.fused_embeddingbag": (
         "FusedEmbeddingBagCollectionSharder ShardedFusedEmbeddingBagCollection"
     ),

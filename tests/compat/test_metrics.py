@@ -41,7 +41,9 @@ def test_a_state_has_a_known_reduction_and_lists_have_no_window() -> None:
         RecMetricComputation(0, 4, 1, 8)  # type: ignore[abstract]
 
 
-def test_a_metric_that_is_not_computed_is_named() -> None:
-    config = MetricsConfig([DefaultTaskInfo], {RecMetricEnum.AUPRC: RecMetricDef([DefaultTaskInfo])})
-    with pytest.raises(KeyError, match=r"metric auprc is not computed here\. Fix: use one of ne, ctr"):
+def test_a_name_without_a_metric_is_named() -> None:
+    config = MetricsConfig([DefaultTaskInfo], {RecMetricEnum.SERVING_AE_LOSS: RecMetricDef([DefaultTaskInfo])})
+    with pytest.raises(
+        KeyError, match=r"metric serving_ae_loss has no class, as in TorchRec 1\.8\. Fix: use one of ne, ne_pos"
+    ):
         generate_metric_module(RecMetricModule, config, 4, 1, 0, {}, torch.device("cpu"))

@@ -163,7 +163,7 @@ def test_stats_report_a_plan_of_the_search(bags: Any) -> None:
 
 @pytest.mark.parametrize("name", ["reserved_memory", "precision", "multipass_prefetch_config"])
 def test_cache_settings_that_do_not_exist_are_refused_by_name(name: str) -> None:
-    with pytest.raises(rs.sharding.PlanError, match=f"{name}=1, which caches lack. Fix: omit {name}"):
+    with pytest.raises(rs.sharding.PlanError, match=f"{name}=1 is not supported: .* Fix: omit it"):
         CacheParams(**{name: 1})
 
 

@@ -211,3 +211,44 @@ def test_a_missing_file_and_a_broken_notebook(tmp_path: Path) -> None:
     (tmp_path / "broken.ipynb").write_text("[]")
     with pytest.raises(ValueError, match=r"broken.ipynb cannot be read: TypeError: .* Fix: pass a Python script"):
         read_script(tmp_path / "broken.ipynb")
+
+
+def test_arguments_with_a_value_that_is_refused_are_refused_with_the_reason(tmp_path: Path) -> None:
+    found = report(
+        tmp_path,
+        "import torchrec\n"
+        "from torchrec.distributed.planner import ParameterConstraints\n"
+        "from torchrec.distributed.types import CacheParams\n"
+        "virtual = True\n"
+        "for n in 'ab':\n"
+        "    torchrec.EmbeddingBagConfig(100, 8, n, feature_names=[n], use_virtual_table=virtual)\n"
+        "torchrec.EmbeddingConfig(num_embeddings=9, embedding_dim=8, name='c', num_embeddings_post_pruning=5)\n"
+        "torchrec.EmbeddingConfig(num_embeddings=9, embedding_dim=8, name='d', num_embeddings_post_pruning=9)\n"
+        "torchrec.EmbeddingConfig(9, 8, 'e', use_virtual_table=unknown(), need_pos=True)\n"
+        "ParameterConstraints(['row_wise'], None, None, [1.0], None, None, False, None, None, True)\n"
+        "CacheParams(None, 0.2, 0.5)\n",
+    )
+    assert [(finding.lines, finding.name.rpartition(".")[2], finding.note) for finding in found.of("refused")] == [
+        (
+            (6,),
+            "EmbeddingBagConfig(use_virtual_table=)",
+            "use_virtual_table=True is not supported: virtual tables need CUDA kernels over SSD or DRAM. Fix: use "
+            "recshard_lab.DynamicEmbeddingConfig with evict= and tiers=",
+        ),
+        (
+            (7,),
+            "EmbeddingConfig(num_embeddings_post_pruning=)",
+            "num_embeddings_post_pruning=5 is not supported: a table is served with all its rows. Fix: set "
+            "num_embeddings, and load the pruned weights",
+        ),
+        (
+            (10,),
+            "ParameterConstraints(stochastic_rounding=)",
+            "stochastic_rounding=True is not supported: a plan cannot store it. Fix: omit it: updates round to nearest",
+        ),
+        (
+            (11,),
+            "CacheParams(reserved_memory=)",
+            "reserved_memory=0.5 is not supported: the cache has no such setting. Fix: omit it",
+        ),
+    ]

@@ -16,7 +16,7 @@ from recshard_lab.compat.datasets.criteo_arrays import BinaryCriteoUtils as Bina
 from recshard_lab.compat.datasets.criteo_arrays import (
     InMemoryBinaryCriteoIterDataPipe as InMemoryBinaryCriteoIterDataPipe,
 )
-from recshard_lab.compat.datasets.pipes import LoadFiles, Mapper, ReadLinesFromCSV, safe_cast
+from recshard_lab.compat.datasets.pipes import LoadFiles, Mapper, ReadLinesFromCSV, RowMapper, safe_cast
 from recshard_lab.data.criteo import CAT_FEATURE_COUNT, DEFAULT_COLUMN_NAMES, INT_FEATURE_COUNT
 
 FREQUENCY_THRESHOLD = 3
@@ -26,18 +26,12 @@ TOTAL_TRAINING_SAMPLES = 4195197692
 """Lines of the first 23 days of the click logs of 1 TB."""
 
 
-def _cast(kind: Callable[[Any], Any], default: Any, text: str) -> Any:
-    return safe_cast(text, kind, default)
-
-
-_INTEGER, _TEXT = partial(_cast, int, 0), partial(_cast, str, "")
+_INTEGER, _TEXT = partial(safe_cast, dest_type=int, default=0), partial(safe_cast, dest_type=str, default="")
 COLUMN_TYPE_CASTERS: list[Callable[[str], Any]] = [
     *[_INTEGER] * (1 + INT_FEATURE_COUNT),
     *[_TEXT] * CAT_FEATURE_COUNT,
 ]
 """Text -> value for each of `DEFAULT_COLUMN_NAMES`. An empty count becomes 0."""
-
-RowMapper = Callable[[list[str]], Any] | None
 
 
 def _named(columns: list[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from recshard_lab.compat.datasets.pipes import LoadFiles, Mapper, ReadLinesFromCSV, safe_cast
+from recshard_lab.compat.datasets.pipes import LoadFiles, Mapper, ReadLinesFromCSV, RowMapper, safe_cast
 
 # source: https://files.grouplens.org/datasets/movielens/ml-25m-README.html
 RATINGS_FILENAME = "ratings.csv"
@@ -22,15 +22,9 @@ DEFAULT_MOVIES_COLUMN_NAMES = ["movieId", "title", "genres"]
 DEFAULT_COLUMN_NAMES = DEFAULT_RATINGS_COLUMN_NAMES + DEFAULT_MOVIES_COLUMN_NAMES[1:]
 
 
-def _cast(kind: Callable[[Any], Any], default: Any, text: str) -> Any:
-    return safe_cast(text, kind, default)
-
-
-_INTEGER, _NUMBER, _TEXT = (partial(_cast, kind, kind()) for kind in (int, float, str))
+_INTEGER, _NUMBER, _TEXT = (partial(safe_cast, dest_type=kind, default=kind()) for kind in (int, float, str))
 COLUMN_TYPE_CASTERS: list[Callable[[str], Any]] = [_INTEGER, _INTEGER, _NUMBER, _INTEGER, _TEXT, _TEXT]
 """Text -> value for each of `DEFAULT_COLUMN_NAMES`. Text without a value becomes 0."""
-
-RowMapper = Callable[[list[str]], Any] | None
 
 
 def _named(columns: list[str]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import Mapper as Mapper
 
 T = TypeVar("T")
+RowMapper = Callable[[list[str]], Any] | None
+"""The columns of a line -> what a pipe yields."""
 
 
 def safe_cast(val: T, dest_type: Callable[[T], T], default: T) -> T:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import ShardingEnv
-from recshard_lab.distributed import LazyAwaitable
+from recshard_lab.distributed import LazyAwaitable, ShardingStrategy
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan
 from recshard_lab.sparse import Multistreamable
 
@@ -135,24 +135,6 @@ class ShardingBucketMetadata:
     num_buckets_per_shard: list[int]
     bucket_offsets_per_shard: list[int]
     bucket_size: int
-
-
-class CacheStatistics(ABC):
-    """Base of a table's statistics of cached lookups."""
-
-    @property
-    @abstractmethod
-    def expected_lookups(self) -> float:
-        """Distinct ids per batch."""
-
-    @abstractmethod
-    def expected_miss_rate(self, clf: float) -> float:
-        """Share of lookups that miss a cache of `clf` of the rows."""
-
-    @property
-    @abstractmethod
-    def cacheability(self) -> float:
-        """From 0, where a cache always helps, to 1, where it never does."""
 
 
 # ---- awaitables ----
@@ -334,7 +316,8 @@ def compute_storage_usage(
 class ShardingEnv2D(ShardingEnv):
     """The ranks of one sharding group, and the groups around it.
 
-    `world_size` and `rank` are those of the sharding group. `process_group` is the group of all ranks.
+    `world_size` and `rank` are those of the sharding group. `process_group` is the group of all ranks, with
+    `global_world_size` and `global_rank`.
 
     Args:
         sharding_pg: ranks that share one copy of the tables.
@@ -343,6 +326,9 @@ class ShardingEnv2D(ShardingEnv):
         device_mesh: a mesh ``[R replicas, S ranks]`` of dimensions "replicate" and "shard".
         node_group_size: ranks of the sharding group that count as a node. Default: those of a node.
         use_inter_host_allreduce, sharding_strategy: as of `DMPCollection`.
+
+    Raises:
+        ValueError: a mesh without two dimensions.
     """
 
     sharding_pg: Any
@@ -360,9 +346,14 @@ class ShardingEnv2D(ShardingEnv):
         device_mesh: Any,
         node_group_size: int | None = None,
         use_inter_host_allreduce: bool = False,
-        sharding_strategy: Any = None,
+        sharding_strategy: Any = ShardingStrategy.DEFAULT,
     ) -> None:
-        super().__init__(sharding_pg.size(), sharding_pg.rank(), sharding_pg, local_size=node_group_size)
+        if device_mesh.ndim != 2:
+            raise ValueError(
+                f"device_mesh has {device_mesh.ndim} dimensions. Fix: init_device_mesh(device, (replicas, ranks), "
+                f"mesh_dim_names=('replicate', 'shard'))"
+            )
+        super().__init__(sharding_pg.size(), sharding_pg.rank(), sharding_pg, True, local_size=node_group_size)
         own = {
             "sharding_pg": sharding_pg,
             "replica_pg": replica_pg,
@@ -382,10 +373,21 @@ class ShardingEnv2D(ShardingEnv):
         """The group of all ranks."""
         return self.global_pg
 
+    @property
+    def global_world_size(self) -> int:
+        """Number of all ranks."""
+        size: int = self.global_pg.size()
+        return size
+
+    @property
+    def global_rank(self) -> int:
+        """This rank in the group of all."""
+        rank: int = self.global_pg.rank()
+        return rank
+
     def num_sharding_groups(self) -> int:
         """Copies of the tables."""
-        groups: int = self.device_mesh.shape[0]
-        return groups
+        return self.global_world_size // self.world_size
 
     def remap_rank(self, rank: int, sharding_type: Any) -> int:
         """The rank in a sharding group of a rank in the group of all.
@@ -400,4 +402,4 @@ class ShardingEnv2D(ShardingEnv):
         name = str(getattr(sharding_type, "value", sharding_type))
         if name not in ("table_wise", "column_wise", "grid_shard"):
             raise ValueError(f"ranks of {name} are not remapped. Fix: use the rank in the sharding group")
-        return rank // self.num_sharding_groups()
+        return rank % self.world_size if self.use_inter_host_allreduce else rank // self.num_sharding_groups()

@@ -9,6 +9,7 @@ your code. The fields of virtual tables are refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar
@@ -16,18 +17,25 @@ from typing import Any, ClassVar
 import torch
 
 from recshard_lab import embedding
+from recshard_lab.compat.refusals import Refusal, refused
 from recshard_lab.embedding import DataType, PoolingType
 from recshard_lab.sharding import ShardingType
 
 _DYNAMIC = "use recshard_lab.DynamicEmbeddingConfig with evict= and tiers="
 _REFUSED = {
-    "use_virtual_table": ("virtual tables need CUDA kernels over SSD or DRAM", _DYNAMIC),
-    "virtual_table_eviction_policy": ("it belongs to virtual tables, which need CUDA kernels", _DYNAMIC),
-    "enable_embedding_update": (
+    "use_virtual_table": Refusal("virtual tables need CUDA kernels over SSD or DRAM", _DYNAMIC),
+    "virtual_table_eviction_policy": Refusal("it belongs to virtual tables, which need CUDA kernels", _DYNAMIC),
+    "enable_embedding_update": Refusal(
         "a forward that writes rows needs the CUDA kernels of virtual tables",
         "write to embedding_bags[table].weight",
     ),
-    "stash_weights": ("it moves weights between GPU and host memory", "leave it out"),
+    "stash_weights": Refusal("it moves weights between GPU and host memory", "leave it out"),
+    "num_embeddings_post_pruning": Refusal(
+        "a table is served with all its rows",
+        "set num_embeddings, and load the pruned weights",
+        accepted=(None,),
+        same_as="num_embeddings",
+    ),
 }
 
 
@@ -50,6 +58,7 @@ class BaseEmbeddingConfig(embedding.BaseEmbeddingConfig):
     """
 
     drawn_twice: ClassVar[bool] = True
+    refused_values: ClassVar[Mapping[str, Refusal]] = _REFUSED
 
     num_embeddings_post_pruning: int | None = None
     need_pos: bool = False
@@ -62,17 +71,8 @@ class BaseEmbeddingConfig(embedding.BaseEmbeddingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, (why, fix) in _REFUSED.items():
-            if getattr(self, key):
-                raise ValueError(
-                    f"table {self.name!r}: {key}={getattr(self, key)!r} is not supported: {why}. Fix: {fix}"
-                )
-        if self.num_embeddings_post_pruning not in (None, self.num_embeddings):
-            raise ValueError(
-                f"table {self.name!r}: num_embeddings_post_pruning={self.num_embeddings_post_pruning} is not "
-                f"supported: a table is served with all its {self.num_embeddings} rows. Fix: set num_embeddings, and "
-                f"load the pruned weights"
-            )
+        if (found := refused(_REFUSED, vars(self))) is not None:
+            raise ValueError(f"table {self.name!r}: {found[1]}")
 
 
 @dataclass

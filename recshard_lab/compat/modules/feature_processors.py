@@ -41,7 +41,16 @@ class BaseGroupedFeatureProcessor(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no forward. Fix: override forward(features)")
 
 
-class PositionWeightedModule(BaseFeatureProcessor):
+class _PositionWeights(nn.Module):
+    """The weights of both processors."""
+
+    def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | None = None) -> None:
+        super().__init__()
+        made = PositionWeightedModuleCollection(max_feature_lengths, device)
+        self.max_feature_lengths, self.position_weights = made.max_feature_lengths, made.position_weights
+
+
+class PositionWeightedModule(_PositionWeights, BaseFeatureProcessor):
     """One learned weight for each place in a bag, for features by name. Features without weights do not change.
 
     Args:
@@ -55,11 +64,6 @@ class PositionWeightedModule(BaseFeatureProcessor):
     >>> PositionWeightedModule({"f": 2})(bags)["f"].weights().tolist()
     [1.0, 1.0, 1.0]
     """
-
-    def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | None = None) -> None:
-        super().__init__()
-        made = PositionWeightedModuleCollection(max_feature_lengths, device)
-        self.max_feature_lengths, self.position_weights = made.max_feature_lengths, made.position_weights
 
     def reset_parameters(self) -> None:
         """Sets all weights to one."""
@@ -79,7 +83,7 @@ class PositionWeightedModule(BaseFeatureProcessor):
         return position_weighted_module_update_features(features, weighted)
 
 
-class PositionWeightedProcessor(BaseGroupedFeatureProcessor):
+class PositionWeightedProcessor(_PositionWeights, BaseGroupedFeatureProcessor):
     """One learned weight for each place in a bag. The result has only the features with learned weights.
 
     Args:
@@ -93,11 +97,6 @@ class PositionWeightedProcessor(BaseGroupedFeatureProcessor):
     >>> PositionWeightedProcessor({"f": 2})(kjt).keys()
     ['f']
     """
-
-    def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | None = None) -> None:
-        super().__init__()
-        made = PositionWeightedModuleCollection(max_feature_lengths, device)
-        self.max_feature_lengths, self.position_weights = made.max_feature_lengths, made.position_weights
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Ids -> the ids of features with learned weights, weighted. A batch without such features does not change."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from recshard_lab import embedding
 from recshard_lab.embedding import EmbOptimType, RowWiseAdagrad
+from recshard_lab.embedding.fused_base import check_location
 
 _KINDS: dict[type[torch.optim.Optimizer], EmbOptimType] = {
     torch.optim.SGD: EmbOptimType.EXACT_SGD,
@@ -50,19 +51,15 @@ def fuse_embedding_optimizer(
 
     Args:
         model, optimizer_type, optimizer_kwargs, device: as there.
-        location: None: the weights are in the memory of `device`.
+        location: as of `recshard_lab.embedding.FusedEmbeddingBagCollection`.
 
     Raises:
-        ValueError: a `location`, or as there.
+        ValueError: another `location`, or as there.
 
     >>> table = embedding.EmbeddingBagConfig(4, 4, "movies", feature_names=["seen"])
     >>> tables = embedding.EmbeddingBagCollection([table])
     >>> type(fuse_embedding_optimizer(tables, torch.optim.SGD, {"lr": 0.5}, torch.device("cpu"))).__name__
     'FusedEmbeddingBagCollection'
     """
-    if location is not None:
-        raise ValueError(
-            f"location={location!r} is not supported: it places the weights of fbgemm's kernels. Fix: leave it out, "
-            f"and shard with compute_kernel='fused_uvm_caching' for tables larger than the GPU's memory"
-        )
+    check_location(location, torch.device("cpu" if device is None else device))
     return embedding.fuse_embedding_optimizer(model, optimizer_type, optimizer_kwargs, device)

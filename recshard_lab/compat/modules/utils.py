@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recshard_lab.compat.refusals import Refusal, refuses
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 
 TensorCallable = Callable[[Tensor], Tensor]
@@ -149,6 +150,7 @@ def jagged_index_select_with_empty(values: Tensor, ids: Tensor, offsets: Tensor,
     return values.flatten()[places].unsqueeze(-1)
 
 
+@refuses(seq_vbe_ctx=Refusal("it is internal to TorchRec's sharded collections", "pass None"))
 def construct_jagged_tensors(
     embeddings: Tensor,
     features: KeyedJaggedTensor,
@@ -180,10 +182,6 @@ def construct_jagged_tensors(
     >>> construct_jagged_tensors(torch.ones(3, 2), ids, ["a", "b"])["b"].values().shape
     torch.Size([1, 2])
     """
-    if seq_vbe_ctx is not None:
-        raise ValueError(
-            "seq_vbe_ctx is not supported: it is internal to TorchRec's sharded collections. Fix: pass None"
-        )
     ids = features if original_features is None else original_features
     lengths = list(ids.lengths().split([after - before for before, after in pairwise(ids.lengths_offset_per_key())]))
     return _by_name(

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
+from recshard_lab.compat.refusals import Refusal, refuses
 from recshard_lab.sharding import CacheParams as OurCacheParams
 from recshard_lab.sharding import PlanError
+
+_NO_SETTING = Refusal("the cache has no such setting", "omit it", (None,))
 
 
 class CacheStatistics(ABC):
@@ -51,6 +54,7 @@ class CacheParams(OurCacheParams):
     prefetch_pipeline: bool | None = None
     stats: CacheStatistics | None = None
 
+    @refuses(PlanError, reserved_memory=_NO_SETTING, precision=_NO_SETTING, multipass_prefetch_config=_NO_SETTING)
     def __init__(
         self,
         algorithm: Any = None,
@@ -63,10 +67,6 @@ class CacheParams(OurCacheParams):
         *,
         cost: Any = None,
     ) -> None:
-        refused = {"reserved_memory": reserved_memory, "precision": precision}
-        for name, value in {**refused, "multipass_prefetch_config": multipass_prefetch_config}.items():
-            if value is not None:
-                raise PlanError(f"CacheParams got {name}={value!r:.60}, which caches lack. Fix: omit {name}")
         super().__init__("lru" if algorithm is None else algorithm, 0.2 if load_factor is None else load_factor, cost)
         object.__setattr__(self, "prefetch_pipeline", prefetch_pipeline)
         object.__setattr__(self, "stats", stats)

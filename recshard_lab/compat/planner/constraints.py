@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from recshard_lab.compat.planner.constants import POOLING_FACTOR
 from recshard_lab.compat.planner.costs import PlannerError, PlannerErrorType
 from recshard_lab.compat.planner.hashes import hash_sha256_to_int
+from recshard_lab.compat.refusals import Refusal, refused
 from recshard_lab.embedding import BaseEmbeddingConfig, DataType
 from recshard_lab.sharding import EmbeddingComputeKernel
 from recshard_lab.sharding import ParameterConstraints as OurConstraints
 
-_REFUSED = {  # field -> (values that have no effect here, fix)
-    "stochastic_rounding": ((None, False), "omit it: updates round to nearest"),
-    "bounds_check_mode": ((None,), "fused_params={'bounds_check_mode': ...} of the sharder"),
-    "output_dtype": ((None, DataType.FP32), "fused_params={'output_dtype': ...} of the sharder"),
-    "key_value_params": ((None,), "compute_kernels=['fused_uvm_caching']"),
-    "use_virtual_table": ((None, False), "a DynamicEmbeddingConfig for the table"),
+_WHY = "a plan cannot store it"
+_REFUSED = {
+    "stochastic_rounding": Refusal(_WHY, "omit it: updates round to nearest"),
+    "bounds_check_mode": Refusal(_WHY, "fused_params={'bounds_check_mode': ...} of the sharder", (None,)),
+    "output_dtype": Refusal(_WHY, "fused_params={'output_dtype': ...} of the sharder", (None, DataType.FP32)),
+    "key_value_params": Refusal(_WHY, "compute_kernels=['fused_uvm_caching']", (None,)),
+    "use_virtual_table": Refusal(_WHY, "a DynamicEmbeddingConfig for the table"),
 }
 
 
@@ -43,6 +46,8 @@ class ParameterConstraints:
     >>> ParameterConstraints(["row_wise"]).pooling_factors
     [1.0]
     """
+
+    refused_values: ClassVar[Mapping[str, Refusal]] = _REFUSED
 
     sharding_types: list[str] | None = None
     compute_kernels: list[str] | None = None
@@ -92,10 +97,5 @@ class ParameterConstraints:
 
 def refuse_unsupported(table: str, part: Any) -> None:
     """Raises a `PlannerError` for a field of constraints or of an option that no plan can execute."""
-    for name, (without_effect, fix) in _REFUSED.items():
-        value = getattr(part, name, None)
-        if value not in without_effect:
-            raise PlannerError(
-                f"table {table!r} has {name}={value!r:.60}, which a plan cannot store. Fix: {fix}",
-                PlannerErrorType.STRICT_CONSTRAINTS,
-            )
+    if (found := refused(_REFUSED, {name: getattr(part, name, None) for name in _REFUSED})) is not None:
+        raise PlannerError(f"table {table!r}: {found[1]}", PlannerErrorType.STRICT_CONSTRAINTS)

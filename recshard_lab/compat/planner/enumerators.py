@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from recshard_lab.compat.distributed.shard_sizes import calculate_shard_sizes_and_offsets
 from recshard_lab.compat.planner.base import Constraints, Enumerator, ShardEstimator
-from recshard_lab.compat.planner.constants import BATCH_SIZE, MIN_CW_DIM, POOLING_FACTOR
+from recshard_lab.compat.planner.constants import BATCH_SIZE, POOLING_FACTOR
 from recshard_lab.compat.planner.constraints import ParameterConstraints
 from recshard_lab.compat.planner.estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from recshard_lab.compat.planner.options import PartitionByType, Shard, ShardingOption
 from recshard_lab.compat.planner.topology import Topology
 from recshard_lab.compat.planner.utils import build_sharder_data_map, sharder_name, sharder_of
 from recshard_lab.embedding import EmbeddingBagCollectionInterface
+from recshard_lab.embedding.tower import EmbeddingTower, EmbeddingTowerCollection
 from recshard_lab.sharding import EmbeddingComputeKernel, ShardingType, scheme_names
 
 _PARTITION_BY = {
@@ -140,6 +141,7 @@ class EmbeddingEnumerator(Enumerator):
         self, path: str, module: nn.Module, sharder: Any, name: str, tensor: torch.Tensor
     ) -> list[ShardingOption]:
         limit = (self._constraints or {}).get(name) or ParameterConstraints()
+        dependency = tower_of(path, module, sharder, name)
         made = []
         for scheme in self._schemes(module, sharder, limit):
             for kernel in self._kernels(sharder, scheme, limit):
@@ -165,6 +167,7 @@ class EmbeddingEnumerator(Enumerator):
                         kernel,
                         shards,
                         cache_params=limit.cache_params,
+                        dependency=dependency,
                         enforce_hbm=getattr(limit, "enforce_hbm", None),
                         stochastic_rounding=getattr(limit, "stochastic_rounding", None),
                         bounds_check_mode=getattr(limit, "bounds_check_mode", None),
@@ -206,6 +209,18 @@ class EmbeddingEnumerator(Enumerator):
         return kernels
 
 
+def tower_of(path: str, module: nn.Module, sharder: Any, table: str) -> str | None:
+    """The tower of a table, whose tables are placed on one node; None for a table outside towers."""
+    if isinstance(module, EmbeddingTower):
+        return path
+    if not isinstance(module, EmbeddingTowerCollection):
+        return None
+    parts = sharder.parts(path, module)
+    return next(
+        f"{path}.tower_{n}" for n, (_, part, own) in enumerate(parts) if table in own.shardable_parameters(part)
+    )
+
+
 def even_shards(
     sharding_type: str,
     tensor: torch.Tensor,
@@ -218,30 +233,5 @@ def even_shards(
     Columns are split into shards of `min_partition` (128) if it divides them. Rows are split evenly, rounded up, over
     all ranks or over those of a node; ranks without rows get empty shards.
     """
-    rows, cols = int(tensor.shape[0]), int(tensor.shape[1])
-    width = MIN_CW_DIM if min_partition is None else min_partition
-    width = width if width < cols and cols % width == 0 else cols
-    spans = [(start, width) for start in range(0, cols, width)]
-    if sharding_type == ShardingType.DATA_PARALLEL:
-        return [([rows, cols], [0, 0]) for _ in range(world_size)]
-    if sharding_type == ShardingType.TABLE_WISE:
-        return [([rows, cols], [0, 0])]
-    if sharding_type in (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE):
-        return [([rows, size], [0, start]) for start, size in spans]
-    if sharding_type == ShardingType.GRID_SHARD:
-        return [
-            ([height, size], [top, start]) for start, size in spans for top, height in row_spans(rows, local_world_size)
-        ]
-    parts = world_size if sharding_type == ShardingType.ROW_WISE else local_world_size
-    return [([height, cols], [top, 0]) for top, height in row_spans(rows, parts)]
-
-
-def row_spans(rows: int, parts: int) -> Sequence[tuple[int, int]]:
-    """Start and height of `parts` row shards of equal height, the last ones shorter or empty.
-
-    >>> row_spans(3, 4)
-    [(0, 1), (1, 1), (2, 1), (3, 0)]
-    """
-    height = -(-rows // parts)
-    edges = [min(rows, height * number) for number in range(parts + 1)]
-    return [(start, end - start) for start, end in pairwise(edges)]
+    shards = calculate_shard_sizes_and_offsets(tensor, world_size, local_world_size, sharding_type, min_partition)
+    return [(list(size), list(offset)) for size, offset in zip(*shards, strict=True)]

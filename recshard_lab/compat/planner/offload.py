@@ -8,9 +8,9 @@ from math import inf
 
 import torch
 
-from recshard_lab.compat.planner.base import Enumerator, Proposer
+from recshard_lab.compat.planner.base import Enumerator
 from recshard_lab.compat.planner.options import ShardingOption
-from recshard_lab.compat.planner.proposers import sorted_options
+from recshard_lab.compat.planner.proposers import Feedback, Proposals, SteppedProposer, sorted_options
 from recshard_lab.compat.planner.topology import Topology
 from recshard_lab.compat.planner.utils import LuusJaakolaSearch
 from recshard_lab.sharding import EmbeddingComputeKernel
@@ -19,7 +19,7 @@ _CACHED, _FUSED = str(EmbeddingComputeKernel.FUSED_UVM_CACHING), str(EmbeddingCo
 _ITERATIONS = 16
 
 
-class EmbeddingOffloadScaleupProposer(Proposer):
+class EmbeddingOffloadScaleupProposer(SteppedProposer):
     """Starts with the fastest option of every table, then spends free device memory on larger caches.
 
     Memory is shared in proportion to `get_cacheability` times `get_expected_lookups` of each table. A table whose cache
@@ -31,51 +31,23 @@ class EmbeddingOffloadScaleupProposer(Proposer):
 
     def __init__(self, use_depth: bool = True) -> None:
         self._use_depth = use_depth
-        self._enumerator: Enumerator | None = None
-        self._start: list[ShardingOption] = []
-        self._proposal: list[ShardingOption] | None = None
-        self._search: LuusJaakolaSearch | None = None
 
-    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Takes the options, and the enumerator that estimates changed ones."""
-        options = sorted_options(search_space, self._use_depth)
-        self._enumerator = enumerator
-        self._start = deepcopy([own[0] for own in options.values()])
-        self.promote_high_prefetch_overheaad_table_to_hbm(enumerator, self._start)
-        self._proposal, self._search = deepcopy(self._start) or None, None
-
-    def propose(self) -> list[ShardingOption] | None:
-        """The current proposal; None at the end."""
-        return self._proposal
-
-    def feedback(
-        self,
-        partitionable: bool,
-        plan: list[ShardingOption] | None = None,
-        perf_rating: float | None = None,
-        storage_constraint: Topology | None = None,
-    ) -> None:
-        """Moves to the next amount of memory. The first feedback needs `storage_constraint`, the free devices."""
-        rating = inf if perf_rating is None or not partitionable else perf_rating
-        if self._search is None:
-            free = self._free_bytes(partitionable, storage_constraint)
-            if free <= 0:
-                self._proposal = None
-                return
-            self._search = LuusJaakolaSearch(0, free, max_iterations=_ITERATIONS, left_cost=rating)
-            rating = 0.0  # ignored by the first call
-        budget = self._search.next(rating)
-        self._proposal = None if budget is None else self.next_plan(self._start, int(budget), self._enumerator)
-
-    def _free_bytes(self, partitionable: bool, storage_constraint: Topology | None) -> int:
-        """Bytes that larger caches may use; 0 if no larger cache is possible."""
-        if not partitionable or storage_constraint is None or self._enumerator is None:
-            return 0
-        if not self.get_scalable_sharding_options(self._start):
-            return 0
-        used = sum(option.total_storage.hbm for option in self._start)
-        ceiling = self.get_hbm_ceiling(self._start, self._enumerator)
-        return min(self.get_budget(self._start, storage_constraint), ceiling - used)
+    def _proposals(self, search_space: list[ShardingOption], enumerator: Enumerator | None) -> Proposals:
+        start = deepcopy([own[0] for own in sorted_options(search_space, self._use_depth).values()])
+        self.promote_high_prefetch_overheaad_table_to_hbm(enumerator, start)
+        result = yield deepcopy(start) or None
+        if not result.partitionable or enumerator is None or result.storage_constraint is None:
+            return
+        if not self.get_scalable_sharding_options(start):
+            return
+        used = sum(option.total_storage.hbm for option in start)
+        free = min(self.get_budget(start, result.storage_constraint), self.get_hbm_ceiling(start, enumerator) - used)
+        if free <= 0:
+            return
+        search = LuusJaakolaSearch(0, free, max_iterations=_ITERATIONS, left_cost=_rating(result))
+        budget = search.next(0.0)
+        while budget is not None:
+            budget = search.next(_rating((yield self.next_plan(start, int(budget), enumerator))))
 
     @staticmethod
     def get_budget(proposal: list[ShardingOption], storage_constraint: Topology) -> int:
@@ -222,6 +194,10 @@ class EmbeddingOffloadScaleupProposer(Proposer):
         full = used + added >= whole
         at_end = torch.where(full, 1.0, shares)
         return torch.maximum(clfs.double(), at_end).to(clfs.dtype)
+
+
+def _rating(result: Feedback) -> float:
+    return inf if result.perf_rating is None or not result.partitionable else result.perf_rating
 
 
 def replace_load_factor(cache: object, load_factor: float) -> object:

@@ -154,6 +154,15 @@ def _costs(shard: Shard, table: str) -> tuple[Storage, Perf]:
     return shard.storage, shard.perf
 
 
+def _put(shards: Sequence[Shard], devices: Sequence[DeviceHardware], table: str) -> None:
+    """One shard on each device, in order."""
+    for shard, device in zip(shards, devices, strict=True):
+        storage, _ = _costs(shard, table)
+        if not storage.fits_in(device.storage):
+            raise _no_room(table, storage, devices)
+        _take(device, shard, table)
+
+
 def _take(device: DeviceHardware, shard: Shard, table: str) -> None:
     storage, perf = _costs(shard, table)
     shard.rank = device.rank
@@ -177,11 +186,7 @@ def _place_uniform(option: ShardingOption, devices: Sequence[DeviceHardware]) ->
             f"Fix: enumerate its options with the same topology",
             PlannerErrorType.PARTITION,
         )
-    for shard, device in zip(option.shards, devices, strict=True):
-        storage, _ = _costs(shard, option.name)
-        if not storage.fits_in(device.storage):
-            raise _no_room(option.name, storage, devices)
-        _take(device, shard, option.name)
+    _put(option.shards, devices, option.name)
 
 
 def _place_each(shards: Iterable[Shard], devices: Sequence[DeviceHardware], local: int, table: str) -> None:
@@ -233,11 +238,7 @@ def _place_in_nodes(option: ShardingOption, devices: Sequence[DeviceHardware], l
     elif option.sharding_type == ShardingType.GRID_SHARD:
         nodes = [devices[start : start + local] for start in range(0, len(devices), local)]
         for number, start in enumerate(range(0, option.num_shards, local)):
-            for shard, device in zip(option.shards[start : start + local], nodes[number % len(nodes)], strict=True):
-                storage, _ = _costs(shard, option.name)
-                if not storage.fits_in(device.storage):
-                    raise _no_room(option.name, storage, devices)
-                _take(device, shard, option.name)
+            _put(option.shards[start : start + local], nodes[number % len(nodes)], option.name)
     else:
         _place_each(option.shards, devices, local, option.name)
 

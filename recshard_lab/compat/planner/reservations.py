@@ -7,6 +7,7 @@ the weights, on CPUs too.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import replace
@@ -36,9 +37,31 @@ class StorageReservationType(StrEnum):
 
 
 class _Reservation(StorageReservation):
-    """Keeps the last reserved topology."""
+    """Reserves bytes of a copy of the topology, and keeps the last one."""
 
     _last: Topology | None = None
+
+    def reserve(
+        self,
+        topology: Topology,
+        batch_size: int,
+        module: nn.Module,
+        sharders: list[Any],
+        constraints: Constraints | None = None,
+    ) -> Topology:
+        """A copy of the topology without the reserved bytes.
+
+        Raises:
+            PlannerError: of type INSUFFICIENT_STORAGE, if a `HeuristicalStorageReservation` exceeds a device's bytes.
+        """
+        made = deepcopy(topology)
+        self._take(made, batch_size, module, sharders, constraints or {})
+        self._last = made
+        return deepcopy(made)
+
+    @abstractmethod
+    def _take(self, topology: Topology, *inputs: Any) -> None:
+        """Removes the reserved bytes. Inputs: batch size, module, sharders, and constraints by table."""
 
     @property
     def last_reserved_topology(self) -> Topology | None:
@@ -67,20 +90,9 @@ class FixedPercentageStorageReservation(_Reservation):
     def __init__(self, percentage: float) -> None:
         self._percentage = _checked_share(percentage)
 
-    def reserve(
-        self,
-        topology: Topology,
-        batch_size: int,
-        module: nn.Module,
-        sharders: list[Any],
-        constraints: Constraints | None = None,
-    ) -> Topology:
-        """A copy of the topology without the reserved bytes."""
-        made = deepcopy(topology)
-        for device in made.devices:
+    def _take(self, topology: Topology, *inputs: Any) -> None:
+        for device in topology.devices:
             device.storage.hbm = int((1 - self._percentage) * device.storage.hbm)
-        self._last = made
-        return deepcopy(made)
 
     def topology(self, topology: OurTopology) -> OurTopology:
         """The same ranks with that share reserved. This library's search calls it."""
@@ -88,7 +100,7 @@ class FixedPercentageStorageReservation(_Reservation):
 
 
 class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
-    """Reserves bytes of each rank's device memory.
+    """Reserves bytes of each rank's device memory; all of it where a device has fewer.
 
     Args:
         hbm_reserved_bytes: bytes.
@@ -111,20 +123,9 @@ class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
         """The same of a number of GiB."""
         return cls(gb_to_bytes(hbm_reserved_gb))
 
-    def reserve(
-        self,
-        topology: Topology,
-        batch_size: int,
-        module: nn.Module,
-        sharders: list[Any],
-        constraints: Constraints | None = None,
-    ) -> Topology:
-        """A copy of the topology without the reserved bytes; 0 bytes where a device has fewer."""
-        made = deepcopy(topology)
-        for device in made.devices:
+    def _take(self, topology: Topology, *inputs: Any) -> None:
+        for device in topology.devices:
             device.storage.hbm = max(0, device.storage.hbm - self.hbm_reserved_bytes)
-        self._last = made
-        return deepcopy(made)
 
     def topology(self, topology: OurTopology) -> OurTopology:
         """The same ranks with that many bytes less, and no share reserved. This library's search calls it."""
@@ -136,6 +137,8 @@ class FixedAbsoluteStorageReservation(FixedPercentageStorageReservation):
 
 class InferenceStorageReservation(_Reservation):
     """Reserves a share, the dense parameters and one batch of ids, for a model in inference.
+
+    On CPUs, parameters and ids are in host memory.
 
     Args:
         percentage: share of device memory, from 0 to 1.
@@ -150,27 +153,16 @@ class InferenceStorageReservation(_Reservation):
     def __init__(self, percentage: float, dense_tensor_estimate: int | None = None) -> None:
         self._percentage, self._dense_tensor_estimate = _checked_share(percentage), dense_tensor_estimate
 
-    def reserve(
-        self,
-        topology: Topology,
-        batch_size: int,
-        module: nn.Module,
-        sharders: list[Any],
-        constraints: Constraints | None = None,
-    ) -> Topology:
-        """A copy of the topology without the reserved bytes. On CPUs, parameters and ids are in host memory."""
-        made = deepcopy(topology)
-        dense, ids = _sizes(module, sharders, batch_size, constraints or {}, self._parameter_multiplier)
+    def _take(self, topology: Topology, *inputs: Any) -> None:
+        dense, ids = _sizes(self._parameter_multiplier, *inputs)
         if self._dense_tensor_estimate is not None:
             dense = self._dense_tensor_estimate
-        for device in made.devices:
+        for device in topology.devices:
             device.storage.hbm = int((1 - self._percentage) * device.storage.hbm)
-            if made.compute_device == "cpu":
+            if topology.compute_device == "cpu":
                 device.storage.ddr -= dense + ids * self._batches
             else:
                 device.storage.hbm -= dense + ids * self._batches
-        self._last = made
-        return deepcopy(made)
 
     def topology(self, topology: OurTopology) -> OurTopology:
         """The same ranks with that share reserved. This library's search calls it."""
@@ -202,28 +194,16 @@ class HeuristicalStorageReservation(InferenceStorageReservation):
         super().__init__(percentage, dense_tensor_estimate)
         self._parameter_multiplier = parameter_multiplier
 
-    def reserve(
-        self,
-        topology: Topology,
-        batch_size: int,
-        module: nn.Module,
-        sharders: list[Any],
-        constraints: Constraints | None = None,
-    ) -> Topology:
-        """A copy of the topology without the reserved bytes.
-
-        Raises:
-            PlannerError: of type INSUFFICIENT_STORAGE, if a device has fewer.
-        """
-        made = super().reserve(topology, batch_size, module, sharders, constraints)
-        short = [device for device in made.devices if min(device.storage.hbm, device.storage.ddr) < 0]
-        if short:
-            raise PlannerError(
-                f"rank {short[0].rank} has {topology.devices[short[0].rank].storage}, and {short[0].storage} after the "
-                f"reservation. Fix: lower percentage or dense_tensor_estimate, or reduce the batch size",
-                PlannerErrorType.INSUFFICIENT_STORAGE,
-            )
-        return made
+    def _take(self, topology: Topology, *inputs: Any) -> None:
+        before = deepcopy(topology.devices)
+        super()._take(topology, *inputs)
+        for device, old in zip(topology.devices, before, strict=True):
+            if min(device.storage.hbm, device.storage.ddr) < 0:
+                raise PlannerError(
+                    f"rank {device.rank} has {old.storage}, and {device.storage} after the reservation. Fix: lower "
+                    f"percentage or dense_tensor_estimate, or reduce the batch size",
+                    PlannerErrorType.INSUFFICIENT_STORAGE,
+                )
 
 
 def _checked_share(percentage: float) -> float:
@@ -233,7 +213,7 @@ def _checked_share(percentage: float) -> float:
 
 
 def _sizes(
-    module: nn.Module, sharders: list[Any], batch_size: int, constraints: Mapping[str, Any], multiplier: float
+    multiplier: float, batch_size: int, module: nn.Module, sharders: list[Any], constraints: Mapping[str, Any]
 ) -> tuple[int, int]:
     """Bytes of the dense part (parameters times `multiplier`, and buffers), and of the ids of one batch."""
     inside: set[int] = set()

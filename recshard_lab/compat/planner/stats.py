@@ -95,6 +95,15 @@ class EmbeddingStats(Stats):
             best_plan: the plan's options, with costs and ranks.
             debug: whether to list tables.
         """
+        head = [
+            f"{num_plans} of {num_proposals} proposals fit; {run_time:.3f} s; batch size {batch_size}",
+            f"memory reserved by {type(storage_reservation).__name__}",
+        ]
+        self.lines = "\n".join(self._text(head, topology, best_plan, debug)).splitlines()
+        for line in self.lines:
+            logger.info(line)
+
+    def _text(self, head: list[str], topology: Topology, best_plan: list[ShardingOption], debug: bool) -> list[str]:
         used = [Storage(0, 0) for _ in topology.devices]
         perfs = [Perf(0, 0, 0, 0) for _ in topology.devices]
         kinds: list[Counter[str]] = [Counter() for _ in topology.devices]
@@ -120,8 +129,7 @@ class EmbeddingStats(Stats):
         total = sum(perf.total for perf in perfs)
         shares = [perf.total / total if total else 1 / len(perfs) for perf in perfs]
         text = [
-            f"{num_plans} of {num_proposals} proposals fit; {run_time:.3f} s; batch size {batch_size}",
-            f"memory reserved by {type(storage_reservation).__name__}",
+            *head,
             str(ranks),
             *(
                 f"{name} of time: {measure(shares, **more):.3f}"
@@ -134,32 +142,15 @@ class EmbeddingStats(Stats):
                 for o in best_plan
             ]
             text.append(str(TextTable(("table", "scheme", "kernel", "shards", "time (ms)", "ranks"), rows)))
-        self.lines = "\n".join(text).splitlines()
-        for line in self.lines:
-            logger.info(line)
+        return text
 
 
 def _ranks(option: ShardingOption) -> str:
     return ", ".join("-" if rank is None else str(rank) for rank in option.get_shards_assignment())
 
 
-class NoopEmbeddingStats(Stats):
-    """Reports nothing."""
+class NoopEmbeddingStats(EmbeddingStats):
+    """Reports nothing. Arguments of `log` are those of `EmbeddingStats.log`."""
 
-    def log(
-        self,
-        sharding_plan: ShardingPlan,
-        topology: Topology,
-        batch_size: int,
-        storage_reservation: StorageReservation,
-        num_proposals: int,
-        num_plans: int,
-        run_time: float,
-        best_plan: list[ShardingOption],
-        constraints: Constraints | None = None,
-        sharders: list[Any] | None = None,
-        enumerator: Enumerator | None = None,
-        debug: bool = True,
-        debug_stats: PlanDebugStats | None = None,
-    ) -> None:
-        """Does nothing; arguments as of `EmbeddingStats.log`."""
+    def _text(self, *_: Any) -> list[str]:
+        return []

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from recshard_lab.comm import CommOp, codecs_for
+from recshard_lab.compat.distributed.shard_sizes import placement as placement
 from recshard_lab.compat.distributed.types import StorageUsageType
 from recshard_lab.compat.planner.base import SharderData
 from recshard_lab.compat.planner.constants import GIB, NUM_POOLINGS
@@ -49,16 +50,6 @@ def prod(iterable: Iterable[int]) -> int:
     return math.prod(iterable)
 
 
-def placement(compute_device: str, rank: int, local_size: int) -> str:
-    """The placement of a shard as text.
-
-    >>> placement("cuda", 5, local_size=4)
-    'rank:5/cuda:1'
-    """
-    number = "" if compute_device == "cpu" else f":{rank % local_size}"
-    return f"rank:{rank}/{compute_device}{number}"
-
-
 def sharder_name(t: type[Any]) -> str:
     """Module and name of a class, the key of its sharder.
 
@@ -69,8 +60,8 @@ def sharder_name(t: type[Any]) -> str:
 
 
 def sharder_of(module: Any, sharders: Iterable[Any]) -> Any:
-    """The sharder of a module: that of its class, otherwise that of a base class; None without one."""
-    fitting = [sharder for sharder in sharders if isinstance(module, sharder.module_type)]
+    """The last sharder of a module's class, otherwise that of a base class; None without one."""
+    fitting = [sharder for sharder in reversed(list(sharders)) if isinstance(module, sharder.module_type)]
     return next((s for s in fitting if s.module_type is type(module)), fitting[0] if fitting else None)
 
 

@@ -8,6 +8,7 @@ Shape letters: E rows of a table, D columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -126,9 +127,31 @@ def quantize_state_dict(
 class _Tables:
     """What both collections add: given weights, the split state dict, and ``from_float`` with preparations."""
 
+    _shown_name: str
     _split: bool
     _tables: list[BaseEmbeddingConfig]
     tables_name: str
+
+    def _store(self, packed: PackedTables) -> None:
+        super()._store(packed)  # type: ignore[misc]
+        if self._split:
+            self._show_split()
+
+    def _get_name(self) -> str:
+        return self._shown_name
+
+    @classmethod
+    def from_float(cls, module: nn.Module, use_precomputed_fake_quant: bool = False) -> Any:
+        """The same tables with small rows, as ``module.qconfig`` and the preparations of the module request them.
+
+        Args:
+            module: a float collection. Without ``qconfig`` its tables become INT8.
+            use_precomputed_fake_quant: not read. ``torch.ao.quantization`` passes it.
+
+        Raises:
+            ValueError: weights that are not finite or do not fit the format.
+        """
+        return _prepared(cls, module)
 
     def _fill(self, weights: Quantized | None) -> None:
         """Takes the bytes of tables."""
@@ -196,7 +219,7 @@ def _prepared(kind: Any, module: Any, **more: Any) -> Any:
     return served
 
 
-class EmbeddingBagCollection(_Tables, QuantEmbeddingBagCollection):
+class EmbeddingBagCollection(_Tables, QuantEmbeddingBagCollection):  # type: ignore[misc]
     """`QuantEmbeddingBagCollection` with TorchRec's constructor.
 
     Args:
@@ -212,6 +235,8 @@ class EmbeddingBagCollection(_Tables, QuantEmbeddingBagCollection):
     Raises:
         ValueError: weights of another shape, and as of `QuantEmbeddingBagCollection`.
     """
+
+    _shown_name = "QuantizedEmbeddingBagCollection"
 
     def __init__(
         self,
@@ -233,29 +258,8 @@ class EmbeddingBagCollection(_Tables, QuantEmbeddingBagCollection):
         super().__init__(tables, is_weighted, device, output_dtype, out_of_range=out_of_range, backend=backend)
         self._fill(table_name_to_quantized_weights)
 
-    def _store(self, packed: PackedTables) -> None:
-        super()._store(packed)
-        if self._split:
-            self._show_split()
 
-    def _get_name(self) -> str:
-        return "QuantizedEmbeddingBagCollection"
-
-    @classmethod
-    def from_float(cls, module: nn.Module, use_precomputed_fake_quant: bool = False) -> Any:  # type: ignore[override]
-        """The same tables with small rows, as ``module.qconfig`` and the preparations of the module request them.
-
-        Args:
-            module: an `EmbeddingBagCollection`. Without ``qconfig`` its tables become INT8.
-            use_precomputed_fake_quant: not read. ``torch.ao.quantization`` passes it.
-
-        Raises:
-            ValueError: weights that are not finite or do not fit the format.
-        """
-        return _prepared(cls, module)
-
-
-class EmbeddingCollection(_Tables, QuantEmbeddingCollection):
+class EmbeddingCollection(_Tables, QuantEmbeddingCollection):  # type: ignore[misc]
     """`QuantEmbeddingCollection` with TorchRec's constructor.
 
     Args:
@@ -265,6 +269,8 @@ class EmbeddingCollection(_Tables, QuantEmbeddingCollection):
     Raises:
         ValueError: weights of another shape, and as of `QuantEmbeddingCollection`.
     """
+
+    _shown_name = "QuantizedEmbeddingCollection"
 
     def __init__(
         self,
@@ -286,19 +292,6 @@ class EmbeddingCollection(_Tables, QuantEmbeddingCollection):
         super().__init__(tables, device, need_indices, output_dtype, out_of_range=out_of_range, backend=backend)
         self._fill(table_name_to_quantized_weights)
 
-    def _store(self, packed: PackedTables) -> None:
-        super()._store(packed)
-        if self._split:
-            self._show_split()
-
-    def _get_name(self) -> str:
-        return "QuantizedEmbeddingCollection"
-
-    @classmethod
-    def from_float(cls, module: nn.Module, use_precomputed_fake_quant: bool = False) -> Any:  # type: ignore[override]
-        """As `EmbeddingBagCollection.from_float`, of an `EmbeddingCollection`."""
-        return _prepared(cls, module)
-
 
 class FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollection):
     """A quantized collection after a feature processor, which computes the weights of ids.
@@ -308,14 +301,13 @@ class FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollection):
         others: as of `EmbeddingBagCollection`; the collection is weighted.
     """
 
+    _shown_name = "QuantFeatureProcessedEmbeddingBagCollection"
+
     def __init__(self, *args: Any, feature_processor: nn.Module | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if feature_processor is None:
             raise ValueError("a feature processed collection needs feature_processor=")
         self.feature_processor = feature_processor
-
-    def _get_name(self) -> str:
-        return "QuantFeatureProcessedEmbeddingBagCollection"
 
     @classmethod
     def from_float(cls, module: nn.Module, use_precomputed_fake_quant: bool = False) -> Any:  # type: ignore[override]
@@ -327,6 +319,10 @@ class FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollection):
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Looks up one batch with the weights that the processor computes."""
         return super().forward(self.feature_processor(features))
+
+    def around(self, lookup: nn.Module) -> nn.Module:
+        """Copies of the processors before a sharded form of this collection."""
+        return nn.Sequential(deepcopy(self.feature_processor), lookup)
 
 
 class _Managed:
@@ -341,9 +337,35 @@ class _Managed:
         self._managed_collision_collection = collection.eval()
         self._return_remapped_features = return_remapped_features
 
+    def around(self, lookup: nn.Module) -> nn.Module:
+        """A copy of the modules that find rows, before a sharded form of this collection."""
+        return ManagedLookup(deepcopy(self._managed_collision_collection), lookup, self._return_remapped_features)
+
     def _remapped(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         remapped: KeyedJaggedTensor = self._managed_collision_collection(features)
         return remapped
+
+
+class ManagedLookup(nn.Module):
+    """Finds the rows of ids, then looks them up.
+
+    Args:
+        managed_collision_collection: finds the rows.
+        lookup: a collection.
+        return_remapped_features: whether a forward also returns the rows of ids.
+    """
+
+    def __init__(
+        self, managed_collision_collection: nn.Module, lookup: nn.Module, return_remapped_features: bool
+    ) -> None:
+        super().__init__()
+        self._managed_collision_collection, self.lookup = managed_collision_collection, lookup
+        self._return_remapped_features = return_remapped_features
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[Any, KeyedJaggedTensor | None]:
+        """Looks up one batch. Returns what the collection returns, and the rows of ids or None."""
+        remapped = self._managed_collision_collection(features)
+        return self.lookup(remapped), remapped if self._return_remapped_features else None
 
 
 class QuantManagedCollisionEmbeddingBagCollection(_Managed, EmbeddingBagCollection):

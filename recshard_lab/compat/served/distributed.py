@@ -10,9 +10,8 @@ _SPECS = {
 
 SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed": {
-        "distributed": "Awaitable DMPCollection DistributedModelParallel ModuleSharder NoWait "
-        "ShardedModule=ShardedCollection "
-        "ShardingEnv",
+        "distributed": "Awaitable DMPCollection DistributedModelParallel ModuleSharder NoWait ShardingEnv",
+        "compat.distributed.sharded_module": "ShardedModule",
         "sharding": "ParameterSharding",
         "train": "EvalPipelineSparseDist PrefetchTrainPipelineSparseDist TrainPipeline TrainPipelineBase "
         "TrainPipelineSparseDist",
@@ -22,10 +21,10 @@ SERVED: dict[str, dict[str, str]] = {
         "compat.distributed.utils": "get_unsharded_module_names",
     },
     "torchrec.distributed.types": {
-        "sharding": f"{_PLAN} CacheParams",
-        "distributed": "Awaitable LazyAwaitable LazyNoWait ModuleSharder NoWait ShardedModule=ShardedCollection "
-        "ShardingEnv ShardingStrategy",
-        "compat.distributed.types": "CacheStatistics ComputeDevice ComputeKernel DeviceToHostTensorAwaitable "
+        "sharding": _PLAN,
+        "distributed": "Awaitable LazyAwaitable LazyNoWait ModuleSharder NoWait ShardingEnv ShardingStrategy",
+        "compat.distributed.sharded_module": "ShardedModule",
+        "compat.distributed.types": "ComputeDevice ComputeKernel DeviceToHostTensorAwaitable "
         "EmbeddingEvent GenericMeta GetItemLazyAwaitable LazyGetItemMixin ModuleShardingPlan NoOpQuantizedCommCodec "
         "NullShardedModuleContext NullShardingContext ObjectPoolShardingPlan ObjectPoolShardingType ParameterStorage "
         "PipelineType QuantizationContext QuantizedCommCodec ShardingBucketMetadata ShardingEnv2D ShardingPlanner "
@@ -62,6 +61,11 @@ SERVED: dict[str, dict[str, str]] = {
         "distributed": "ManagedCollisionEmbeddingBagCollectionSharder ShardedManagedCollisionEmbeddingBagCollection",
         "distributed.sharded_collections": "ManagedCollisionEmbeddingBagCollectionContext=ShardedModuleContext",
     },
+    "torchrec.distributed.embedding_tower_sharding": {
+        "compat.distributed.towers": "EmbeddingTowerCollectionSharder EmbeddingTowerSharder ShardedEmbeddingTower "
+        "ShardedEmbeddingTowerCollection",
+        "distributed.towers": "EmbeddingTowerCollectionContext=TowerContext TowerLazyAwaitable",
+    },
     "torchrec.distributed.fused_embeddingbag": {
         "distributed": "FusedEmbeddingBagCollectionSharder "
         "ShardedFusedEmbeddingBagCollection=ShardedEmbeddingBagCollection",
@@ -80,15 +84,24 @@ SERVED: dict[str, dict[str, str]] = {
     },
     "torchrec.distributed.shards_wrapper": {"torch.distributed.tensor._shards_wrapper": "LocalShardsWrapper"},
     "torchrec.distributed.model_tracker": {
-        "distributed": "ModelDeltaTracker TrackingMode",
+        "distributed": "TrackingMode",
         "distributed.delta_tracker": "Trackers UniqueRows",
+        "distributed.lookup_store": "DeltaStore IndexedLookup UpdateMode",
+        "distributed.lookup_tracker": "ModelDeltaTracker=LookupTracker SUPPORTED_MODULES",
+    },
+    "torchrec.distributed.model_tracker.delta_store": {
+        "distributed.lookup_store": "DeltaStore DeltaStoreTrec",
     },
     "torchrec.distributed.model_tracker.model_delta_tracker": {
-        "distributed": "ModelDeltaTracker ModelDeltaTrackerTrec=ModelDeltaTracker TrackingMode",
+        "distributed": "TrackingMode",
+        "distributed.lookup_tracker": "ModelDeltaTracker=LookupTracker ModelDeltaTrackerTrec=LookupTracker "
+        "SUPPORTED_MODULES UPDATE_MODE_MAP",
     },
     "torchrec.distributed.model_tracker.types": {
         "distributed": "TrackingMode",
         "distributed.delta_tracker": "Trackers UniqueRows",
+        "distributed.lookup_store": "IndexedLookup UpdateMode",
+        "distributed.lookup_tracker": "DeltaTrackerConfig",
     },
     "torchrec.distributed.shard": {
         "distributed": "shard",
@@ -108,7 +121,6 @@ SERVED: dict[str, dict[str, str]] = {
         "distributed": "get_default_sharders get_module_to_default_sharders",
     },
     "torchrec.distributed.fbgemm_qcomm_codec": {
-        "comm": "CommType QCommsConfig",
-        "compat.distributed.codecs": "get_qcomm_codecs get_qcomm_codecs_registry",
+        "compat.distributed.codecs": "CommType QCommsConfig get_qcomm_codecs get_qcomm_codecs_registry",
     },
 }

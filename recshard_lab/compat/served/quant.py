@@ -20,8 +20,16 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed.quant_embeddingbag": {
         _ROOM: "MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS",
         "compat.quant.sharded": "FUSED_PARAM_IS_SSD_TABLE FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS "
-        "FUSED_PARAM_REGISTER_TBE_BOOL QuantEmbeddingBagCollectionSharder ShardedQuantEmbeddingBagCollection "
-        "flatten_feature_lengths get_device_from_parameter_sharding",
+        "FUSED_PARAM_REGISTER_TBE_BOOL QuantEmbeddingBagCollectionSharder "
+        "QuantFeatureProcessedEmbeddingBagCollectionSharder QuantManagedCollisionEmbeddingBagCollectionSharder "
+        "ShardedQuantEmbeddingBagCollection ShardedQuantFeatureProcessedEmbeddingBagCollection "
+        "ShardedQuantManagedCollisionEmbeddingBagCollection flatten_feature_lengths get_device_from_parameter_sharding",
     },
+    "torchrec.distributed.quant_embedding": {
+        "compat.quant.sharded": "QuantEmbeddingCollectionSharder QuantManagedCollisionEmbeddingCollectionSharder "
+        "ShardedQuantEmbeddingCollection ShardedQuantManagedCollisionEmbeddingCollection "
+        "get_device_from_parameter_sharding",
+    },
+    "torchrec.distributed.mc_modules": {"compat.quant.sharded": "InferManagedCollisionCollectionSharder"},
     "torchrec.quant.utils": {_ROOM: "meta_to_cpu_placement"},
 }

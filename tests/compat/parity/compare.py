@@ -3,35 +3,62 @@
 import json
 import math
 import os
+import re
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 CASES = sorted(path for path in (HERE / "cases").glob("*.py") if path.stem != "__init__")
 RECORDED = HERE / "recorded"
+MARK = "OBSERVED "
 
 
-def run(python: str, library: str, files: list[str], timeout: float = 1200) -> dict[str, dict[str, Any]]:
-    """Results of all cases of the files under one library.
+class Observer:
+    """A process that runs cases under one library.
 
-    Raises:
-        RuntimeError: the process died, with the end of what it printed.
+    Args:
+        python: an interpreter that has it. library: "torchrec" or "recshard_lab".
     """
-    done = subprocess.run(
-        [python, "-W", "ignore", "-m", "tests.compat.parity.observe", library, *files],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-        cwd=HERE.parents[2],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[2])},
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("OBSERVED ")]
-    if not lines:
-        raise RuntimeError(f"{library} printed no results:\n{done.stderr[-3000:]}")
-    found: dict[str, dict[str, Any]] = json.loads(lines[0].removeprefix("OBSERVED "))
-    return found
+
+    def __init__(self, python: str, library: str) -> None:
+        self.library, self._errors = library, tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [python, "-W", "ignore", "-m", "tests.compat.parity.observe", library],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=HERE.parents[2],
+            env={**os.environ, "PYTHONPATH": str(HERE.parents[2])},
+        )
+
+    def results(self, file: str) -> dict[str, Any]:
+        """Results of all cases of a file.
+
+        Raises:
+            RuntimeError: the process died, with the end of what it printed.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(file, file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                found: dict[str, Any] = json.loads(line.removeprefix(MARK))
+                return found
+        self._errors.seek(0)
+        raise RuntimeError(f"{self.library} printed no results:\n{self._errors.read()[-3000:]}")
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
+        self._errors.close()
+
+
+def names_of(path: Path) -> list[str]:
+    """Names of the cases of a file, in its order, from its text."""
+    return re.findall(r"^@case\(.*?^def (\w+)", path.read_text(), re.MULTILINE | re.DOTALL)
 
 
 def recorded(file: str) -> dict[str, Any]:

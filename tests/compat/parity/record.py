@@ -5,9 +5,10 @@
 
 import json
 import sys
+from contextlib import closing
 
 from benchmarks.apparatus.environments import TorchRecEnv
-from tests.compat.parity.compare import CASES, RECORDED, run
+from tests.compat.parity.compare import CASES, RECORDED, Observer
 
 
 def main(files: list[str]) -> None:
@@ -16,8 +17,8 @@ def main(files: list[str]) -> None:
     Raises:
         SystemExit: a case failed under TorchRec.
     """
-    with TorchRecEnv() as env:
-        found = run(env.python, "torchrec", files or [path.stem for path in CASES])
+    with TorchRecEnv() as env, closing(Observer(env.python, "torchrec")) as observer:
+        found = {file: observer.results(file) for file in files or [path.stem for path in CASES]}
     failed = []
     for file, cases in found.items():
         failed += [f"{file}.{name}:\n{result['error']}" for name, result in cases.items() if "error" in result]

@@ -1,47 +1,25 @@
-"""Each case gives the same under TorchRec 1.8 (stored) and under its names served by this library."""
+"""The comparison of parity cases. The cases themselves are tests by `conftest`."""
 
 import json
-import re
-import sys
-from functools import lru_cache
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from tests.compat.parity.compare import CASES, RECORDED, difference, recorded, run
-
-
-def named(path: Any) -> list[str]:
-    """Names of the cases of a file, in its order."""
-    return re.findall(r"^@case\(.*?^def (\w+)", path.read_text(), re.MULTILINE | re.DOTALL)
-
-
-@lru_cache(maxsize=1)
-def ours(file: str) -> dict[str, Any]:
-    return run(sys.executable, "recshard_lab", [file])[file]
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("file", "name"), [(path.stem, name) for path in CASES for name in named(path)])
-def test_a_case_gives_what_torchrec_gives(file: str, name: str) -> None:
-    results = ours(file)
-    assert name in results, results
-    result = results[name]
-    assert "error" not in result, result["error"]
-    found = difference(recorded(file)[name], result["value"])
-    if result["differs"]:
-        assert found, f"{file}.{name} no longer differs. Fix: remove differs= from its case"
-    else:
-        assert not found, found
+from tests.compat.parity.compare import CASES, RECORDED, Observer, difference, names_of, recorded
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_every_case_is_recorded(path: Any) -> None:
-    assert sorted(named(path)) == sorted(recorded(path.stem)), "Fix: python -m tests.compat.parity.record"
+def test_every_case_is_recorded(path: Path) -> None:
+    assert sorted(names_of(path)) == sorted(recorded(path.stem)), "Fix: python -m tests.compat.parity.record"
 
 
 def test_no_record_is_left_over() -> None:
     assert {path.stem for path in RECORDED.glob("*.json")} == {path.stem for path in CASES}
+
+
+def test_a_file_that_cannot_be_imported_fails_and_later_files_run(observer: Observer) -> None:
+    assert "no_such_file" in observer.results("no_such_file")["import"]["error"]
+    assert observer.results("signatures").keys() == recorded("signatures").keys()
 
 
 def test_a_difference_is_found_where_it_is() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.apparatus.environments import TorchRecEnv
 
 HERE = Path(__file__).parent
-SCRIPTS = ("training_loop", "planned_pipeline", "two_tower")
+SCRIPTS = ("training_loop", "planned_pipeline", "two_tower", "walk_through")
 LOSSES = HERE / "losses.json"
 
 

@@ -1,6 +1,6 @@
 """Zero-collision hashing: modules, scores of eviction, ids of training ranks."""
 
-import time
+from time import time
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def module(rows: int = 8, **more: Any) -> Any:
 
 def relative(scores: Any, threshold: int) -> Any:
     """Scores after the threshold, and whether that is the current hour."""
-    return scores - threshold, abs(threshold - time.time() / 3600) < 2
+    return scores - threshold, abs(threshold - time() / 3600) < 2
 
 
 @case(f"{V}.HashZchSingleTtlScorer", f"{V}.HashZchEvictionConfig")

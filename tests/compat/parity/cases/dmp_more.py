@@ -1,0 +1,149 @@
+"""DistributedModelParallel: tables that a rank has no shard of, several shards on a rank, orders of names."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from tests.compat.parity.case import case, on_ranks
+from tests.compat.parity.cases.dmp import CPU, DMP, Model, batch, fill, tables
+
+
+def model_on(fused: bool = True, optimizer: Any = torch.optim.SGD, **shardings: Any) -> DistributedModelParallel:
+    """On two ranks: "a" is on rank 0 and "b" on rank 1, "c" is replicated, "d" has row shards."""
+    model = Model()
+    if fused:
+        apply_optimizer_in_backward(optimizer, model.bags.parameters(), {"lr": 0.1})
+    generators = {"a": table_wise(rank=0), "b": table_wise(rank=1), "c": data_parallel(), "d": row_wise()} | shardings
+    plan = construct_module_sharding_plan(
+        model.bags, generators, EmbeddingBagCollectionSharder(), local_size=2, world_size=2, device_type="cpu"
+    )
+    dmp = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"bags": plan}))
+    fill(dmp)
+    return dmp
+
+
+def named(found: Any) -> dict[str, Any]:
+    return {name: list(value.shape) for name, value in found}
+
+
+@case(DMP)
+def a_table_without_a_shard_has_an_empty_parameter() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on()
+        empty = [own for _, own in dmp.named_parameters() if not own.numel()]
+        return {
+            "dmp": list(named(dmp.named_parameters()).items()),
+            "model": list(named(dmp.module.named_parameters()).items()),
+            "collection": list(named(dmp.module.bags.named_parameters()).items()),
+            "with prefix": list(named(dmp.named_parameters("m"))),
+            "empty": [(str(own.dtype), own.requires_grad, isinstance(own, nn.Parameter)) for own in empty],
+        }
+
+    return on_ranks(2, job)
+
+
+@case(DMP, "torchrec.optim.optimizers.in_backward_optimizer_filter")
+def parameters_that_backward_steps() -> Any:
+    def job(rank: int) -> Any:
+        own = model_on()
+        return {
+            "dense": [name for name, _ in in_backward_optimizer_filter(own.named_parameters())],
+            "fused": [name for name, _ in in_backward_optimizer_filter(own.named_parameters(), include=True)],
+        }
+
+    return on_ranks(2, job)
+
+
+@case(DMP, "torchrec.optim.keyed.KeyedOptimizerWrapper")
+def an_optimizer_over_empty_parameters() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(fused=False)
+        own = KeyedOptimizerWrapper(dict(dmp.named_parameters()), lambda own: torch.optim.Adagrad(own, lr=0.1))
+        for _ in range(2):
+            own.zero_grad()
+            dmp(batch(rank)).sum().backward()
+            own.step()
+        gradients = {name: None if value.grad is None else True for name, value in dmp.named_parameters()}
+        return {"gradients": gradients, "names": sorted(own.params), **tables(dmp, rank)}
+
+    return on_ranks(2, job)
+
+
+@case(DMP, "torchrec.optim.keyed.CombinedOptimizer")
+def names_of_a_combined_optimizer() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on()
+        dense = KeyedOptimizerWrapper(
+            dict(in_backward_optimizer_filter(dmp.named_parameters())), lambda own: torch.optim.SGD(own, lr=0.1)
+        )
+        both = CombinedOptimizer([dmp.fused_optimizer, dense])
+        return [sorted(dense.params), len(both.optimizers)]
+
+    return on_ranks(2, job)
+
+
+@case(DMP, differs="two shards of a table on a rank are two parameters; TorchRec joins their memory to one")
+def two_shards_on_one_rank() -> Any:
+    return on_ranks(2, lambda rank: named(model_on(b=column_wise(ranks=[1, 1])).named_parameters()))
+
+
+@case(DMP, differs="the order of the unsharded model; TorchRec sorts names if DistributedDataParallel wraps the model")
+def the_order_of_a_state_dict() -> Any:
+    return on_ranks(2, lambda rank: list(model_on().state_dict()))
+
+
+@case(DMP)
+def a_state_dict_has_every_table_once() -> Any:
+    def job(rank: int) -> Any:
+        state = model_on(b=column_wise(ranks=[1, 1])).state_dict()
+        return {name: list(value.size()) for name, value in sorted(state.items())}
+
+    return on_ranks(2, job)
+
+
+@case(DMP, differs="the fused optimizer has every table on all ranks; TorchRec omits those without a local shard")
+def tables_of_the_fused_optimizer() -> Any:
+    def job(rank: int) -> Any:
+        own = model_on(optimizer=torch.optim.Adagrad).fused_optimizer
+        return [sorted(own.params), sorted(own.state_dict()["state"])]
+
+    return on_ranks(2, job)
+
+
+@case(DMP)
+def states_of_the_fused_optimizer() -> Any:
+    def job(rank: int) -> Any:
+        own = model_on(optimizer=torch.optim.Adagrad).fused_optimizer
+        table = "bags.embedding_bags.d.weight"
+        states = own.state_dict()["state"][table]
+        return {name: list(value.size()) for name, value in states.items()} | {"rates": sorted(
+            {float(group["lr"]) for group in own.param_groups}
+        )}  # fmt: skip
+
+    return on_ranks(2, job)
+
+
+@case(DMP)
+def parameters_of_a_single_process() -> Any:
+    def job(rank: int) -> Any:
+        model = Model()
+        plan = construct_module_sharding_plan(
+            model.bags, {name: table_wise(rank=0) for name in "abcd"}, EmbeddingBagCollectionSharder(), 1, 1, "cpu"
+        )
+        return named(DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"bags": plan})).named_parameters())
+
+    return on_ranks(1, job)

@@ -1,0 +1,116 @@
+"""Arguments of pipelines: each gives the weights and outputs of the plain loop, or is refused."""
+
+from typing import Any
+
+from torchrec.distributed.train_pipeline import (
+    EvalPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineFusedSparseDist,
+    TrainPipelineSparseDist,
+)
+
+from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.cases.pipelines import CPU, Batch, batches, parts, trained
+
+PIPELINES = "torchrec.distributed.train_pipeline"
+SPARSE = f"{PIPELINES}.TrainPipelineSparseDist"
+STAGES = "pipelines call no method of this name, so an override is refused; TorchRec calls it"
+
+
+@case(SPARSE)
+def batches_are_loaded_after_the_forward() -> Any:
+    return trained(
+        lambda dmp, optimizer: TrainPipelineSparseDist(dmp, optimizer, CPU, enqueue_batch_after_forward=True)
+    )
+
+
+@case(SPARSE)
+def batches_are_copied_in_place() -> Any:
+    return trained(lambda dmp, optimizer: TrainPipelineSparseDist(dmp, optimizer, CPU, enable_inplace_copy_batch=True))
+
+
+@case(f"{PIPELINES}.TrainPipelineBase")
+def the_plain_pipeline_copies_in_place() -> Any:
+    return trained(lambda dmp, optimizer: TrainPipelineBase(dmp, optimizer, CPU, enable_inplace_copy_batch=True))
+
+
+@case(f"{PIPELINES}.EvalPipelineSparseDist")
+def scoring_copies_in_place() -> Any:
+    def make(dmp: Any, optimizer: Any) -> Any:
+        dmp.eval()
+        return EvalPipelineSparseDist(dmp, optimizer, CPU, enable_inplace_copy_batch=True)
+
+    return trained(make, 3)
+
+
+@case(SPARSE)
+def replicas_are_never_averaged() -> Any:
+    return trained(
+        lambda dmp, optimizer: TrainPipelineSparseDist(
+            dmp, optimizer, CPU, dmp_collection_sync_interval_batches=None, pipeline_postproc=False
+        ),
+        3,
+    )
+
+
+@case(SPARSE)
+def positional_arguments_of_the_pipeline() -> Any:
+    def make(dmp: Any, optimizer: Any) -> Any:
+        def forward(batch: Batch) -> Any:
+            return dmp(batch)
+
+        if TrainPipelineSparseDist.__module__.startswith("torchrec."):
+            from torchrec.distributed.train_pipeline import TrainPipelineContext as kind
+        else:
+            kind = None
+        return TrainPipelineSparseDist(dmp, optimizer, CPU, True, False, kind, True, forward, 1, True, True)
+
+    return trained(make, 3)
+
+
+@case(f"{PIPELINES}.TrainPipelineFusedSparseDist", differs="TorchRec's needs CUDA; here it is the plain loop")
+def the_fused_pipeline_with_all_arguments() -> Any:
+    def job(rank: int) -> Any:
+        dmp, optimizer = parts(rank)
+        return raised(
+            lambda: TrainPipelineFusedSparseDist(
+                dmp, optimizer, CPU, enable_inplace_copy_batch=True, enqueue_batch_after_forward=True
+            ).progress(iter(batches(rank)))
+        )
+
+    return on_ranks(2, job)
+
+
+@case(SPARSE, differs="refused: the features of a batch may share memory with the user's data, so they are not freed")
+def batches_free_their_features() -> Any:
+    def job(rank: int) -> Any:
+        dmp, optimizer = parts(rank)
+        return raised(lambda: TrainPipelineSparseDist(dmp, optimizer, CPU, free_features_storage_early=True))
+
+    return on_ranks(2, job)
+
+
+@case(SPARSE)
+def inputs_of_exchanges_are_cleared() -> Any:
+    return trained(lambda dmp, optimizer: TrainPipelineSparseDist(dmp, optimizer, CPU, clear_data_dist_inputs=True), 3)
+
+
+@case(SPARSE, differs="refused: torch has deprecated torch.jit.script")
+def dense_modules_are_scripted() -> Any:
+    def job(rank: int) -> Any:
+        dmp, optimizer = parts(rank)
+        return raised(lambda: TrainPipelineSparseDist(dmp, optimizer, CPU, apply_jit=True))
+
+    return on_ranks(2, job)
+
+
+@case(SPARSE, differs=STAGES)
+def a_loader_of_the_user() -> Any:
+    def define() -> Any:
+        class Mine(TrainPipelineSparseDist[Any, Any]):
+            def copy_batch_to_gpu(self, dataloader_iter: Any) -> Any:
+                return super().copy_batch_to_gpu(dataloader_iter)
+
+        return Mine
+
+    return raised(define)

@@ -1,0 +1,109 @@
+"""First weights of sharded tables: init_fn, the range of draws, replicas, dense layers."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, row_wise, table_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from tests.compat.parity.case import case, on_ranks
+from tests.compat.parity.cases.dmp import CPU, DMP
+
+GENERATORS = {"a": row_wise(), "b": table_wise(rank=1), "c": data_parallel()}
+
+
+def sharded(device: str, **fields: Any) -> DistributedModelParallel:
+    configs = [
+        EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=4, feature_names=[f"f_{name}"], **fields)
+        for name in "abc"
+    ]
+    model = nn.ModuleDict(
+        {"bags": EmbeddingBagCollection(tables=configs, device=torch.device(device)), "over": nn.Linear(4, 2)}
+    )
+    plan = construct_module_sharding_plan(model["bags"], GENERATORS, EmbeddingBagCollectionSharder(), 2, 2, "cpu")
+    return DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"bags": plan}))
+
+
+def shards(dmp: nn.Module) -> dict[str, Any]:
+    """The local shards of each table, and the dense part."""
+    return {
+        name: [own.tensor for own in value.local_shards()] if hasattr(value, "local_shards") else value
+        for name, value in sorted(dmp.state_dict().items())
+    }
+
+
+def rising(weight: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return weight.copy_(torch.arange(float(weight.shape[-1])).expand_as(weight))
+
+
+def tables(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if "embedding_bags" in name}
+
+
+@case(DMP)
+def an_init_fn_fills_the_shards() -> Any:
+    return on_ranks(2, lambda rank: tables(shards(sharded("cpu", init_fn=rising))))
+
+
+@case(DMP)
+def an_init_fn_fills_the_shards_of_tables_on_meta() -> Any:
+    return on_ranks(2, lambda rank: tables(shards(sharded("meta", init_fn=rising))))
+
+
+@case(DMP)
+def weights_are_in_the_range_of_the_table() -> Any:
+    def job(rank: int) -> Any:
+        found = tables(shards(sharded("meta", weight_init_min=2.0, weight_init_max=2.5)))
+        every = [part for value in found.values() for part in (value if isinstance(value, list) else [value])]
+        return [[float(part.min()) >= 2.0, float(part.max()) <= 2.5, len(part.unique()) > 8] for part in every]
+
+    return on_ranks(2, job)
+
+
+@case(DMP)
+def replicas_begin_with_equal_weights() -> Any:
+    def job(rank: int) -> Any:
+        torch.manual_seed(rank)
+        found = shards(sharded("cpu"))
+        equal = {}
+        for name in ("bags.embedding_bags.c.weight", "over.weight", "over.bias"):
+            every = [torch.empty_like(found[name]) for _ in range(2)]
+            torch.distributed.all_gather(every, found[name].contiguous())
+            equal[name] = bool(torch.equal(*every))
+        return equal
+
+    return on_ranks(2, job)
+
+
+@case(DMP)
+def the_dense_part_is_that_of_rank_0() -> Any:
+    def job(rank: int) -> Any:
+        torch.manual_seed(rank)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            EmbeddingBagCollection(
+                tables=[
+                    EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=4, feature_names=[f"f_{name}"])
+                    for name in "abc"
+                ]
+            )
+            expected = nn.Linear(4, 2)
+        found = shards(sharded("cpu"))
+        return [bool(torch.equal(found["over.weight"], expected.weight)), found["over.weight"]]
+
+    return on_ranks(2, job)
+
+
+@case(DMP, differs="tables begin with rank 0's unsharded weights; TorchRec draws each shard anew on its rank")
+def weights_of_the_unsharded_model() -> Any:
+    def job(rank: int) -> Any:
+        torch.manual_seed(3)
+        return tables(shards(sharded("cpu")))["bags.embedding_bags.a.weight"][0][0]
+
+    return on_ranks(2, job)

@@ -33,7 +33,7 @@ def complete_cumsum(lengths: Tensor, dtype: torch.dtype = torch.int64) -> Tensor
     tensor([0, 2, 2, 3])
     """
     offsets = torch.empty(lengths.numel() + 1, dtype=dtype, device=lengths.device)
-    offsets[:1].zero_()  # offsets[0] = 0 would copy from the host, which a CUDA graph refuses
+    offsets[0] = offsets.new_zeros(())  # a number would be copied from the host, which a CUDA graph refuses
     torch.cumsum(lengths.reshape(-1), 0, dtype=dtype, out=offsets[1:])
     return offsets
 

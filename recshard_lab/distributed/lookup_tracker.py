@@ -286,8 +286,8 @@ class LookupTracker:
     def _known(self, consumer: str | None) -> str:
         name = self.DEFAULT_CONSUMER if consumer is None else consumer
         if name not in self.per_consumer_batch_idx:
-            known = ", ".join(map(repr, self.per_consumer_batch_idx))
-            raise ValueError(f"consumer {name!r} is unknown. Fix: use one of {known}")
+            known = " or ".join(map(repr, self.per_consumer_batch_idx))
+            raise ValueError(f"consumer {name!r} is unknown. Fix: use {known}")
         return name
 
     @property

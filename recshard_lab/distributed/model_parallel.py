@@ -125,11 +125,16 @@ class DistributedModelParallel(nn.Module):
         If there is a tracker, it returns that one, until tables move.
 
         Raises:
-            ValueError: as `LookupTracker`.
+            ValueError: another type of config, and as `LookupTracker`.
         """
-        if self._lookup_tracker is None or self._lookup_tracker.moved:
-            from recshard_lab.distributed.lookup_tracker import LookupTracker
+        from recshard_lab.distributed.lookup_tracker import DeltaTrackerConfig, LookupTracker
 
+        if not isinstance(delta_tracker_config, DeltaTrackerConfig):
+            raise ValueError(
+                f"delta_tracker_config must be a DeltaTrackerConfig, got {delta_tracker_config!r:.80}. "
+                f"Fix: DeltaTrackerConfig(tracking_mode=TrackingMode.ID_ONLY)"
+            )
+        if self._lookup_tracker is None or self._lookup_tracker.moved:
             config = delta_tracker_config
             settings = (config.consumers, config.delete_on_read, config.auto_compact, config.tracking_mode)
             self._lookup_tracker = LookupTracker(self, *settings, config.fqns_to_skip)

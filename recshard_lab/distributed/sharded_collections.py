@@ -710,8 +710,8 @@ def node_of(shardings: Mapping[str, ParameterSharding], env: ShardingEnv) -> int
     found = {node for own in nodes.values() for node in own}
     if len(found) != 1:
         raise PlanError(
-            f"the tables of a tower are on nodes {nodes}, with {local} ranks per node, and an interaction runs on one "
-            f"node. Fix: table_row_wise(host_index=0) for all of them, or do not pass the tower's sharder"
+            f"the tables of a tower are on nodes {nodes}, with local_world_size={local}, and an interaction runs on "
+            f"one node. Fix: table_row_wise(host_index=0) for all of them, or do not pass the tower's sharder"
         )
     return found.pop()
 

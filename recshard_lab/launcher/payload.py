@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import dill
 
@@ -88,10 +88,32 @@ class _Pickler(dill.Pickler):
                 _origins[origin] = cls
         if cls.__module__ == "__main__" and issubclass(cls, enum.Enum):  # the receiver does not know its name
             self.save_reduce(_known_or_new_enum, _enum_parts(cls), obj=cls)
-        else:
-            dill.Pickler.dispatch[type](self, cls, *args, **kwargs)
+            return
+        if cls.__module__ == "__main__" and hasattr(cls, "__orig_bases__") and "__orig_bases__" not in vars(cls):
+            # dill would take those of a generic ancestor for the bases of this class
+            cls.__orig_bases__ = cls.__bases__
+        dill.Pickler.dispatch[type](self, cls, *args, **kwargs)
 
     dispatch[type] = save_type
+
+
+def _save_type_variable(pickler: _Pickler, own: TypeVar) -> None:
+    """Type variables of the notebook travel by value: the receiver does not know their names."""
+    if own.__module__ == "__main__":
+        parts = own.__name__, own.__constraints__, own.__bound__, own.__covariant__, own.__contravariant__
+        pickler.save_reduce(_type_variable, parts, obj=own)
+    else:
+        pickler.save_global(own)
+
+
+_Pickler.dispatch[TypeVar] = _save_type_variable
+
+
+def _type_variable(name: str, constraints: Any, bound: Any, covariant: bool, contravariant: bool) -> Any:
+    make: Any = TypeVar
+    made = make(name, *constraints, bound=bound, covariant=covariant, contravariant=contravariant)
+    made.__module__ = "__main__"  # it may travel on
+    return made
 
 
 def _on_cpu(value: Any, requires_grad: bool, parameter: bool) -> Any:
@@ -110,6 +132,8 @@ class _Unpickler(dill.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
+        if found is types.new_class:
+            return partial(_known_or_new_generic, found)
         return partial(_known_or_new, found) if name == "_create_type" else found
 
     def load(self) -> Any:
@@ -119,6 +143,13 @@ class _Unpickler(dill.Unpickler):
 def _known_or_new(create: Callable[..., type], kind: Any, *args: Any) -> type:
     space = args[2] if len(args) > 2 and isinstance(args[2], dict) else {}
     return _origins.get(space.get(_ORIGIN, "")) or create(kind, *args)
+
+
+def _known_or_new_generic(
+    create: Callable[..., type], name: str, bases: tuple[Any, ...], metaclass: Any, fill: Any = None
+) -> type:
+    space = {} if fill is None else fill.keywords["source"]  # dill's function that copies a class's attributes
+    return _origins.get(space.get(_ORIGIN, "")) or create(name, bases, metaclass, fill)
 
 
 def _enum_parts(cls: type[enum.Enum]) -> tuple[Any, ...]:

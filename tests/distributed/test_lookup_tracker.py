@@ -55,7 +55,7 @@ def test_what_a_tracker_refuses() -> None:
         with pytest.raises(ValueError, match=says):
             LookupTracker(dmp, **settings)
     tracker = dmp.init_torchrec_delta_tracker(DeltaTrackerConfig(fqns_to_skip=["other"]))
-    with pytest.raises(ValueError, match=r"consumer 'b' is unknown\. Fix: use one of 'default'"):
+    with pytest.raises(ValueError, match=r"consumer 'b' is unknown\. Fix: use 'default'"):
         tracker.get_unique_ids("b")
     with pytest.raises(ValueError, match="a share of the rows is not supported"):
         tracker.get_unique(top_percentage=0.5)

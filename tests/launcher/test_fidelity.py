@@ -19,7 +19,7 @@ from recshard_lab.launcher.world import World
 pytestmark = pytest.mark.timeout(60)
 
 DEFINITIONS = """
-import abc, dataclasses, enum
+import abc, dataclasses, enum, typing
 class Color(enum.Enum):
     RED = 1
     def twice(self): return self.value * 2
@@ -32,9 +32,17 @@ class Child(Base):
 class Point:
     x: int
     def moved(self): return Point(self.x + FACTOR)
+Item = typing.TypeVar("Item")
+class Stack(typing.Generic[Item]):
+    def size(self): return 0
+class Numbers(Stack[int]):
+    def size(self): return super().size() + FACTOR
+class Few(Numbers):
+    pass
 def make():
     red = Color.RED
-    return {"points": [Point(1).moved()], "child": Child(), "color": red, "twice": red.twice(), "cls": Point}
+    made = {"points": [Point(1).moved()], "child": Child(), "color": red, "twice": red.twice()}
+    return made | {"cls": Point, "few": Few()}
 FACTOR = 10
 """
 
@@ -45,7 +53,22 @@ def space(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     import __main__
 
     space = vars(__main__)
-    for name in ("abc", "dataclasses", "enum", "Color", "Base", "Child", "Point", "make", "FACTOR"):
+    for name in (
+        "abc",
+        "dataclasses",
+        "enum",
+        "typing",
+        "Color",
+        "Base",
+        "Child",
+        "Point",
+        "make",
+        "FACTOR",
+        "Item",
+        "Stack",
+        "Numbers",
+        "Few",
+    ):
         monkeypatch.setitem(space, name, None)
     exec(compile(DEFINITIONS, "<definitions>", "exec"), space)
     return space
@@ -60,6 +83,13 @@ def test_instances_of_the_notebooks_classes_are_instances_of_them_when_they_come
         assert made["color"] is space["Color"].RED
         assert made["twice"] == 2
         assert made["cls"] is space["Point"]
+
+
+def test_a_class_below_a_generic_one_has_its_bases_on_the_ranks(ranks: Ranks, space: dict[str, Any]) -> None:
+    few = space["Few"]
+    names = ["Few", "Numbers", "Stack", "Generic", "object"]
+    assert ranks.run(lambda: ([base.__name__ for base in few.__mro__], few().size())) == [(names, 10)] * 3
+    assert [type(made["few"]) is few for made in ranks.run(space["make"])] == [True] * 3
 
 
 def test_pushed_instances_are_pulled_as_what_they_were(ranks: Ranks, space: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from recshard_lab.compat.metrics.config import (
 from recshard_lab.compat.metrics.names import MetricNamespace, compose_customized_metric_key, compose_metric_namespace
 from recshard_lab.compat.metrics.rec_metric import RecMetric, RecMetricList
 from recshard_lab.compat.metrics.throughput import ThroughputMetric
+from recshard_lab.train.metrics.module import output_of
 
 MODEL_METRIC_LABEL = "model"
 
@@ -170,10 +171,10 @@ class RecMetricModule(nn.Module):
         for task in self.rec_tasks:
             keys = (task.prediction_name, task.label_name, task.weight_name)
             for column, key in zip(columns.values(), keys, strict=True):
-                column[task.name] = _found(model_out, key, task).flatten()
+                column[task.name] = output_of(model_out, key, task.name).flatten()
         required = self.rec_metrics.get_required_inputs()
         if required:
-            kwargs["required_inputs"] = {key: _found(model_out, key, None).flatten() for key in required}
+            kwargs["required_inputs"] = {key: output_of(model_out, key, None).flatten() for key in required}
         self.rec_metrics.update(**columns, **kwargs)
 
     def update(self, model_out: dict[str, Tensor], **kwargs: Any) -> None:
@@ -229,13 +230,6 @@ class RecMetricModule(nn.Module):
 
     def shutdown(self) -> None:
         """Has nothing to stop: no thread computes."""
-
-
-def _found(model_out: Mapping[str, Tensor], key: str, task: RecTaskInfo | None) -> Tensor:
-    if key not in model_out:
-        who = "a metric" if task is None else f"task {task.name!r}"
-        raise ValueError(f"{who} reads {key!r}, and the model's output has {sorted(model_out)}")
-    return model_out[key]
 
 
 def generate_metric_module(

@@ -222,8 +222,8 @@ class RecMetricModule:
         for metric in self.rec_metrics:
             predictions, labels, weights, groups = {}, {}, {}, {}
             for name, task in metric.tasks.items():
-                predictions[name] = _found(model_out, task.prediction_name, name)
-                labels[name] = _found(model_out, task.label_name, name)
+                predictions[name] = output_of(model_out, task.prediction_name, name)
+                labels[name] = output_of(model_out, task.label_name, name)
                 given = model_out.get(task.weight_name)
                 weights[name] = torch.ones_like(labels[name]) if given is None else given
                 if metric.grouped:
@@ -232,7 +232,7 @@ class RecMetricModule:
                             f"{type(metric).__name__} compares inside groups. "
                             f"Fix: set session_metric_def of task {name!r}"
                         )
-                    groups[name] = _found(model_out, task.session_metric_def.session_var_name, name)
+                    groups[name] = output_of(model_out, task.session_metric_def.session_var_name, name)
             metric.update(predictions=predictions, labels=labels, weights=weights, groups=groups or None)
         if self.throughput_metric is not None:
             self.throughput_metric.update()
@@ -266,9 +266,18 @@ class RecMetricModule:
             metric.load_state_dict(state[name])
 
 
-def _found(model_out: Mapping[str, Tensor], key: str, task: str) -> Tensor:
+def output_of(model_out: Mapping[str, Tensor], key: str, task: str | None) -> Tensor:
+    """What a task reads of a model's output; a task of None is a metric that reads besides all tasks.
+
+    Raises:
+        ValueError: the output does not have it.
+    """
     if key not in model_out:
-        raise ValueError(f"task {task!r} reads {key!r}, and the model's output has {sorted(model_out)}")
+        who = "a metric" if task is None else f"task {task!r}"
+        raise ValueError(
+            f"{who} reads {key!r}, and the model's output has {sorted(model_out)}. Fix: return it from the model, or "
+            f"change the name in the task"
+        )
     return model_out[key]
 
 

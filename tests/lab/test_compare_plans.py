@@ -219,6 +219,17 @@ def test_a_given_plan_for_other_ranks_says_so_and_keeps_its_column() -> None:
     assert shown(widget, "loaded")["fits"] == "true"
 
 
+def test_a_diff_counts_the_lookups_that_constraints_state() -> None:
+    schemes = {"whole": "table_wise", "rows": "row_wise"}
+    plans = {
+        name: {"movie": ParameterConstraints([scheme], pooling_factors=[50.0])} for name, scheme in schemes.items()
+    }
+    found = compare_plans(movielens(), TOP, plans)
+    changes = found.diff("rows", baseline="whole")
+    for name, costs in (("whole", changes.before), ("rows", changes.after)):
+        assert costs.step_ms == found.values[name]["step_ms"]
+
+
 def _told(widget: PlanCompare, before: str, after: str) -> str:
     widget.changes.baseline.value, widget.changes.compared.value = before, after
     return str(widget.changes.table.value)

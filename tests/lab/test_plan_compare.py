@@ -10,15 +10,16 @@ import pytest
 
 from recshard_lab.lab import PlanCompare, views
 from recshard_lab.lab.compare.measure import Measured
-from recshard_lab.lab.compare.plan_comparison import compare_plans
+from recshard_lab.lab.compare.plan_comparison import compare_plans, views_of_plans
 from recshard_lab.lab.compare.question import Question, topology_for
 from recshard_lab.lab.draw.view import View
 from recshard_lab.lab.widgets import page
+from recshard_lab.lab.widgets.plan_columns import AS_GIVEN
 from recshard_lab.launcher import launch
 from recshard_lab.launcher.errors import ranks_text
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.answers.refusals import PlanDoesNotFit
-from recshard_lab.sharding import ParameterConstraints, Topology
+from recshard_lab.sharding import ParameterConstraints, Shard, ShardingPlan, Topology, scheme_names
 from tests.lab.plans import many, movielens
 
 ROOMY = 10**9
@@ -174,6 +175,112 @@ def test_a_card_says_which_ranks_the_planner_chose() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"sharding_types": ["table_wise"], "ranks": [3]}, {}),
+        ({"sharding_types": ["column_wise"], "ranks": [1, 2], "min_partition": 8}, {"pooling_factors": [20.0]}),
+        ({"ranks": [1], "route": "direct", "compute_kernels": ["fused_uvm"], "colocate_with": ["user"]}, {}),
+        ({"shards": [Shard(2, (0, 1682), (0, 16))]}, {"is_weighted": True}),
+    ],
+    ids=["a rank", "column shards", "no scheme", "shards"],
+)
+def test_a_menu_replaces_the_whole_constraint_of_its_table(given: dict[str, Any], kept: dict[str, Any]) -> None:
+    beside = {"user": ParameterConstraints(["table_wise"], ranks=[1])}
+    first = {"movie": ParameterConstraints(**given, **kept), **beside}
+    widget = constrained(first)
+    menu = widget.menus["movie"]
+    assert menu.value == AS_GIVEN
+    assert widget.mine.plan == planned(first)
+    for scheme in ("row_wise", "data_parallel", "auto", AS_GIVEN):
+        menu.value = scheme
+        own = ParameterConstraints(None if scheme == "auto" else [scheme], **kept)
+        expected = planned(first if scheme == AS_GIVEN else {"movie": own, **beside})
+        assert widget.mine.plan == expected
+        assert widget.mine.estimate is not None
+        assert widget.mine.estimate.step_ms == expected.estimate.step_ms
+        names: dict[str, Any] = {"tables": movielens()}
+        exec(widget.python, names)
+        assert names["plan"] == expected
+        names |= {"compare_plans": compare_plans}
+        exec(widget.python_of_all, names)
+        assert names["found"]["mine"].plan == expected
+        assert names["found"]["first"].plan == planned(first)
+
+
+def constrained(first: dict[str, ParameterConstraints]) -> PlanCompare:
+    return PlanCompare(movielens(), Topology(4, ddr_cap=ROOMY), plans={"mine": first, "first": first})
+
+
+def planned(constraints: dict[str, ParameterConstraints]) -> ShardingPlan:
+    return EmbeddingShardingPlanner(Topology(4, ddr_cap=ROOMY), constraints=constraints).plan_tables(movielens())
+
+
+def test_menus_and_words_say_what_constraints_fix() -> None:
+    first = {
+        "movie": ParameterConstraints(["table_wise"], ranks=[3]),
+        "user": ParameterConstraints(["row_wise"]),
+        "age": ParameterConstraints(["row_wise", "table_wise"]),
+        "genres": ParameterConstraints(ranks=[0, 1]),
+        "gender": ParameterConstraints(shards=[Shard(0, (0, 2), (0, 16))]),
+    }
+    widget = constrained(first)
+    assert [menu.label for menu in widget.menus.values()] == [
+        "row-wise, as given",
+        "table-wise, rank 3",
+        "2 schemes, as given",
+        "these shards",
+        "auto",
+        "auto, ranks 0-1",
+    ]
+    assert widget.bar.kind.label == "by constraints and by hand"
+    assert widget.bar._hand.layout.display == ""
+    assert "Both plans have the same settings" in widget.verdict.value
+    widget.bar.kind.value = "planner"
+    assert widget.bar.kind.label == "by the planner, under constraints"
+    widget.bar.kind.value = "hand"
+    widget.menus["movie"].value = "table_wise"  # the scheme alone: the planner chooses the rank
+    assert "table-wise, rank 3" in [label for label, _ in widget.menus["movie"].options]
+    assert widget.mine.plan == planned({**first, "movie": ParameterConstraints(["table_wise"])})
+    widget.set_all.value = "row_wise"
+    assert {menu.value for menu in widget.menus.values()} == {"row_wise"}
+    assert widget.mine.plan == planned({name: ParameterConstraints(["row_wise"]) for name in widget.menus})
+    free = PlanCompare(movielens(), Topology(4, ddr_cap=ROOMY))
+    assert free.bar.kind.label == "by hand"
+    assert {len(menu.options) for menu in free.menus.values()} == {len(scheme_names()) + 1}
+
+
+def test_a_menu_of_several_tables_shows_that_they_differ_and_is_left_alone_by_others() -> None:
+    tables = many(60)
+    plans = {"mine": {table.name: "table_wise" for table in tables[:-1]}, "planner": "planner"}
+    plans["mine"][tables[-1].name] = ParameterConstraints(["row_wise"], ranks=[2, 3])
+    smallest = [table.name for table in sorted(tables, key=lambda table: table.weight_bytes)[:12]]
+    plans["mine"][smallest[0]] = ParameterConstraints(["data_parallel"])
+    widget = PlanCompare(tables, Topology.preset("h100x4"), plans=plans)
+    assert widget.others is not None
+    assert widget.others.label == "several schemes"
+    widget.menus[next(iter(widget.menus))].value = "row_wise"
+    found = widget.mine.plan
+    assert found is not None
+    kinds = {name: found.tables()[name].sharding_type for name in smallest}
+    assert kinds == {**dict.fromkeys(smallest, "table_wise"), smallest[0]: "data_parallel"}
+    widget.others.value = "row_wise"
+    assert widget.mine.plan is not None
+    assert {widget.mine.plan.tables()[name].sharding_type for name in smallest} == {"row_wise"}
+    assert widget.others.label == "row-wise"
+
+
+def test_ranks_of_constraints_are_not_called_the_planners_choice() -> None:
+    widget = constrained({"movie": ParameterConstraints(["row_wise"], ranks=[0, 1])})
+    assert widget.mine.plan is not None
+    assert widget.mine.plan.tables()["movie"].ranks == [0, 1]
+    assert "The planner chose ranks" not in widget.cards["mine"].value
+    widget.menus["movie"].value = "row_wise"
+    found = widget.mine.plan.tables()["movie"].ranks
+    assert found is not None
+    assert ("The planner chose ranks" in widget.cards["mine"].value) == (len(found) < 4)
+
+
 def test_the_busiest_rank_is_told_against_the_mean() -> None:
     card = compare().cards["mine"].value
     assert "<span>Busiest rank " in card
@@ -252,6 +359,13 @@ def test_a_plan_that_was_given_has_no_search() -> None:
     drawn = compare_plans(tables, Topology(4), plans={"given": made, "planner": "planner"}).views("planner_search")
     assert "no planner made this plan" in drawn["given"].problem
     assert not drawn["planner"].problem
+
+
+def test_one_rank_is_one_rank() -> None:
+    found = compare_plans(movielens()[:1], Topology(1), {"planner": "planner"})
+    shown = [view for name in views_of_plans() for view in found.views(name).values()]
+    assert [view.name for view in shown if re.search(r"\b1 (ranks|tables|shards)\b", view.text + view.img)] == []
+    assert "between 1 rank" in found.views("traffic")["planner"].title
 
 
 def test_bad_values_are_refused_by_name() -> None:

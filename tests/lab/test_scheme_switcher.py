@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from recshard_lab.lab import LiveModel, SchemeSwitcher
 from recshard_lab.lab.widgets.components import SplitLines
+from recshard_lab.lab.widgets.scheme_switcher import python_of_change
 from recshard_lab.launcher import RankError, Ranks, launch
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
@@ -121,6 +123,16 @@ def test_the_python_under_it_makes_the_same_plan(switcher: SchemeSwitcher) -> No
     exec(switcher.python, space)
     assert space["live"].plan == asked
     assert space["live"].proof.same
+
+
+def test_the_python_has_the_output_path() -> None:
+    tables = ShardingPlan({"": {"movie": ParameterSharding("table_wise", shards=[Shard(0, (0, 8), (0, 4))])}})
+    halves = [Shard(0, (0, 4), (0, 4)), Shard(1, (4, 8), (0, 4))]
+    plan = ShardingPlan({"": {"movie": ParameterSharding("row_wise", shards=halves, route="reduce_scatter")}})
+    live = cast(LiveModel, SimpleNamespace(plan=tables, model="model", step="", optimizers=None))
+    space: dict[str, Any] = {}
+    exec(python_of_change(live, plan).partition("live = ")[0], space)
+    assert space["plan"] == plan
 
 
 def test_the_planners_choice_keeps_the_other_tables_where_they_were_asked_to_be(switcher: SchemeSwitcher) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,6 +160,25 @@ def test_13_memory_is_a_limit_and_batches_are_launch_bound() -> None:
     assert trillion.number("GPUs") == 64
 
 
+Capstone = tuple[list[Any], rs.Topology, rs.Workload, dict[str, rs.ParameterConstraints]]
+
+
+def capstone_of_14() -> Capstone:
+    """The tables, ranks, step and baseline of notebook 14."""
+    file = rs.planner.read_tables(ROOT / "notebooks/examples/capstone.yaml")
+    tables, hosts = file.tables, rs.Topology.preset("h100x16")
+    load = file.workload(batch_size=2048, optimizer="exact_row_wise_adagrad")
+    large = [t.name for t in tables if t.weight_bytes > hosts.free_memory_bytes() / 2]
+    baseline = {t.name: rs.ParameterConstraints(["table_wise"], ranks=[i % 16]) for i, t in enumerate(tables)}
+    return tables, hosts, load, baseline | {name: rs.ParameterConstraints(["row_wise"]) for name in large}
+
+
+def most_read(tables: list[Any], load: rs.Workload) -> list[str]:
+    """The solution of exercise a: these five tables row-wise."""
+    reads = {t.name: load.pooling_factor(t.feature_names[0]) * t.embedding_dim for t in tables}
+    return sorted(reads, key=reads.__getitem__)[-5:]
+
+
 def test_14_the_capstone_can_be_won_by_its_hint_and_the_planner_is_ahead() -> None:
     capstone = stored("14")
     cell = capstone.cell("scored = ")
@@ -167,14 +187,8 @@ def test_14_the_capstone_can_be_won_by_its_hint_and_the_planner_is_ahead() -> No
     planner = capstone.cell("mine_percent")
     step, bound = planner.row("no plan is below")[:2]
     assert bound <= step < min(each[0] for each in scores.values())
-    file = rs.planner.read_tables(ROOT / "notebooks/examples/capstone.yaml")
-    tables, hosts = file.tables, rs.Topology.preset("h100x16")
-    load = file.workload(batch_size=2048, optimizer="exact_row_wise_adagrad")
-    reads = {t.name: load.pooling_factor(t.feature_names[0]) * t.embedding_dim for t in tables}
-    large = [t.name for t in tables if t.weight_bytes > hosts.free_memory_bytes() / 2]
-    baseline = {t.name: rs.ParameterConstraints(["table_wise"], ranks=[i % 16]) for i, t in enumerate(tables)}
-    baseline |= {name: rs.ParameterConstraints(["row_wise"]) for name in large}
-    hinted = {**baseline, **dict.fromkeys(sorted(reads, key=reads.__getitem__)[-5:], "row_wise")}
+    tables, hosts, load, baseline = capstone_of_14()
+    hinted = {**baseline, **dict.fromkeys(most_read(tables, load), "row_wise")}
     plans = {"baseline": baseline, "hinted": hinted, "planner": "planner"}
     found = rs.compare_plans(tables, hosts, plans, load)
     assert found["hinted"].fits
@@ -184,6 +198,46 @@ def test_14_the_capstone_can_be_won_by_its_hint_and_the_planner_is_ahead() -> No
     assert found["planner"].estimate.step_ms == pytest.approx(step, abs=1e-3)
     assert len(tables) == 40
     assert "40 tables" in capstone.output_of("read_tables")
+
+
+def test_14_menus_reach_the_printed_solution() -> None:
+    capstone = stored("14")
+    assert "row_wise for the five tables that a sample reads most" in capstone.output_of("lab.check(mine_a")
+    tables, hosts, load, baseline = capstone_of_14()
+    hinted = {**baseline, **dict.fromkeys(most_read(tables, load), "row_wise")}
+    expected = rs.compare_plans(tables, hosts, {"hinted": hinted}, load)["hinted"]
+    widget = rs.PlanCompare(tables, hosts, load, plans={"your plan": baseline, "baseline": baseline})
+    assert widget.bar.chosen.name == "your plan"
+    assert {menu.label.split(",")[0] for menu in widget.menus.values()} == {"row-wise", "table-wise"}
+    for name in most_read(tables, load):
+        widget.menus[name].value = "row_wise"  # as a choice in the menu arrives in the kernel
+    assert widget.mine.plan == expected.plan
+    assert widget.mine.estimate is not None
+    fastest = min(capstone.cell("scored = ").row(f"{name:12}")[0] for name in ("baseline", "row_wise", "column_wise"))
+    assert widget.mine.estimate.step_ms < fastest
+    assert widget.mine.fits
+    assert "times as fast</b> as baseline" in widget.verdict.value
+
+
+def test_14_one_table_as_in_the_baseline_costs_what_is_printed_and_stays_above_the_bound() -> None:
+    capstone = stored("14")
+    tables, hosts, load, baseline = capstone_of_14()
+    plan = rs.EmbeddingShardingPlanner(hosts, workload=load).plan_tables(tables)
+    by_hand = rs.EmbeddingShardingPlanner(hosts, constraints=baseline, workload=load).plan_tables(tables).tables()
+    step, bound = capstone.cell("mine_percent").row("no plan is below")[:2]
+    lines = [line for line in capstone.output_of("scored.diff(").splitlines() if "as in the baseline" in line]
+    costs = []
+    for line in lines:
+        name, placed = line.split()[0], dict(plan.tables())
+        placed[name] = by_hand[name]
+        costs.append(rs.estimate(rs.ShardingPlan({"": placed}), tables, hosts, load).step_ms - plan.estimate.step_ms)
+        count = len(by_hand[name].ranks or [])
+        assert f"{by_hand[name].sharding_type} on {count} rank{'s' if count > 1 else ''}:" in line
+        assert numbers_in(line)[-1] == pytest.approx(costs[-1], abs=1e-3)
+        assert costs[-1] >= 0
+        assert step + numbers_in(line)[-1] >= bound
+    assert len(lines) == 5
+    assert costs == sorted(costs, reverse=True)
 
 
 def test_14_the_planners_plan_is_robust_as_counted() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
 from recshard_lab.lab.compare.measure import Measured
-from recshard_lab.lab.compare.question import Answer, Question, answer, searched
+from recshard_lab.lab.compare.question import Answer, Question, answer, constraints_of, searched
 from recshard_lab.lab.draw.theme import bytes_text, ms_text
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.views.registry import draw_alike, view_label, views_of
@@ -142,7 +142,13 @@ class PlanComparison:
                 raise PlanError(f"{which}: {shown.problem}")
         assert before.plan is not None
         assert after.plan is not None
-        knows = [EmbeddingShardingPlanner(each.topology, workload=each.workload) for each in (before, after)]
+        names = [table.name for table in self.tables]
+        knows = [
+            EmbeddingShardingPlanner(
+                each.topology, constraints=constraints_of(each.question, names), workload=each.workload
+            )
+            for each in (before, after)
+        ]
         mine, theirs = (
             planner.record(plan, self.tables) for planner, plan in zip(knows, (before.plan, after.plan), strict=True)
         )

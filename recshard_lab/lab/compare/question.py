@@ -208,6 +208,12 @@ def _planner(
     return EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload, **question.options)
 
 
+def facts_of(constraint: ParameterConstraints) -> ParameterConstraints:
+    """What a constraint states about the table's lookups, without its requirements for the placement."""
+    names = ("pooling_factors", "num_poolings", "batch_sizes", "is_weighted", "row_shares")
+    return ParameterConstraints(**{name: getattr(constraint, name) for name in names})
+
+
 def constraints_of(question: Question, tables: Sequence[str]) -> dict[str, ParameterConstraints]:
     """The planner's constraints: a chosen scheme goes before a constraint, and that before `allowed`."""
     found = dict(question.constraints)

@@ -77,7 +77,7 @@ def traffic(
     links = links_of(len(whole), getattr(topology, "local_world_size", None) if topology is not None else None, groups)
     away = sent - np.diag(np.diag(sent))
     what = "" if phase is None else f", {PHASES[phase]}"
-    title = f"Traffic per step{what}: {bytes_text(away.sum())} between {len(sent)} ranks"
+    title = f"Traffic per step{what}: {bytes_text(away.sum())} between {len(sent)} rank{'s' * (len(sent) != 1)}"
     summary = _summary(away, links)
 
     def draw(uid: str) -> Svg:

@@ -13,6 +13,7 @@ from recshard_lab.lab.draw.theme import SCHEMES, bytes_text, look_of
 from recshard_lab.lab.widgets.components import StepSlider
 from recshard_lab.sharding import scheme_names
 
+MENU_WIDTH, LONG_MENU_WIDTH = "215px", "255px"  # of the menu of a table: a scheme; a scheme and its rank
 HALF_WIDTH, THIRD_WIDTH = 575, 376  # pixels of a picture when two or three are in a row of a wide page
 _WORLD_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _MANTISSAS = (1, 2, 4, 8, 16, 24, 32, 40, 64, 80, 128, 192, 256, 512)
@@ -141,8 +142,13 @@ def columns_of(
     least: str, children: Sequence[ipw.Widget] = (), fill: str = "fit", gap: str = "8px 14px"
 ) -> ipw.GridBox:
     """Equally wide columns of at least `least` (CSS), as many in a row as fit."""
-    template = f"repeat(auto-{fill}, minmax(min(100%, {least}), 1fr))"
+    template = template_of(least, fill)
     return ipw.GridBox(children, layout=ipw.Layout(grid_template_columns=template, grid_gap=gap, width="100%"))
+
+
+def template_of(least: str, fill: str = "fit") -> str:
+    """The ``grid_template_columns`` of `columns_of`."""
+    return f"repeat(auto-{fill}, minmax(min(100%, {least}), 1fr))"
 
 
 def sliders(children: Sequence[ipw.Widget]) -> ipw.GridBox:
@@ -166,7 +172,7 @@ def halves(columns: Iterable[Sequence[ipw.Widget]]) -> ipw.Box:
 
 def grid(menus: Sequence[ipw.Widget]) -> ipw.GridBox:
     """As many columns as fit; it scrolls if there are many tables."""
-    box = columns_of("215px", menus, "fill", "2px 10px")
+    box = columns_of(MENU_WIDTH, menus, "fill", "2px 10px")
     box.layout.max_height, box.layout.overflow, box.layout.padding = "214px", "hidden auto", "2px"
     return box
 

@@ -107,9 +107,9 @@ class DrawingBoard(LabWidget):
             raise PlanError(self.problem)
         ranks, needed = current(), self.topology.world_size
         if ranks is None or ranks.world_size != needed:
-            launched = "none are" if ranks is None else f"{ranks.world_size} are"
+            launched = "none are" if ranks is None else f"{ranks.world_size} {'is' if ranks.world_size == 1 else 'are'}"
             raise ValueError(
-                f"The drawing is for {needed} ranks, {launched} launched. Fix: %recshard_launch -n {needed}"
+                f"The drawing is for {counted(needed, 'rank')}, {launched} launched. Fix: %recshard_launch -n {needed}"
             )
         plan = self.plan
         with other_programs(ranks) as others:

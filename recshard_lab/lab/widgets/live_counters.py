@@ -12,7 +12,7 @@ from typing import Any
 import ipywidgets as ipw
 
 from recshard_lab.lab import views
-from recshard_lab.lab.draw.theme import ms_text
+from recshard_lab.lab.draw.theme import counted, ms_text
 from recshard_lab.lab.exporting.exportable import Exportable
 from recshard_lab.lab.exporting.report import Section
 from recshard_lab.lab.live.ranks_gone import BoundRanks
@@ -106,7 +106,8 @@ class LiveCounters(LabWidget):
         shown = [views.counters(history), *([views.counters(history, table=table)] if table else [])]
         pictures = {view.title: [view] for view in shown}
         sections = [Section(heading, parts) for heading, parts in pictures.items()]
-        note = f"Counted on {len(history[-1].ranks)} ranks of this machine, in {len(history)} samples."
+        ranks = counted(len(history[-1].ranks), "rank")
+        note = f"Counted on {ranks} of this machine, in {counted(len(history), 'sample')}."
         return Exportable("Counters", sections, note=note, python=self.python, pictures=pictures, name="counters")
 
     @property

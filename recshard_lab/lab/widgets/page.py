@@ -103,6 +103,9 @@ def _chosen_ranks(shown: Answer) -> str:
     found = []
     for name, sharding in shown.plan.tables().items():
         ranks = sorted({shard.rank for shard in sharding.shards})
+        given = shown.question.constraints.get(name)
+        if given is not None and (given.ranks or given.shards):
+            continue
         if sharding.sharding_type == "row_wise" and len(ranks) < size:
             found.append(f"{name} on {ranks_text(ranks)}")
     if not found:
@@ -171,7 +174,9 @@ def _of_two(names: Mapping[str, str], answers: Mapping[str, Answer]) -> str:
     if mine.estimate is None or other.estimate is None:
         return ""
     if mine.question.key == other.question.key:
-        return "Every table is on auto, so your plan is the planner's. Choose a scheme for a table to compare."
+        if mine.question.key == mine.question.automatic().key:
+            return "Every table is on auto, so both plans are the planner's. Choose a scheme for a table to compare."
+        return "Both plans have the same settings. Choose another scheme for a table of one of them to compare."
     ratio = mine.estimate.step_ms / other.estimate.step_ms if other.estimate.step_ms else 1.0
     if abs(ratio - 1) < 0.005:
         return "Both plans take the same time."

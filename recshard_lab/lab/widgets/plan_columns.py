@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import ipywidgets as ipw
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.lab.compare.plan_comparison import PlanSpec, checked_scheme, named, question_of
-from recshard_lab.lab.compare.question import AUTO, Question
+from recshard_lab.lab.compare.question import AUTO, Question, facts_of
 from recshard_lab.lab.compare.question_code import imported, spec_code, step_arguments
 from recshard_lab.lab.draw.theme import SCHEMES, look_of
 from recshard_lab.lab.widgets import controls, page
 from recshard_lab.lab.widgets.base import Quiet
 from recshard_lab.lab.widgets.components import FileButton
 from recshard_lab.planner import Workload
-from recshard_lab.sharding import ShardingPlan, Topology, scheme_names
+from recshard_lab.planner.answers.text import ranks_word
+from recshard_lab.sharding import ParameterConstraints, ShardingPlan, Topology, scheme_names
 
 FEWEST, MOST = 2, 6
 MOST_MENUS = 48  # tables with separate menus; the smaller ones share one
@@ -28,6 +30,12 @@ KINDS = {
     TORCHREC: "by the planner, with TorchRec's formulas",
     GIVEN: "in advance, fixed",
 }
+KINDS_UNDER_CONSTRAINTS = {
+    HAND: "by constraints and by hand",
+    PLANNED: "by the planner, under constraints",
+    TORCHREC: "by TorchRec's formulas, under constraints",
+}
+AS_GIVEN, MIXED = "as given", "mixed"  # of a menu: the table's constraint stands; its tables have several schemes
 FIRST_NAMES = {"mine": "Your plan", "auto": "The planner's plan"}
 
 
@@ -40,7 +48,8 @@ class Column:
         name: as shown.
         kind: how it is chosen, one of `KINDS`.
         start: the question that it was made from; its ranks, batch and memory are not used.
-        schemes: table -> scheme, for a plan by hand.
+        schemes: table -> scheme or "auto", for a plan by hand. They replace the constraints of `start`; a table that is
+            missing keeps its constraint, or is "auto".
         allowed: schemes that the planner may use; all if empty.
     """
 
@@ -59,8 +68,16 @@ class Column:
         options = {name: value for name, value in self.start.options.items() if name != "cost_model"}
         if self.kind == TORCHREC:
             options["cost_model"] = "torchrec"
-        base = replace(base, constraints=self.start.constraints, options=options)
-        return replace(base, schemes=dict(self.schemes)) if self.kind == HAND else replace(base, allowed=self.allowed)
+        given = self.start.constraints
+        if self.kind != HAND:
+            return replace(base, constraints=given, options=options, allowed=self.allowed)
+        loose = {name: facts_of(given[name]) for name in self.schemes if name in given}
+        constraints = {name: value for name, value in {**given, **loose}.items() if value != ParameterConstraints()}
+        return replace(base, schemes=dict(self.schemes), constraints=constraints, options=options)
+
+    def scheme(self, table: str) -> str:
+        """What the table's menu shows: a scheme, "auto" or `AS_GIVEN`."""
+        return self.schemes.get(table, AS_GIVEN if table in self.start.constraints else AUTO)
 
     def copied(self, key: str, name: str, plan: ShardingPlan | None) -> Column:
         """A copy. The copy of a fixed plan is a plan by hand with the same schemes."""
@@ -69,6 +86,19 @@ class Column:
             copy.kind, copy.start = HAND, replace(self.start, plan=None)
             copy.schemes = {} if plan is None else schemes_of(plan)
         return copy
+
+
+def given_label(constraint: ParameterConstraints) -> str:
+    """The scheme that a table's constraint gives it.
+
+    >>> given_label(ParameterConstraints(["table_wise"], ranks=[3])), given_label(ParameterConstraints(ranks=[3]))
+    ('table-wise, rank 3', 'auto, rank 3')
+    """
+    if constraint.shards is not None:
+        return "these shards"
+    schemes = constraint.sharding_types or []
+    label = look_of(schemes[0], SCHEMES).label if len(schemes) == 1 else f"{len(schemes)} schemes" if schemes else AUTO
+    return f"{label}, {ranks_word(constraint.ranks)}" if constraint.ranks else f"{label}, as given"
 
 
 def schemes_of(plan: ShardingPlan) -> dict[str, str]:
@@ -111,7 +141,7 @@ def column_of(
         ValueError: as `compare_plans`.
     """
     question = question_of(spec, tables, topology, workload)
-    kind = GIVEN if question.plan is not None else HAND if question.chosen else PLANNED
+    kind = GIVEN if question.plan is not None else HAND if question.chosen or question.constraints else PLANNED
     if question.options.get("cost_model") == "torchrec":
         kind = TORCHREC
     return Column(name, name, kind, replace(question, schemes={}), dict(question.schemes))
@@ -178,11 +208,12 @@ class ColumnBar(Quiet, ipw.VBox):
         self.others = controls.menu(f"{len(self.sharing)} others", "the smaller tables") if self.sharing else None
         options = [("choose", ""), *controls.scheme_options()]
         self.set_all = controls.pick("Set all to", "sets the scheme of every table of this plan", options, "200px")
-        for menu in self.all_menus():
-            self.on(menu, lambda _: self._edit(self._read_menus))
+        for menu, names in self.all_menus():
+            self.on(menu, partial(self._menu_moved, names))
         self.on(self.set_all, self._all_moved)
         heading = controls.row([ipw.HTML("<b>Scheme of each table</b>"), self.set_all])
-        self._hand = controls.column([heading, controls.grid(self.all_menus())])
+        self._menu_grid = controls.grid([menu for menu, _ in self.all_menus()])
+        self._hand = controls.column([heading, self._menu_grid])
         self.allowed = {
             name: controls.tick(look_of(name, SCHEMES).label, f"whether the planner may choose {name}")
             for name in scheme_names()
@@ -209,8 +240,10 @@ class ColumnBar(Quiet, ipw.VBox):
         self.remove.on_click(lambda _: self._guard(self.remove_column))
         self.load.on_file(lambda name, text: self._guard(lambda: self._load(name, text)))
 
-    def all_menus(self) -> list[ipw.Dropdown]:
-        return [*self.menus.values(), *([self.others] if self.others is not None else [])]
+    def all_menus(self) -> list[tuple[ipw.Dropdown, list[str]]]:
+        """Every menu and its tables."""
+        shared = [] if self.others is None else [(self.others, self.sharing)]
+        return [*((menu, [name]) for name, menu in self.menus.items()), *shared]
 
     # ---- changes from Python, through the comparison ----
 
@@ -267,7 +300,7 @@ class ColumnBar(Quiet, ipw.VBox):
         self._after(self.picker.value if self.picker.value in self.columns else next(iter(self.columns)))
 
     def set_scheme(self, table: str, scheme: str) -> None:
-        """Sets a table's scheme in the chosen column, which becomes a plan by hand.
+        """Sets a table's scheme in the chosen column, which becomes a plan by hand. Its constraint no longer holds.
 
         Raises:
             ValueError: an unknown table or scheme, or a table that shares a menu.
@@ -295,12 +328,10 @@ class ColumnBar(Quiet, ipw.VBox):
             _offer(self.picker, entries, now)
             column = self.chosen
             self.title.value = column.name
-            kinds = [(label, kind) for kind, label in KINDS.items() if kind != GIVEN or column.start.plan is not None]
+            labels = {**KINDS, **KINDS_UNDER_CONSTRAINTS} if column.start.constraints else KINDS
+            kinds = [(label, kind) for kind, label in labels.items() if kind != GIVEN or column.start.plan is not None]
             _offer(self.kind, kinds, column.kind)
-            for name, menu in self.menus.items():
-                menu.value = column.schemes.get(name, AUTO)
-            if self.others is not None:
-                self.others.value = column.schemes.get(self.sharing[0], AUTO)
+            self._show_menus()
             for name, box in self.allowed.items():
                 box.value = not column.allowed or name in column.allowed
         self._show_allowed()
@@ -308,6 +339,22 @@ class ColumnBar(Quiet, ipw.VBox):
         self._planner.layout.display = "none" if column.kind in (HAND, GIVEN) else ""
         self.add.disabled = self.load.disabled = len(self.columns) >= MOST
         self.remove.disabled = len(self.columns) <= FEWEST
+
+    def _show_menus(self) -> None:
+        """The scheme of every table in the chosen column. A table with a constraint has one more entry."""
+        column = self.chosen
+        width = controls.LONG_MENU_WIDTH if column.start.constraints else controls.MENU_WIDTH
+        self._menu_grid.layout.grid_template_columns = controls.template_of(width, "fill")
+        for menu, names in self.all_menus():
+            given = [column.start.constraints[name] for name in names if name in column.start.constraints]
+            found = {column.scheme(name) for name in names}
+            options = [*controls.scheme_options()]
+            if given:
+                label = given_label(given[0]) if len(names) == 1 else AS_GIVEN
+                options.insert(0, (label, AS_GIVEN))
+            if len(found) > 1:
+                options.insert(0, ("several schemes", MIXED))
+            _offer(menu, options, found.pop() if len(found) == 1 else MIXED)
 
     def _show_allowed(self) -> None:
         """The fold of the planner's schemes, and their number."""
@@ -336,20 +383,24 @@ class ColumnBar(Quiet, ipw.VBox):
         except ValueError as error:
             self._fail(str(error))
 
-    def _read_menus(self) -> None:
-        schemes = {name: menu.value for name, menu in self.menus.items()}
-        if self.others is not None:
-            schemes |= dict.fromkeys(self.sharing, self.others.value)
-        self.chosen.schemes = schemes
+    def _menu_moved(self, names: Sequence[str], scheme: str) -> None:
+        self._edit(lambda: self._set_schemes(names, scheme))
+
+    def _set_schemes(self, names: Sequence[str], scheme: str) -> None:
+        column = self.chosen
+        if scheme == AS_GIVEN:
+            column.schemes = {name: value for name, value in column.schemes.items() if name not in names}
+        elif scheme != MIXED:
+            column.schemes = {**column.schemes, **dict.fromkeys(names, scheme)}
+        with self.quietly():
+            self._show_menus()
 
     def _all_moved(self, scheme: str) -> None:
         if not scheme:
             return
         with self.quietly():
-            for menu in self.all_menus():
-                menu.value = scheme
             self.set_all.value = ""
-        self._edit(self._read_menus)
+        self._edit(lambda: self._set_schemes([table.name for table in self.tables], scheme))
 
     def _read_allowed(self) -> None:
         ticked = tuple(name for name, box in self.allowed.items() if box.value)

@@ -24,6 +24,7 @@ from recshard_lab.lab.compare.measure import Measured, measure_plan
 from recshard_lab.lab.compare.plan_comparison import SEARCHED, PlanComparison, PlanSpec, views_of_plans
 from recshard_lab.lab.compare.question import Answer, Question, answer, explained
 from recshard_lab.lab.compare.question_code import python_for
+from recshard_lab.lab.draw.theme import counted
 from recshard_lab.lab.draw.view import View, message_view
 from recshard_lab.lab.exporting.exportable import Exportable
 from recshard_lab.lab.views.registry import reason
@@ -49,7 +50,9 @@ class PlanCompare(LabWidget):
         workload: the step; its batch size is the first value of the control.
         schemes: table -> first scheme of "Your plan"; other tables are "auto".
         plans: name -> plan, 2 to 6 of them, each as `compare_plans` takes it. By default "Your plan" (key "mine"), by
-            hand, beside "The planner's plan" (key "auto").
+            hand, beside "The planner's plan" (key "auto"). The menu of a table with `ParameterConstraints` shows what
+            they give it. Another choice replaces them, except for what they state about lookups, such as
+            `pooling_factors`.
 
     Raises:
         ValueError: no tables, two of one name, an unknown scheme or table, fewer plans than 2 or more than 6, or a
@@ -343,8 +346,8 @@ class PlanCompare(LabWidget):
         """Marks the cards as out of date."""
         for key, column in self.columns.items():
             self.cards[key].value = page.waiting(key, column.name, self.cards[key].value)
-        words = f"Computing {len(questions)} plans of {len(self.tables):,} tables on {self.world_size.value} ranks …"
-        self.verdict.value = page.note(words)
+        size = f"{counted(len(self.tables), 'table')} on {counted(self.world_size.value, 'rank')}"
+        self.verdict.value = page.note(f"Computing {len(questions)} plans of {size} …")
 
     def _show_pictures(self) -> None:
         names = {key: column.name for key, column in self.columns.items() if key in self._answers}
@@ -374,9 +377,10 @@ def ranks_for(shown: Answer) -> Any:
     if ranks is None:
         raise ValueError(f"No ranks are launched. Fix: launch them in a cell with %recshard_launch -n {needed}")
     if ranks.world_size != needed:
+        launched = f"{ranks.world_size} {'is' if ranks.world_size == 1 else 'are'} launched"
         raise ValueError(
-            f"The plan is for {needed} ranks, {ranks.world_size} are launched. Fix: set Ranks to {ranks.world_size}, "
-            f"or relaunch with %recshard_stop and %recshard_launch -n {needed}"
+            f"The plan is for {counted(needed, 'rank')}, {launched}. Fix: set Ranks to {ranks.world_size}, or relaunch "
+            f"with %recshard_stop and %recshard_launch -n {needed}"
         )
     if not shown.fits:
         raise ValueError(f"This plan does not fit, so it is not run. {shown.problem}")
@@ -415,7 +419,7 @@ class _Cells:
             self.picture_grid: "440px" if self._two_in_a_row else "340px",
         }
         for grid, width in least.items():
-            grid.layout.grid_template_columns = f"repeat(auto-fit, minmax(min(100%, {width}), 1fr))"
+            grid.layout.grid_template_columns = controls.template_of(width)
         pairs = zip(self.pictures.values(), self.codes.values(), strict=True)
         self.card_grid.children = tuple(self.cards.values())
         self.picture_grid.children = tuple(controls.column(pair) for pair in pairs)
@@ -507,7 +511,7 @@ class _Runs(ipw.HBox):
         except Exception as error:
             self.of.message.fail(error)
             return
-        self.of.run_in_background(lambda: self._run(keys), f"Running on {ranks.world_size} ranks …", "run")
+        self.of.run_in_background(lambda: self._run(keys), f"Running on {counted(ranks.world_size, 'rank')} …", "run")
 
     def _run(self, keys: Sequence[str]) -> str:
         self.button.disabled = True

@@ -23,7 +23,7 @@ import numpy as np
 
 from recshard_lab.lab import views
 from recshard_lab.lab.compare.question import Answer, Question
-from recshard_lab.lab.draw.theme import SCHEMES, bytes_text, look_of, ms_text, number
+from recshard_lab.lab.draw.theme import SCHEMES, bytes_text, counted, look_of, ms_text, number
 from recshard_lab.lab.draw.view import View
 from recshard_lab.lab.exporting.exportable import Candidate, Exportable
 from recshard_lab.lab.exporting.plan_report import comparison_page
@@ -158,7 +158,7 @@ class SchemeSwitcher(LabWidget):
             for side, (plan, found, measured, problem) in shown.items()
         ]
         loss = [Section("Loss while training", [_loss_curve(losses, switched)])] if losses else []
-        title = f"{len(self.tables):,} tables on {self.topology.world_size} ranks, while they train"
+        title = f"{counted(len(self.tables), 'table')} on {counted(self.topology.world_size, 'rank')}, while they train"
         return comparison_page(candidates, title, more=loss, python=self.python, name="schemes")
 
     # ---- answering ----
@@ -485,9 +485,10 @@ def python_of_change(live: LiveModel, plan: ShardingPlan) -> str:
                 f"                rs.Shard({s.rank}, {s.rows}, {s.cols}{'' if s.tier == HBM else f', {s.tier!r}'}),"
                 for s in sharding.shards
             ]
-            lines.append("            ]),")
+            route = "" if sharding.route == "direct" else f', route="{sharding.route}"'
+            lines.append(f"            ]{route}),")
         if len(changed) < len(tables):
-            lines.append(f"        # the other {len(tables) - len(changed)} tables keep their placement")
+            lines.append(f"        # other tables keep their placement: {len(tables) - len(changed)}")
         lines.append("    },")
     named = (("step", live.step), ("optimizers", live.optimizers))
     names = "".join(f', {key}="{name}"' for key, name in named if name)

@@ -111,5 +111,6 @@ def estimate_text(costs: "Estimate") -> str:
     rows = [[str(rank), *(f"{ms:.3f}" for ms in costs.ms[rank])] for rank in sorted(slowest.tolist())]
     text = [*map(wrapped, lines), TextTable(["rank", *names], rows, right=range(1 + len(names))).text]
     if len(slowest) < len(costs.ms):
-        text.append(f"... and {len(costs.ms) - len(slowest)} ranks with less work")
+        more = len(costs.ms) - len(slowest)
+        text.append(f"... and {more} rank{'s' * (more != 1)} with less work")
     return "\n".join(text)

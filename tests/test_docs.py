@@ -133,6 +133,12 @@ def test_every_link_of_a_notebook_into_the_docs_leads_to_a_heading(notebook: Pat
         assert not heading or heading in anchors(DOCS / path), target
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
+def test_no_page_denies_the_runs_on_a_gpu(page: Path) -> None:
+    assert list((ROOT / "benchmarks/results").glob("*h200*"))
+    assert not re.search(r"(?i)nothing has run on a gpu|never run on a gpu|it has not run on a gpu", page.read_text())
+
+
 def test_the_glossary_is_in_alphabetical_order_and_has_no_term_twice() -> None:
     terms = re.findall(r"^## (.*)$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
     ordered = [term.lower().replace("-", " ").replace("_", " ") for term in terms]

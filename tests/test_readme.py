@@ -1,5 +1,7 @@
 """What the README says is so: its example runs, its links lead somewhere, its set-up lines are those that CI uses."""
 
+import json
+import math
 import re
 import subprocess
 import sys
@@ -56,6 +58,44 @@ def test_the_set_up_lines_are_the_two_promised() -> None:
 def test_every_scheme_has_a_line() -> None:
     named = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
     assert sorted(named) == sorted(scheme_names())
+
+
+def test_the_mean_error_counts_every_published_step() -> None:
+    file = json.loads((ROOT / "benchmarks/published.json").read_text())
+    every = {point["name"]: file["recorded"][point["name"]] for point in file["points"]}
+    fused = {point["name"]: every[point["name"]] for point in file["points"] if point["executor"] == "fused"}
+    assert {name.split(",")[0] for name in every if name not in fused} == {"TF2"}  # sparse Adagrad
+    for words, ratios in (
+        (f"mean error of predicted steps, beside all {len(every)} published steps on GPUs", every),
+        (f"the same, beside the {len(fused)} of them without TensorFlow's sparse Adagrad", fused),
+    ):
+        logs = [abs(math.log(ratio)) for ratio in ratios.values()]
+        ((stated,),) = [
+            re.findall(r"([\d.]+) %", row)[:1] for row in README.splitlines() if row.startswith(f"| {words} |")
+        ]
+        assert float(stated) == pytest.approx(100 * (math.exp(sum(logs) / len(logs)) - 1), abs=0.1)
+    assert "the geometric mean of max(predicted / published, published / predicted), minus 1" in " ".join(
+        README.split()
+    )
+
+
+def test_the_choices_of_default_figures_are_those_of_the_benchmarks() -> None:
+    readme, costs, page = (
+        " ".join((ROOT / name).read_text().split())
+        for name in ("README.md", "docs/concepts/cost_model.md", "docs/benchmarks.md")
+    )
+    two, four = (
+        re.findall(rf"\| {ranks} ranks: fastest of four schemes chosen[^|]*\| (\d+)% \| (\d+)%", page)[0]
+        for ranks in (2, 4)
+    )
+    (always,) = re.findall(r"table_wise was fastest in ([\d-]+%) of these models. Always choosing it beats both", page)
+    assert f"fastest of four schemes in {two[0]}% of the models (2 ranks) and {four[0]}% (4 ranks)" in readme
+    assert f"Always choosing table_wise was right in {always}" in readme
+    for figures, (first, second) in (("default figures", (two[0], four[0])), ("calibrated", (two[1], four[1]))):
+        assert f"schemes, {figures} | the same | chosen in {first}% of the models on 2 ranks, {second}% on 4 |" in costs
+    assert f"always table_wise | the same | right in {always} of the models" in costs
+    least = int(always.split("-")[0])
+    assert least > max(int(two[1]), int(four[1]))  # "right more often, calibrated or not"
 
 
 def test_it_names_the_version_and_whether_a_gpu_report_exists() -> None:

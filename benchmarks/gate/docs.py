@@ -103,14 +103,14 @@ def published_rows(_: Record) -> Iterator[str]:
 
 
 def executor_rows(_: Record) -> Iterator[str]:
-    """The published steps of each executor, and the error of their predictions."""
+    """The published steps of each executor and of all, and the error of their predictions."""
     content, ratios = published.content(), dict[str, list[float]]()
     for entry in content["points"]:
         apart = "" if entry["executor"] == "fused" else ", sparse Adagrad in separate operators"
         ratios.setdefault(entry["name"].partition(",")[0] + apart, []).append(content["recorded"][entry["name"]])
     yield "| executor | published steps | mean error | predicted / published |"
     yield "|---|---|---|---|"
-    for name, found in ratios.items():
+    for name, found in (*ratios.items(), ("all", [ratio for each in ratios.values() for ratio in each])):
         yield f"| {name} | {len(found)} | {published.mean_error(found):.0f}% | {min(found):.2f} to {max(found):.2f} |"
 
 

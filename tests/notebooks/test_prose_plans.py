@@ -76,6 +76,16 @@ def test_12_the_one_table_of_trust_holds_the_recorded_figures() -> None:
     assert [*row("the same, calibrated")] == [*numbers_in(error.split("|")[3]), *numbers_in(error.split("|")[4])]
     choice = next(line for line in page.splitlines() if line.startswith("| 2 ranks: fastest of four"))
     assert row("fastest of four schemes")[:2] == [*numbers_in(choice.split("|")[3]), *numbers_in(choice.split("|")[4])]
+    for words, chosen in (
+        ("the same, default figures", choice.split("|")[2]),
+        ("schemes, calibrated", choice.split("|")[3]),
+    ):
+        assert row(words)[0] == numbers_in(chosen)[0]
+    apart = [recorded["recorded"][p["name"]] for p in recorded["points"] if p["executor"] != "fused"]
+    factor, count = row("TensorFlow's sparse Adagrad")
+    assert factor == pytest.approx(math.exp(-sum(map(math.log, apart)) / len(apart)), abs=0.006)
+    assert count == len(apart)
+    assert max(apart) < 1  # "too short"
     assert "81-88%" in table
     assert "81-88%" in page
 

@@ -25,6 +25,7 @@ from recshard_lab.distributed.sharders import (
     CollectionSharder,
     FusedEmbeddingBagCollectionSharder,
     FusedEmbeddingCollectionSharder,
+    freeze_as,
 )
 from recshard_lab.distributed.state.moves import Move
 from recshard_lab.distributed.step.executor import PendingRows
@@ -279,6 +280,7 @@ class ManagedCollisionSharder(CollectionSharder):
         )
         assert isinstance(sharded, _HasOwners)
         sharded.return_remapped_features = module.return_remapped_features
+        freeze_as(sharded, inner)
         return sharded
 
 

@@ -57,6 +57,8 @@ class DistributedModelParallel(nn.Module):
     used. ``torch.autocast`` and ``torch.set_float32_matmul_precision`` act on the dense part alone: outputs of
     collections are FP32, or of the sharder's ``output_dtype``.
 
+    A table with ``requires_grad=False`` is for inference: a forward that records gradients raises a ValueError.
+
     Args:
         module: the model. Its collections are replaced in place.
         env: the ranks. Default: the default process group, or this process alone.

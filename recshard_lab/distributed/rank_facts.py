@@ -51,7 +51,7 @@ def table_facts(path: str, tables: Sequence[BaseEmbeddingConfig]) -> Facts:
 
 
 def weight_facts(path: str, weights: Mapping[str, nn.Parameter], default: OptimizerSpec | None) -> Facts:
-    """Dtype and fused optimizer of every unsharded table.
+    """Dtype, fused optimizer and ``requires_grad`` of every unsharded table.
 
     Args:
         path: path of the collection.
@@ -63,6 +63,7 @@ def weight_facts(path: str, weights: Mapping[str, nn.Parameter], default: Optimi
         table = f"table {name!r} in module {path!r}"
         facts[f"number format of {table}"] = str(weight.dtype)
         facts[f"optimizer of {table}"] = spec_of_parameter(weight) or default
+        facts[f"requires_grad of {table}"] = weight.requires_grad
     return facts
 
 

@@ -228,7 +228,7 @@ class ShardedCollection(nn.Module):
         for kernel in self._dynamic_kernels():
             kernel.on_grown = partial(_each_flushed, [held[table.config.name] for table in kernel.tables])
         self._own_optimizer: EmbeddingFusedOptimizer | None = None
-        self.bind_dense()
+        self.bind_parameters()
 
     # ---- tables that grow ----
 
@@ -322,8 +322,11 @@ class ShardedCollection(nn.Module):
             self.add_module(parent, nn.Module())
         setattr(self.get_submodule(parent), name, tables)
 
-    def bind_dense(self) -> None:
-        """Passes the parameters of tables on the dense kernel to the executor, each with the kernel's view."""
+    def bind_parameters(self) -> None:
+        """Passes the tables' parameters to the executor; those on the dense kernel also with the kernel's view."""
+        self.executor.parameters = [
+            (name, own) for name, table in self.table_shards().items() for own in table.parameters()
+        ]
         self.executor.dense = [
             pair
             for table in self.table_shards().values()
@@ -456,6 +459,8 @@ class ShardedCollection(nn.Module):
         for name, shards in self.table_shards().items():
             shards.flush()
             own = twin.table_shards()[name]
+            if shards.is_frozen:
+                own.requires_grad_(False)
             with torch.no_grad():
                 for part in shards.parts():
                     targets = own.matrices(part)

@@ -247,6 +247,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             use_index_dedup=self.use_index_dedup,
         )
         sharded.unsharded_module_type = self.module_type
+        freeze_as(sharded, module)
         return sharded
 
     def shard(
@@ -505,6 +506,18 @@ def _policy_of(bounds_check_mode: Any, out_of_range: str | None) -> str | None:
             f"Fix: remove bounds_check_mode from fused_params"
         )
     return policy
+
+
+def freeze_as(sharded: ShardedCollection, module: nn.Module) -> None:
+    """Freezes the tables that are frozen in the unsharded collection.
+
+    Parameters of a fused collection have ``requires_grad=False`` although they learn, so they say nothing.
+    """
+    if isinstance(module, FusedCollection):
+        return
+    for name, weight in unsharded_weights(module).items():
+        if not weight.requires_grad:
+            sharded.table_shards()[name].requires_grad_(False)
 
 
 def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: ShardingEnv) -> list[Move]:

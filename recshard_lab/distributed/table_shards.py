@@ -157,6 +157,11 @@ class TableShards(StateEntries):
         return dict(zip(self._weights, self.parameters(), strict=False))  # without the empty one
 
     @property
+    def is_frozen(self) -> bool:
+        """Whether a parameter of this table has ``requires_grad=False``: forwards that record gradients refuse it."""
+        return not all(parameter.requires_grad for parameter in self.parameters())
+
+    @property
     def local_weights(self) -> dict[int, Tensor]:
         """Position of a shard -> its weights ``[rows, cols]``, for the shards on this rank."""
         self.flush()

@@ -254,7 +254,7 @@ def construct_apart(what: str, kind: str) -> str:
     given = None if odd and what == "no plan" else ShardingPlan({"": {table.name: chosen}})  # type: ignore[dict-item]
     codecs = get_qcomm_codecs_registry(QCommsConfig(CommType.FP16, CommType.FP16)) if odd and what == "codecs" else None
     sharders = [EmbeddingBagCollectionSharder({"optimizer": optimizer}, codecs)]
-    module: Any = EmbeddingBagCollection([table])
+    module: Any = EmbeddingBagCollection([table]).requires_grad_(not (odd and what == "frozen"))
     if what == "dense":
         module = nn.Sequential(module, nn.Linear(DIM + odd, 1))
         given = ShardingPlan({"0": {"t": chosen}})  # type: ignore[dict-item]

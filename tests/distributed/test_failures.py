@@ -43,7 +43,7 @@ STEPS = {
     "pack a message": ("distributed.state.moves:_Exchange.__init__", 0),
     "unpack a message": ("distributed.state.moves:_Exchange.unpack", 0),
     "optimizers of the second collection": ("distributed.state.dense_tables:DenseStates.finish", 1),
-    "bind the tables on the dense kernel": ("distributed.sharded_collections:ShardedCollection.bind_dense", 3),
+    "bind the tables' parameters": ("distributed.sharded_collections:ShardedCollection.bind_parameters", 3),
     "bind the fused optimizer": ("distributed.fused_optimizer:EmbeddingFusedOptimizer.bind", 0),
 }
 PARKED = {
@@ -122,6 +122,7 @@ def test_a_constructor_that_fails_on_one_rank_fails_on_all(two: Any, where: str)
         ("rows", "num_embeddings of table 't' in module '' is 24 on rank 0 and 25 on rank 1"),
         ("name", "table 't' in module ''"),
         ("optimizer", "the model: optimizer of table 't' in module '' is OptimizerSpec(optimizer=<EmbOptimType.ADAM"),
+        ("frozen", "the model: requires_grad of table 't' in module '' is True on rank 0 and False on rank 1"),
         ("codecs", "the sharders: qcomm_codecs_registry of EmbeddingBagCollectionSharder is None on rank 0"),
         ("dense", "the model: parameter '1.weight' is ((1, 8), 'torch.float32', True) on rank 0 and ((1, 9), "),
         ("no plan", "the plan"),

@@ -340,6 +340,7 @@ class _Migration:
         self.parts = {name: shards.parts() for name, shards in before.items()}
         self.tensors = {(n, p.name): dict(before[n].matrices(p)) for n, parts in self.parts.items() for p in parts}
         self.parameters = {name: list(shards.parameters()) for name, shards in before.items()}
+        self.frozen = [name for name, shards in before.items() if shards.is_frozen]
         #: restores the collection while its old kernels exist; None once they are freed
         self.snapshot: _Snapshot | None = _Snapshot(collection)
         self.own_optimizer = collection._own_optimizer
@@ -394,6 +395,8 @@ class _Migration:
         if self.regrouping is not None:
             self.collection.env = self.regrouping.after.sharding
         self.collection.place(self.shardings)
+        for name in self.frozen:
+            self.collection.table_shards()[name].requires_grad_(False)
 
     def moves(self) -> list[Move]:
         """Weights and states of every table, from the old shards to the new ones."""
@@ -420,7 +423,7 @@ class _Migration:
         self.dense.finish()
         for name, parameters in self.kept_dense.items():
             self.collection.table_shards()[name].keep(parameters)
-        self.collection.bind_dense()
+        self.collection.bind_parameters()
 
     def retire(self) -> None:
         """Marks the old executor stale after all ranks have succeeded. In-flight batches raise."""
@@ -460,7 +463,7 @@ class _Migration:
             shards.keep(self.parameters[name])
             for parameter, grad in zip(self.parameters[name], self.grads[name], strict=True):
                 parameter.grad = grad
-        collection.bind_dense()
+        collection.bind_parameters()
         collection._own_optimizer = self.own_optimizer
         if self.own_optimizer is not None:
             self.own_optimizer.bind({"": collection})

@@ -157,6 +157,8 @@ class Executor:
                 self.row_norms.append((here, kind.optimizer.row_norm_rounds, exchange))
         #: parameters of tables on the dense kernel, each with the kernel's view of the same memory
         self.dense: list[tuple[nn.Parameter, Tensor]] = []
+        #: names of tables and their parameters on this rank, for `_frozen`
+        self.parameters: list[tuple[str, nn.Parameter]] = []
         #: gradients that wait for `step_deferred`; None where fused tables step in backward
         self.deferred: Deferred | None = None
         self.buffer_bytes = {"input_buffers": 0, "output_buffers": 0}
@@ -195,7 +197,22 @@ class Executor:
         """Sends the sizes of the local batch, see `InputDist.announce`."""
         if self._recorder is not None:
             self._recorder("batch", features)
+        if torch.is_grad_enabled() and (frozen := self._frozen()) is not None:
+            if self.env.world_size == 1:
+                raise frozen
+            self.input_dist.error = self.input_dist.error or frozen
         return self.input_dist.announce(features)
+
+    def _frozen(self) -> ValueError | None:
+        """The error for a frozen table in a forward that records gradients; None if all tables learn."""
+        for name, parameter in self.parameters:
+            if not parameter.requires_grad:
+                return ValueError(
+                    f"table {name!r} has requires_grad=False, and the forward records gradients: backward would step "
+                    f"the table. Fix: call a frozen model under torch.no_grad(), or train the table with a learning "
+                    f"rate of 0"
+                )
+        return None
 
     def begin(self, lookup_input: LookupInput) -> PendingRows:
         """Looks up remote ids and issues the output exchange. ``wait()`` returns the rows of the local batch.
@@ -292,6 +309,8 @@ class Executor:
     def _read(self, lookup_input: LookupInput, training: bool) -> Rows:
         if lookup_input.error is not None:
             raise lookup_input.error
+        if training and (frozen := self._frozen()) is not None:  # the ids may have been sent ahead
+            raise frozen
         if self._recorder is not None:
             self._recorder("arrived", lookup_input)
         kept, exchanged, replicated, found = [], [], [], list[Tensor]()

@@ -26,6 +26,7 @@ from recshard_lab.distributed.sharders import (
     planned_workload,
     split_by_part,
 )
+from recshard_lab.distributed.shared_parts import refuse_second_names, refuse_second_owners
 from recshard_lab.distributed.state.dumps import dump_tables, load_tables
 from recshard_lab.distributed.state.forms import StateForm, requested, torch_call
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
@@ -72,7 +73,8 @@ class DistributedModelParallel(nn.Module):
 
     Raises:
         PlanError: the plan has a hole or an overlap, or names a module, table or rank that does not exist.
-        ValueError: no kernel supports a table on this device.
+        ValueError: no kernel supports a table on this device, the model has a planned collection under two names, or a
+            table's parameter has a second owner.
 
     >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
     >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
@@ -183,6 +185,7 @@ class DistributedModelParallel(nn.Module):
         """Checks the plan against the model and resolves schemes to shards. Plans of a user's modules stay as is."""
         tables = {path: list(sharder.tables(child)) for path, child, sharder in unsharded}
         self.plan = self._by_collection(self.plan, tables)
+        self._check_shared(module, unsharded)
         self._check_paths(tables)
         self._check_fused(module, tables)
         planned = {
@@ -241,6 +244,17 @@ class DistributedModelParallel(nn.Module):
             if inside != [path]:
                 self._joins.append((path, sharder, inside))
             yield from parts
+
+    def _check_shared(self, module: nn.Module, unsharded: Sequence[_Found]) -> None:
+        """Raises ValueError if a planned module has a second name, or a table's parameter a second owner."""
+        named = dict(module.named_modules(remove_duplicate=False))
+        planned = [named[path] for path in self.plan.plan if path in named]
+        found = {path: child for path, child, _ in unsharded if any(child is one for one in planned)}
+        refuse_second_names(module, found)
+        collections = {
+            path: found[path] for path, _, own in unsharded if path in found and isinstance(own, CollectionSharder)
+        }
+        refuse_second_owners(module, collections)
 
     def _check_paths(self, tables: Mapping[str, Any]) -> None:
         for path in self.plan.plan:

@@ -28,6 +28,7 @@ from recshard_lab.distributed.sharded_collections import (
     create_route_groups,
     unsharded_weights,
 )
+from recshard_lab.distributed.shared_parts import refuse_second_owners
 from recshard_lab.distributed.state.forms import StateForm
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.embedding import (
@@ -269,6 +270,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
 
         Raises:
             PlanError: an invalid plan for these tables and ranks.
+            ValueError: two tables have one parameter.
 
         >>> from recshard_lab import EmbeddingBagConfig, table_wise
         >>> from recshard_lab.sharding import construct_module_sharding_plan
@@ -287,6 +289,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             target = first if device is None else torch.device(device)
             plan = ShardingPlan({"": EmbeddingModuleShardingPlan(params)})
             plan = plan.resolved({"": self.tables(module)}, env.world_size, env.local_world_size)
+            refuse_second_owners(module, {"": module})
             model = table_facts("", self.tables(module)) | weight_facts("", weights, self.spec)
             settings = {"arguments": {"device type": target.type}, "sharders": sharder_facts(self)}
             return target, plan, {"plan": plan_facts(plan), "model": model, **settings}

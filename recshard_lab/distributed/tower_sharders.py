@@ -11,6 +11,7 @@ from torch import nn
 from recshard_lab.comm import ShardingEnv, agreed
 from recshard_lab.distributed.sharded_collections import ShardedCollection, ShardedEmbeddingBagCollection
 from recshard_lab.distributed.sharders import CollectionSharder, default_sharders, split_by_part
+from recshard_lab.distributed.shared_parts import refuse_second_names, refuse_second_owners
 from recshard_lab.distributed.towers import ShardedEmbeddingTower, ShardedEmbeddingTowerCollection
 from recshard_lab.embedding import BaseEmbeddingConfig
 from recshard_lab.embedding.tower import EmbeddingTower, EmbeddingTowerCollection, tower_input_params
@@ -105,7 +106,15 @@ class _TowerSharder(CollectionSharder):
             PlanError: an invalid plan, or one with the tables of a tower on several nodes.
         """
         env = env if env is not None else ShardingEnv.default()
-        parts = agreed(env, lambda: self.parts("", module))
+
+        def read() -> list[_Part]:
+            found = self.parts("", module)
+            collections = {path: part for path, part, _ in found}
+            refuse_second_names(module, collections)
+            refuse_second_owners(module, collections)
+            return found
+
+        parts = agreed(env, read)
         tables = {path: sharder.tables(part) for path, part, sharder in parts}
         by_part = agreed(env, lambda: split_by_part(params, tables, ""))
         embeddings = {path: sharder.shard(part, by_part.get(path, {}), env, device) for path, part, sharder in parts}

@@ -415,7 +415,7 @@ def _with_modules_of_sharders(
     """Path -> the tables of a collection, or those that the sharder there names in a module without any."""
     whole: dict[str, list[BaseEmbeddingConfig]] = {}
     for path, sharder in sharders.items():
-        tables, part = found.get(path) or [], modules[path]
+        tables, part = found.get(path) or [], modules.get(path)  # None under a second name of a module
         if not tables and type(part) is sharder.module_type and hasattr(sharder, "tables") and configs_of(part) is None:
             tables = list(sharder.tables(part))
         if tables:

@@ -19,6 +19,7 @@ from recshard_lab.distributed import (
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
 )
+from recshard_lab.distributed.shared_parts import refuse_second_names
 from recshard_lab.distributed.towers import Towers
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
@@ -183,7 +184,7 @@ def shard_for_inference(
     Raises:
         PlanError: an invalid plan for these tables and devices; ``devices`` with a model whose shards are on several
             ranks.
-        ValueError: a device that does not exist, or a collection that has no static tables.
+        ValueError: a device that does not exist, a collection that has no static tables, or one under two names.
         CheckpointError: a checkpoint that is missing, damaged, or of another model.
 
     >>> from recshard_lab import EmbeddingBagConfig, KeyedJaggedTensor, row_wise
@@ -351,7 +352,7 @@ def _collections(model: nn.Module) -> dict[str, nn.Module]:
     """Module path -> embedding collection.
 
     Raises:
-        ValueError: none, or one whose tables are not static.
+        ValueError: none, one whose tables are not static, or one that the model has under two names.
     """
     found: dict[str, nn.Module] = {}
     for path, part in model.named_modules():
@@ -362,6 +363,7 @@ def _collections(model: nn.Module) -> dict[str, nn.Module]:
             found[path] = part
     if not found:
         raise ValueError(f"{type(model).__name__} has no embedding collection. Fix: pass a model that has one")
+    refuse_second_names(model, found)
     return found
 
 

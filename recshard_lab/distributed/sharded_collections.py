@@ -43,6 +43,7 @@ from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.inputs import as_batch
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
+from recshard_lab.embedding.scaled_loss import watch_hidden
 from recshard_lab.sharding import ParameterSharding, PlanError, ShardingPlan
 from recshard_lab.sharding.plan.sharding_plan import Shard
 from recshard_lab.sparse import KeyedJaggedTensor, Multistreamable
@@ -198,6 +199,7 @@ class ShardedCollection(nn.Module):
         self.executor.listener = self._listener
         self.kinds = {table.name: kinds[groups[n, 0][0]] for n, table in enumerate(self.tables)}
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
+        self.executor.stepped = next((name for name, kind in self.kinds.items() if kind.optimizer is not None), None)
         weights: list[dict[int, Tensor]] = [{} for _ in self.tables]
         states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.tables]
         flushes: list[dict[int, Callable[[], None]]] = [{} for _ in self.tables]
@@ -587,6 +589,8 @@ class ShardedCollection(nn.Module):
         return self.executor.start(features)
 
     def _begun(self, lookup_input: LookupInput) -> PendingRows:
+        if self.training and not torch.is_grad_enabled():
+            watch_hidden()
         self.executor.lookup.train(self.training)
         return self.executor.begin(lookup_input)
 

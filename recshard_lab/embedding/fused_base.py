@@ -19,6 +19,7 @@ from recshard_lab.embedding.configs import BaseEmbeddingConfig, check_tables
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.out_of_range import OutOfRange
+from recshard_lab.embedding.scaled_loss import StepsInBackward, watch, watch_hidden, watch_scalers
 
 if TYPE_CHECKING:
     from recshard_lab.optim.fused import FusedCollectionOptimizer
@@ -58,6 +59,7 @@ class FusedCollection(nn.Module):
         self.on_step: OnStep | None = None
         # autograd calls our backward only if an input requires a gradient
         self._anchor = torch.zeros(0, device=self.device, requires_grad=True)
+        watch_scalers()
         self._draw_first()
 
     def _hold_weights(self) -> None:
@@ -69,6 +71,7 @@ class FusedCollection(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Makes the copied kernel's weights the parameters: copies and unpickled parameters have separate memory."""
         super().__setstate__(state)
+        watch_scalers()
         self.on_step = self._optimizer = None  # they belong to the original
         self._hold_weights()
 
@@ -93,6 +96,8 @@ class FusedCollection(nn.Module):
 
     def _look_up(self, weights: Tensor | None, ids: Tensor, offsets: Tensor, counts: list[int]) -> Tensor:
         """The rows of `LookupKernel.forward`. Backward through them steps the tables."""
+        if self.training and not torch.is_grad_enabled():
+            watch_hidden()
         looked: Tensor = _Lookup.apply(self._anchor, weights, ids, offsets, counts, self._kernel, self.on_step)
         return looked
 
@@ -202,6 +207,14 @@ class _Holder(nn.Module):
     weight: nn.Parameter
 
 
+class _Recorded(StepsInBackward):
+    """What backward needs."""
+
+    def __init__(self, kept: Any, table: str) -> None:
+        self.kept, self.table = kept, table
+        self.failed: Exception | None = None
+
+
 class _Lookup(torch.autograd.Function):
     """forward: the kernel's lookup. backward: the kernel's fused step, and the gradient of per-sample weights."""
 
@@ -216,8 +229,9 @@ class _Lookup(torch.autograd.Function):
         kernel: LookupKernel,
         on_step: OnStep | None,
     ) -> Tensor:
-        out, ctx.saved = kernel.forward(ids, offsets, weights, counts)
-        ctx.kernel = kernel
+        out, kept = kernel.forward(ids, offsets, weights, counts)
+        ctx.saved, ctx.kernel = _Recorded(kept, kernel.slots[0].table), kernel
+        watch(ctx.saved)
         ctx.on_step = None if on_step is None else partial(on_step, ids, counts)
         return out
 
@@ -229,10 +243,12 @@ class _Lookup(torch.autograd.Function):
                 "backward ran twice through one fused lookup, and the first run stepped the tables. Fix: look up again"
             )
         saved, ctx.saved = ctx.saved, None
+        if saved.failed is not None:
+            raise saved.failed
         if ctx.on_step is not None:
             ctx.on_step()
             ctx.on_step = None
-        return None, ctx.kernel.backward(saved, grad), None, None, None, None, None
+        return None, ctx.kernel.backward(saved.kept, grad), None, None, None, None, None
 
 
 def _spec_of(optimizer: type[torch.optim.Optimizer] | EmbOptimType, kwargs: Mapping[str, Any] | None) -> OptimizerSpec:

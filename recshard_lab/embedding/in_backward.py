@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.embedding.scaled_loss import StepsInBackward, scaled_loss_error, watch, watch_scalers
 
 
 @names_wrong_arguments
@@ -20,7 +21,8 @@ def apply_optimizer_in_backward(
     """Attaches a separate optimizer to each parameter, which steps as soon as the parameter's gradient is complete.
 
     An unsharded module then needs no ``optimizer.step()``, and ``grad`` is None after backward. A module that is
-    sharded later uses the same optimizer: its kernels step the touched rows in backward.
+    sharded later uses the same optimizer: its kernels step the touched rows in backward. torch's ``GradScaler.scale``
+    raises for a loss of such a parameter: backward would step it with the multiplied gradient.
 
     Args:
         optimizer_class: any torch optimizer; for parameters that will be sharded one with a fused equal
@@ -53,6 +55,9 @@ def apply_optimizer_in_backward(
         parameter._optimizer_classes = [optimizer_class]  # type: ignore[attr-defined]
         parameter._optimizer_kwargs = [dict(optimizer_kwargs)]  # type: ignore[attr-defined]
         parameter.register_post_accumulate_grad_hook(_step)
+        parameter.steps_in_backward = _Attached(parameter.shape)  # type: ignore[attr-defined]
+        watch(parameter.steps_in_backward)  # type: ignore[attr-defined]
+    watch_scalers()
 
 
 def in_backward_optimizer_filter(
@@ -68,6 +73,16 @@ def in_backward_optimizer_filter(
     for name, parameter in named_parameters:
         if hasattr(parameter, "_in_backward_optimizers") == include:
             yield name, parameter
+
+
+class _Attached(StepsInBackward):
+    """Marks a parameter that has an optimizer in backward. ``scale`` raises the error: nothing of ours runs later."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        self.shape = list(shape)
+
+    def refuse(self, scale: float) -> None:
+        raise scaled_loss_error(f"a parameter of shape {self.shape}", scale)
 
 
 def _step(parameter: Tensor) -> None:

@@ -50,6 +50,7 @@ from recshard_lab.distributed.step.types import LookupInput
 from recshard_lab.distributed.step.weight_gradients import exchange_weight_gradients, of_replicas
 from recshard_lab.embedding.managed_collision.kernel import ManagedKernel
 from recshard_lab.embedding.out_of_range import OutOfRange
+from recshard_lab.embedding.scaled_loss import StepsInBackward, watch, watch_scalers
 from recshard_lab.sparse import KeyedJaggedTensor
 
 Listener = Callable[[KernelGroup, Tensor, list[int]], None]
@@ -57,8 +58,8 @@ Recorder = Callable[[str, Any], None]
 """Called with each stage's name and what it hands to the next one, see `Executor.record`."""
 
 
-@dataclass(slots=True)
-class _Saved:
+@dataclass(slots=True, eq=False)
+class _Saved(StepsInBackward):
     """What backward needs: the ids, what each exchanged kernel kept, and the gradient exchange once it is issued.
 
     After an error, of this rank or of another one, backward takes part in the messages and steps nothing.
@@ -71,6 +72,7 @@ class _Saved:
     path: OutputExchange | None = None
     pending: PendingOutput = field(init=False)
     failed: Exception | None = None
+    table: str = ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -163,6 +165,9 @@ class Executor:
         self.deferred: Deferred | None = None
         self.buffer_bytes = {"input_buffers": 0, "output_buffers": 0}
         self._moved_away = False
+        #: name of a table that a kernel steps; None if torch optimizers step all of them
+        self.stepped: str | None = None
+        watch_scalers()
         #: called before every lookup with the group, its ids ``[N]`` by shard feature, and their number in each
         self.listener: Listener | None = None
         self._recorder: Recorder | None = None
@@ -319,9 +324,9 @@ class Executor:
             bags = group.bags(lookup_input)
             if self.listener is not None:
                 self.listener(group, bags[0], bags[3])
-            looked_up, saved = self._run(group, bags, training, own)
+            looked_up, kept_here = self._run(group, bags, training, own)
             exchanged.append(looked_up)
-            kept.append(saved)
+            kept.append(kept_here)
             if isinstance(group.kernel, ManagedKernel):
                 found.append(group.kernel.rows if bags[0].numel() else bags[0])
         lookup_input.rows = torch.cat(found) if found else None
@@ -330,7 +335,10 @@ class Executor:
             if self.listener is not None:
                 self.listener(group, bags[0], bags[3])
             replicated.append(self._run(group, bags, False)[0])
-        rows = Rows(exchanged, replicated, _Saved(lookup_input, kept) if training else None)
+        saved = _Saved(lookup_input, kept, table=self.stepped or "") if training else None
+        if saved is not None and self.stepped is not None:
+            watch(saved)
+        rows = Rows(exchanged, replicated, saved)
         if self._recorder is not None:
             self._recorder("rows", rows)
         return rows

@@ -15,7 +15,9 @@ Recommendation System Training", and TorchRec's pipeline of this name).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -136,7 +138,8 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         arrive(event, sent.lookup_input)
         if self._flights:
             self._look_ahead(self._flights[0])
-        losses, output = self._run_forward(number, sent)
+        with _found_by_scalers(sent, saved):
+            losses, output = self._run_forward(number, sent)
         self._between_stages()
         if self._may_step(losses, number):
             with self._stage("backward", number):
@@ -190,3 +193,18 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         if self._flights and self._flights[0].read is not None:
             with self._log.stage("wait", number):
                 arrive(self._flights[0].read.result())
+
+
+@contextmanager
+def _found_by_scalers(sent: Sent, saved: Sequence[Any]) -> Iterator[None]:
+    """Lets a GradScaler in the forward find the lookups of rows that were looked up ahead."""
+    rows: list[Any] = [lookup_input.looked_up for lookup_input in sent.lookup_input]
+    for own, kept in zip(rows, saved, strict=True):
+        if own is not None:
+            own.steps_in_backward = kept
+    try:
+        yield
+    finally:
+        for own in rows:
+            if own is not None:
+                del own.steps_in_backward

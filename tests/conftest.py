@@ -1,4 +1,4 @@
-"""What every test shares: hypothesis without a clock, one thread, the real ratings where there are any."""
+"""What every test shares: hypothesis without a clock, one thread, the programs it needs, the real ratings if any."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from recshard_lab.data import MovieLens, RatingsDataset
+from tests import programs
 from tests.alone import is_alone
 from tests.sweep import SWEEP
 
@@ -33,6 +34,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not SWEEP and (left_out := [item for item in items if item.get_closest_marker("sweep")]):
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test that lacks a program or a right, before its fixtures start. Where all must be there, it fails."""
+    needs = [need for marker in item.iter_markers("needs") for need in marker.args]
+    if item.get_closest_marker("browser"):
+        needs.append("chromium")
+    if reason := programs.missing(needs):
+        if programs.ALL_PROGRAMS:
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Counts the skipped tests by what they need."""
+    reports = terminalreporter.stats.get("skipped", [])
+    lines = programs.summary(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if lines:
+        terminalreporter.section("skipped tests")
+        terminalreporter.write_line("\n".join(lines))
 
 
 @pytest.fixture(scope="session")

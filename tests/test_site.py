@@ -17,6 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.browser.lab_server import CHROMIUM
+
 ROOT = Path(__file__).parents[1]
 pytest.importorskip("sphinx", reason='the site needs pip install -e ".[docs]"')
 
@@ -190,7 +192,7 @@ def test_the_search_answers_without_a_network_and_pages_fit_a_narrow_screen(site
 
     flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=flags)
         page = browser.new_page(viewport={"width": 400, "height": 800})
         page.goto((site / "search.html").as_uri() + "?q=resume")
         page.wait_for_selector("#search-results li a")

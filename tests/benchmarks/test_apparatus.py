@@ -19,11 +19,12 @@ from benchmarks import Figure, launch_peers
 from benchmarks.apparatus import environments
 from benchmarks.apparatus.dumps import dump_figures
 from benchmarks.apparatus.environments import Environment, PeerEnv, PeersMissing
-from benchmarks.apparatus.kernel import Kernel, own_network, pss_mb
+from benchmarks.apparatus.kernel import Kernel, pss_mb
 from benchmarks.apparatus.peers import RECIPES, Recipe
 from recshard_lab.cli import app
 
 pytestmark = pytest.mark.timeout(120)
+needs_network = pytest.mark.needs("unshare", "user namespaces")
 
 PLAIN = Recipe("plain", "", "import os", "print('sum 4.0')", "pass")
 
@@ -53,7 +54,7 @@ def test_a_process_that_left_the_kernels_session_is_ended_with_it() -> None:
     assert not os.path.exists(folder)
 
 
-@pytest.mark.skipif(bool(own_network()), reason="no private network on this machine")
+@needs_network
 def test_what_listens_on_every_interface_of_an_isolated_kernel_is_heard_only_inside() -> None:
     with Kernel(isolated=True) as kernel:
         port = int(
@@ -143,9 +144,8 @@ def test_pip_failures_are_one_line(
     assert bool(said) == bool(why)
 
 
+@needs_network
 def test_a_launcher_that_fails_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    if why := own_network():
-        pytest.skip(why)
     wrong = Recipe("wrong", "", "", "print('sum 3.0')", "pass")
     figures = launch_peers.side_by_side([wrong, PLAIN], "", rounds=1)
     assert {figure.name.split(": ")[1] for figure in figures} == {"plain"}
@@ -153,9 +153,8 @@ def test_a_launcher_that_fails_is_told_and_the_others_are_measured(capsys: pytes
     assert "FAILED in this round: wrong" in capsys.readouterr().err
 
 
+@needs_network
 def test_our_own_recipe_runs_and_shares_pages_between_ranks() -> None:
-    if why := own_network():
-        pytest.skip(why)
     warm = next(recipe for recipe in RECIPES if recipe.name == "recshard, warm")
     (_, memory, _) = launch_peers.side_by_side([warm], "", rounds=1)
     with Kernel() as kernel:

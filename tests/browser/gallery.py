@@ -65,7 +65,7 @@ SHOWN = (
         "skew_scale",
         "SkewScale(movielens(), rs.Topology(4, ddr_cap=10**9))",
         "[role=figure][aria-label^='9 plans'] [data-drawn]",
-        keys={"Machine": "ArrowDown", "Skew": "End", "Ids a bag": "End"},  # the next step is what the tables have
+        keys={"Machine": "ArrowDown", "Skew": "End", "Ids per bag": "End"},  # the next step is what the tables have
     ),
     Shown(
         "scheme_switcher",

@@ -20,14 +20,9 @@ from PIL import Image, ImageChops, ImageDraw
 
 from recshard_lab.lab import views
 from tests.browser import axe, gallery, keys, pictures
-from tests.browser.lab_server import CHROMIUM
 from tests.sweep import SWEEP
 
-pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
-]
+pytestmark = pytest.mark.browser
 
 NAMES = [one.name for one in gallery.SHOWN]
 LOOKS = [*(name for name in NAMES if name != "views"), *(f"view_{name}" for name in views.view_names())]
@@ -179,6 +174,8 @@ def test_every_control_is_used_by_keys_and_answers(page: Any, name: str) -> None
     for control in used:
         print(f"{name}: {control.name}: {control.answer_ms and round(control.answer_ms, 1)} ms from key to picture")
     assert used
+    labels = {control.name.split(". ")[0] for control in used}
+    assert [label for label, key in one.keys.items() if key and label not in labels] == []
     assert [c.name for c in used if c.answer_ms is None and c.name not in QUIET] == []
     assert [c.name for c in used if not c.kept_focus] == []
 

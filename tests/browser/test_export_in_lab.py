@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 
 from recshard_lab.sharding import ShardingPlan, Topology
-from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page, run_all, write_notebook
+from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
 from tests.lab.plans import movielens
 
-pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
-]
+pytestmark = pytest.mark.browser
 
 CELLS = [
     "from tests.lab.plans import movielens\n"

@@ -15,11 +15,7 @@ from recshard_lab.sharding import ShardingPlan, Topology
 from tests.browser.lab_server import CHROMIUM
 from tests.lab.plans import SCHEMES, many, plan_of
 
-pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
-]
+pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = many(26)

@@ -12,14 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.browser.lab_server import CHROMIUM, jupyter_lab, notebook_page, run_all, write_notebook
+from tests.browser.lab_server import jupyter_lab, notebook_page, run_all, write_notebook
 from tests.lab.test_answer_times import MODEL
 
-pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
-]
+pytestmark = pytest.mark.browser
 
 COUNTS = 2
 ONCE = ([1, 1], [1, 0], [0, 1], [0, 0])  # a figure that does not change is not drawn

@@ -22,16 +22,11 @@ import pytest
 
 import recshard_lab as rs
 from recshard_lab.lab.draw.theme import ms_text
-from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page
+from tests.browser.lab_server import command, jupyter_lab, notebook_page
 from tests.browser.reader import ROOT, ask, numbers_of, picture, processes_of, run_every_cell, saved, scroll_to
 from tests.notebooks.runs import keep
 
-pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.alone,  # its runs are measured
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.alone]  # its runs are measured
 
 FIRST, SCHEMES, PLANNER = "01_shard_your_first_model", "06_sharding_schemes", "11_the_planner"
 OTHERS = sorted({path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} - {FIRST, SCHEMES, PLANNER})

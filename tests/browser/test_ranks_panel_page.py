@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page, run_all, write_notebook
+from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
 
-pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
-]
+pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[2]
 PANEL = ".recshard-ranks"

@@ -14,16 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page, wait_for_kernel, write_notebook
-
-pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
 from playwright.sync_api import expect
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
-]
+from tests.browser.lab_server import command, jupyter_lab, notebook_page, wait_for_kernel, write_notebook
+
+pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER = os.environ.get("RECSHARD_OTHER_IPYKERNEL", "")

@@ -11,14 +11,10 @@ import pytest
 from recshard_lab.lab import compare_plans
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import Topology
-from tests.browser.lab_server import CHROMIUM, command, jupyter_lab, notebook_page, run_all, write_notebook
+from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
 from tests.lab.plans import many, plan_of
 
-pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
-]
+pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES, TOP, LOAD = many(26), Topology(8, ddr_cap=10**11), Workload(2048)

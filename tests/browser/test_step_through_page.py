@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,7 @@ from recshard_lab.lab.widgets.step_through import StepPlayer, StepThrough
 from tests.browser.lab_server import CHROMIUM
 from tests.lab.recorded import recorded_step
 
-pytest.importorskip("playwright", reason="needs playwright: pip install -e '.[test]'")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"needs Chromium at {CHROMIUM}"),
-]
+pytestmark = pytest.mark.browser
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 HTML = """<!doctype html><style>%s</style><div id="here"></div><script type="module">
 %s

@@ -150,7 +150,7 @@ def test_a_stopped_process_that_holds_the_lock_is_named(tmp_path: Path, monkeypa
     assert torch.equal(weights(module), weights(small(1)))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+@pytest.mark.needs("unshare", "mount", "the right to mount")
 def test_a_disk_that_is_really_full_keeps_the_checkpoint_before(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=True)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,14 +9,13 @@ import pytest
 
 from recshard_lab.lab.widgets.components import STATIC, script
 
-NODE = shutil.which("node")
 TESTS = Path(__file__).parent / "javascript"
 COMPONENTS = [path.stem for path in sorted(STATIC.glob("*.js"))]
-needs_node = pytest.mark.skipif(NODE is None, reason="needs node, version 18 or later: apt-get install nodejs")
+needs_node = pytest.mark.needs("node")
 
 
 def node(*arguments: str, text: str | None = None) -> str:
-    done = subprocess.run([str(NODE), *arguments], input=text, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(["node", *arguments], input=text, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -19,15 +19,9 @@ from tests.launcher import hosts
 from tests.launcher.hosts import TwoHosts, two_hosts
 from tests.launcher.hosts_job import entries
 
-pytestmark = [pytest.mark.sweep, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [hosts.needs_hosts, pytest.mark.sweep, pytest.mark.alone, pytest.mark.timeout(240)]
 
 FOREVER = 10**9
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _possible() -> None:
-    if reason := hosts.missing():
-        pytest.skip(reason)
 
 
 def start(pair: TwoHosts, folder: Path, steps: int, *elements: int) -> list[subprocess.Popen[bytes]]:

@@ -40,13 +40,7 @@ def torchrun(node: int, port: int, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.fixture(scope="session")
-def can_make_hosts() -> None:
-    if reason := hosts.missing():
-        pytest.skip(reason)
-
-
-@pytest.mark.usefixtures("can_make_hosts")
+@hosts.needs_hosts
 def test_two_hosts_train_to_the_losses_and_weights_of_the_unsharded_model(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with hosts.two_hosts() as pair:

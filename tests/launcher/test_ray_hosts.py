@@ -23,6 +23,7 @@ from tests.launcher.hosts_job import entries, unsharded
 from tests.train_job.test_export import check_trained, exported
 
 pytestmark = [
+    hosts.needs_hosts,
     pytest.mark.sweep,
     pytest.mark.alone,
     pytest.mark.timeout(300),
@@ -40,8 +41,6 @@ LOST_S = 100.0  # Ray's own detector needs 60 s for a host that is silent
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TwoHosts]:
     """Two hosts with two CPUs each. Host 0 is the head."""
-    if reason := hosts.missing():
-        pytest.skip(reason)
     folder = tempfile.mkdtemp(prefix="rs-ray-")  # short: it holds sockets
     small = ["--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats"]
     try:

@@ -14,9 +14,7 @@ from recshard_lab.serving.export import compiled
 from recshard_lab.serving.export.refusals import ExportError
 from tests.serving.bundles import COLUMNS, batch_of, dlrm
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler (apt-get install g++)"
-)
+needs_compiler = pytest.mark.needs("g++")
 
 
 @pytest.fixture(scope="module")

@@ -25,12 +25,6 @@ pytestmark = pytest.mark.timeout(150)
 TWO_NODES = rs.Topology(2, local_world_size=1)
 
 
-@pytest.fixture
-def _possible() -> None:
-    if reason := hosts.missing():
-        pytest.skip(reason)
-
-
 def exported(folder: Path, launcher: str) -> dict[str, Any]:
     """The config of a run whose files are in `folder`."""
     config = config_of(folder, max_steps=3)
@@ -48,7 +42,7 @@ def check_trained(config: dict[str, Any], folder: Path) -> None:
     assert apart(weights, weights_of(alone)[0]) <= 1e-5
 
 
-@pytest.mark.usefixtures("_possible")
+@hosts.needs_hosts
 def test_the_script_for_slurm_trains_on_the_hosts_of_its_job(tmp_path: Path) -> None:
     config = exported(tmp_path, "slurm")
     script = tmp_path / "train.sbatch"
@@ -88,7 +82,7 @@ def test_the_script_for_slurm_trains_on_the_hosts_of_its_job(tmp_path: Path) -> 
 
 
 @pytest.mark.sweep
-@pytest.mark.usefixtures("_possible")
+@hosts.needs_hosts
 def test_the_command_in_the_script_for_torchrun_trains_on_two_hosts(tmp_path: Path) -> None:
     config = exported(tmp_path, "torchrun")
     (command,) = [line.split() for line in (tmp_path / "train.py").read_text().splitlines() if "    torchrun " in line]

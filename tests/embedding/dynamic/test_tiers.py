@@ -21,7 +21,8 @@ from recshard_lab.embedding.dynamic.table import DynamicTable, Memory
 from recshard_lab.sparse import KeyedJaggedTensor
 from tests.embedding.dynamic.redis_server import redis_server
 
-KINDS = ["host", "disk", "redis"]
+REDIS = pytest.param("redis", marks=pytest.mark.needs("redis-server"))
+KINDS = ["host", "disk", REDIS]
 DIM = 4
 
 
@@ -32,11 +33,13 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def tier(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+def tier(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     """Makes a tier of a kind, empty for each test."""
 
     def made(kind: str, **more: Any) -> Tier:
-        where = {"host": {"capacity": 1024}, "disk": {"path": tmp_path}, "redis": {"url": redis_url}}[kind]
+        if kind == "redis":
+            return Tier(kind, url=request.getfixturevalue("redis_url"), **more)
+        where = {"host": {"capacity": 1024}, "disk": {"path": tmp_path}}[kind]
         return Tier(kind, **(where | more))  # type: ignore[arg-type]
 
     return made
@@ -123,7 +126,7 @@ def test_an_evicted_id_comes_back_with_its_trained_row_and_optimizer_state(
     assert table.total_size == 148
 
 
-@pytest.mark.parametrize("kind", ["disk", "redis"])
+@pytest.mark.parametrize("kind", ["disk", REDIS])
 def test_a_tier_outlives_its_table(tier: Any, name: str, kind: str) -> None:
     config = DynamicEmbeddingConfig(name, DIM, 128, tiers=[Tier("host", capacity=128), tier(kind)])
     table = with_states(config)

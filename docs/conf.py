@@ -17,6 +17,7 @@ import commands  # noqa: E402
 import links  # noqa: E402
 from repository import PROJECT, REPOSITORY, InstallCell, LaunchButtons  # noqa: E402
 from schemas import SchemaTable  # noqa: E402
+from sphinx.ext.autodoc.mock import mock  # noqa: E402
 
 import recshard_lab  # noqa: E402
 
@@ -50,6 +51,8 @@ myst_heading_anchors = 4
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+# of the extra "serving", which the extra "docs" does not bring: no signature shows them
+autodoc_mock_imports = ["orjson", "safetensors", "starlette", "uvicorn"]
 python_maximum_signature_line_length = 88
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_use_rtype, napoleon_use_ivar = False, True
@@ -88,7 +91,8 @@ def _add_buttons(app, pagename, templatename, context, doctree):
 def setup(app):
     """Writes the generated pages, and registers the directives."""
     links.copy_notebooks(HERE / "tutorials")
-    api.write_pages(HERE / "reference" / "api")
+    with mock(autodoc_mock_imports):
+        api.write_pages(HERE / "reference" / "api")
     commands.write_pages(HERE / "reference" / "cli")
     app.connect("source-read", _translate_links)
     app.connect("html-page-context", _add_buttons)

@@ -186,6 +186,54 @@ def test_every_command_has_a_page(pages: dict[str, Page]) -> None:
     assert "--constraints FILE" in " ".join("".join(pages["reference/cli/plan_make.html"].text).split())
 
 
+WITHOUT = """
+import importlib.abc, importlib.metadata, sys
+from packaging.requirements import Requirement
+
+def brought(project, extras):
+    found, ahead = set(), [(project, "", *extras)]
+    while ahead:
+        name, *extras = ahead.pop()
+        if (name, *extras) in found:
+            continue
+        found.add((name, *extras))
+        try:
+            lines = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:  # for another platform
+            continue
+        for requirement in map(Requirement, lines):
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
+                ahead.append((requirement.name.lower().replace("_", "-"), "", *sorted(requirement.extras)))
+    return {name for name, *_ in found}
+
+there = brought("recshard-lab", ["cpu", "docs"])
+absent = {module for module, projects in importlib.metadata.packages_distributions().items()
+          if not there.intersection(project.lower().replace("_", "-") for project in projects)}
+assert {"uvicorn", "pytest"} <= absent and not absent & {"torch", "sphinx"}, absent
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from sphinx.cmd.build import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_pages_of_the_api_need_only_the_extras_cpu_and_docs(tmp_path: Path) -> None:
+    page = "reference/api/serving"  # of the largest extra; every page is written, and this one is built
+    options = ["-D", f"include_patterns={page}.rst", "-D", f"root_doc={page}", "-D", "suppress_warnings=toc"]
+    command = [sys.executable, "-c", WITHOUT, "-q", "-W", *options, "-b", "text", str(ROOT / "docs"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr
+    text = " ".join((tmp_path / f"{page}.txt").read_text().split())
+    assert "Client(address: str, token: str | None = None, timeout_s: float = 30.0)" in text
+    assert "predict_batch( batch: Batch, ) -> dict[str, Tensor] Outputs of B samples, as tensors" in text
+
+
 @pytest.mark.browser
 def test_the_search_answers_without_a_network_and_pages_fit_a_narrow_screen(site: Path) -> None:
     from playwright.sync_api import sync_playwright

@@ -179,10 +179,10 @@ def a_backend_shares_the_devices_of_another() -> None:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices, options._threads, options._timeout = other.options._devices, 1, timedelta(seconds=7)
     backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options)
-    backend._set_sequence_number_for_group()
     total = torch.ones(1)
     backend.allreduce([total]).wait()
     assert total.item() == 1
+    assert backend._get_sequence_number_for_group() == 1
     assert backend.options._timeout == timedelta(seconds=7)
     assert len(backend.options._devices) == len(other.options._devices)
 
@@ -704,7 +704,6 @@ USES: dict[Callable[[], None], list[str]] = {
     a_backend_shares_the_devices_of_another: [
         "._devices",
         "._timeout",
-        "._set_sequence_number_for_group",
         "torch.distributed.ProcessGroupGloo._Options",
     ],
     a_group_is_made_by_its_members_alone: [

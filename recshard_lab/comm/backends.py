@@ -104,6 +104,4 @@ def _gloo_beside(asked: Any, other: Any) -> Any:
     """A Gloo backend whose connections are served by the thread of another one."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices, options._threads, options._timeout = other.options._devices, 1, asked.timeout
-    backend = dist.ProcessGroupGloo(asked.store, asked.group_rank, asked.group_size, options)
-    backend._set_sequence_number_for_group()
-    return backend
+    return dist.ProcessGroupGloo(asked.store, asked.group_rank, asked.group_size, options)

@@ -157,22 +157,25 @@ def rebuild(store_path: str, names: Sequence[str], group_count: int, device: tor
 
 
 def _fresh_backends(group: Any, name: str, store: Store) -> dict[str, tuple[Any, Any]]:
-    """Device type -> (BackendType, new backend) for each that `group` has; device types of one backend share it."""
-    kinds = dist.ProcessGroup.BackendType
-    made: dict[Any, Any] = {}
+    """Device type -> (BackendType, new backend) for each that `group` has; device types of one backend share it.
+
+    The BackendType is that under which torch registered the old one. Gloo under a name of ours is CUSTOM.
+    """
+    backends = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
+    made: dict[str, Any] = {}
     fresh = {}
     for place in ("cpu", "cuda"):
         old = _backend_on(group, place)
         if old is None:
             continue
-        kind = kinds.GLOO if isinstance(old, dist.ProcessGroupGloo) else kinds.NCCL
-        if kind not in made:
+        backend = backends[place]
+        if backend not in made:
             prefixed = PrefixStore(f"{name}/{place}", store)
-            if kind == kinds.GLOO:
-                made[kind] = dist.ProcessGroupGloo(prefixed, group.rank(), group.size(), TIMEOUT)
+            if isinstance(old, dist.ProcessGroupGloo):
+                made[backend] = dist.ProcessGroupGloo(prefixed, group.rank(), group.size(), TIMEOUT)
             else:
-                made[kind] = dist.ProcessGroupNCCL(prefixed, group.rank(), group.size(), old.options)
-        fresh[place] = kind, made[kind]
+                made[backend] = dist.ProcessGroupNCCL(prefixed, group.rank(), group.size(), old.options)
+        fresh[place] = dist.Backend.backend_type_map[backend], made[backend]
     return fresh
 
 

@@ -93,10 +93,11 @@ def time_on_rank(cases: Sequence[Case], turns: int, turn_ms: float, seed: int) -
 
     clock = Clock(compute_device(ShardingEnv.default()))
     on_gpu = clock.device.type != "cpu"
-    torch.manual_seed(seed)
     rng = np.random.default_rng([seed, dist.get_rank()])
     drawn = {case.model.name: _batches(case.model, rng, clock.device) for case in cases}
-    built = [_built(case) for case in cases]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # of the first weights
+        built = [_built(case) for case in cases]
     counts: list[int] = []
     done: list[int] = []
     found: list[dict[str, Any]] = []

@@ -18,6 +18,7 @@ import psutil
 from ..sockets import interface_of, loopback, loopback_interface, plain, route_to, watch_hosts
 from .devices import DEVICE_VARIABLE, choose, rank_variables, shares_by_default, visible_gpus
 from .errors import LaunchError
+from .seeds import check_seed, seed_rank
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,11 @@ class Place:
 
 @contextmanager
 def join(
-    backend: str | None = None, *, share_gpu: bool = False, devices: str | Sequence[int | str] | None = None
+    backend: str | None = None,
+    *,
+    share_gpu: bool = False,
+    devices: str | Sequence[int | str] | None = None,
+    seed: int | None = None,
 ) -> Iterator[Place]:
     """Provides the default process group inside the block, however this process was started.
 
@@ -60,6 +65,8 @@ def join(
             for CPU tensors. If GPUs stay unused, local rank 0 emits a RuntimeWarning.
         share_gpu: as of `launch`: several ranks may compute on one GPU.
         devices: as of `launch`: the GPUs of this node to use.
+        seed: as of `launch`: seeds this process when the block begins, on launched ranks too. None: random generators
+            stay as they are.
 
     Raises:
         LaunchError: some of torchrun's variables are missing, the backend is not possible here, or no interface leads
@@ -75,8 +82,11 @@ def join(
     from torch._C._distributed_c10d import HashStore
     from torch.distributed.rendezvous import rendezvous
 
+    check_seed("join", seed)
     if dist.is_initialized():
-        yield _place(_present_device())
+        place = _place(_present_device())
+        _seed_if_requested(seed, place)
+        yield place
         return
     present = [name for name in _NEEDED if name in os.environ]
     alone = not {"RANK", "WORLD_SIZE"} & set(present)
@@ -117,7 +127,9 @@ def join(
         watch_hosts(hosts)
         dist.init_process_group(backends, store=store, rank=rank, world_size=world_size)
         try:
-            yield _place(device)
+            place = _place(device)
+            _seed_if_requested(seed, place)
+            yield place
         finally:
             if dist.is_initialized():  # the script may have destroyed it itself
                 dist.destroy_process_group()
@@ -132,6 +144,11 @@ def _place(device: torch.device) -> Place:
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     node = int(os.environ.get("GROUP_RANK", rank // local_size))
     return Place(rank, size, local_rank, local_size, node, device)
+
+
+def _seed_if_requested(seed: int | None, place: Place) -> None:
+    if seed is not None:
+        seed_rank(seed, place.rank)
 
 
 def _present_device() -> torch.device:

@@ -47,6 +47,7 @@ from .collectives import Line
 from .engines.engine import end_children
 from .payload import decode_apart, encode_apart, remember_sources
 from .recorder import Recorder, users_line
+from .seeds import seed_rank
 
 __all__ = ["Rank", "die_with_parent", "run_rank"]
 
@@ -153,8 +154,7 @@ class Rank:
         torch.set_num_threads(self.spec["threads"])
         if self.spec["threads"] > 1:
             threadpoolctl.threadpool_limits(self.spec["threads"])  # the forkserver has loaded BLAS for one thread
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()  # forks would otherwise all draw the same numbers
+        seed_rank(self.spec["seed"], self.rank)
         self.device = torch.device(self.spec["device"])
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

@@ -331,7 +331,7 @@ class Ranks:
                 world.stop(*[0.0] if self._busy.locked() else [])
 
     def restart(self) -> None:
-        """Fresh ranks of the same shape. The variables of the old ones are lost."""
+        """Fresh ranks of the same shape and seed. The variables of the old ones are lost."""
         _ = self._world
         with Ranks.starting:
             if Ranks.running not in (None, self):
@@ -527,6 +527,7 @@ def launch(
     share_gpu: bool = False,
     devices: str | Sequence[int | str] | None = None,
     memory_gb: float | None = None,
+    seed: int | None = None,
     threads: int = 1,
     start_method: str | None = None,
     inter_node_latency_ms: float | None = None,
@@ -550,6 +551,8 @@ def launch(
             leaves all GPUs unused. Default: the visible GPUs (``CUDA_VISIBLE_DEVICES``).
         memory_gb: device memory that each rank may use, in units of 1e9 bytes. Above it a rank raises
             ``torch.OutOfMemoryError``. None: no limit.
+        seed: makes the random numbers of torch, numpy and `random` repeatable: each rank draws other numbers than the
+            other ranks, and the same at each launch and `Ranks.restart`. None: other numbers at each launch.
         threads: threads per rank of torch, OpenMP, MKL and numpy's BLAS.
         start_method: ``fork`` (from a process that has imported torch: 0.1 s), ``spawn`` (a clean interpreter per
             rank: seconds) or None (fork on Linux, spawn on macOS).
@@ -585,6 +588,7 @@ def launch(
         share_gpu=share_gpu,
         devices=devices,
         memory_gb=memory_gb,
+        seed=seed,
     )
     ranks, fresh = start(shape)
     if fresh and shape.unused_gpus:

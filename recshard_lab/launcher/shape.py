@@ -11,6 +11,7 @@ from ..cores import usable_cores
 from .devices import TIMES_NOTE, checked_backend, choose, shared, shares_by_default, visible_gpus
 from .engines import start_methods
 from .errors import LaunchError
+from .seeds import check_seed
 
 __all__ = ["Shape"]
 
@@ -36,6 +37,7 @@ class Shape:
     hosts: int = 1  # machines; above 1 they are the nodes, otherwise nodes are virtual
     devices: tuple[str, ...] = ()  # by rank: "cpu", "cuda:K" or the UUID of a MIG slice; () means "cpu" for all
     memory_gb: float | None = None  # device memory per rank, in 1e9 bytes; None: all there is
+    seed: int | None = None  # of each rank's random numbers; None: others at each launch
     unused_gpus: str = field(default="", compare=False)  # why the ranks are on the CPU although there are GPUs
 
     def __post_init__(self) -> None:
@@ -66,6 +68,8 @@ class Shape:
             text += f" on {', '.join(self.devices)}"
         if self.memory_gb is not None:
             text += f", {self.memory_gb:g} GB each"
+        if self.seed is not None:
+            text += f", seed {self.seed}"
         return text + (f", engine {self.engine}" if self.engine != "fork" else "")
 
     @property
@@ -96,11 +100,13 @@ class Shape:
         share_gpu: bool = False,
         devices: str | Sequence[int | str] | None = None,
         memory_gb: float | None = None,
+        seed: int | None = None,
     ) -> Shape:
         """The shape, or a LaunchError that names the argument, its value and a fix."""
         for name, value in (("n", world_size), ("nodes", nodes), ("threads", threads)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise LaunchError(f"launch({name}={value!r}): expected a whole number of at least 1.")
+        check_seed("launch", seed)
         if world_size % nodes:
             fit = max(k for k in range(1, nodes + 1) if world_size % k == 0)
             raise LaunchError(
@@ -145,6 +151,7 @@ class Shape:
             address=address,
             devices=choice.devices,
             memory_gb=limit_gb,
+            seed=seed,
             unused_gpus=choice.notice,
         )
 

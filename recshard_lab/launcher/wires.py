@@ -428,6 +428,7 @@ def rank_spec(shape: Shape, rank: int, store: str) -> dict[str, Any]:
         "threads": shape.threads,
         "device": variables[DEVICE_VARIABLE],
         "memory_gb": shape.memory_gb,
+        "seed": shape.seed,
         "store": store,
         "environment": {**inherited, **variables},
         "variables": variables,

@@ -117,6 +117,17 @@ def test_a_cell_runs_on_every_rank_and_what_they_agree_on_is_shown_once(notebook
     assert sorted(said.stdout.splitlines()) == ["[0] rank 0", "[1] rank 1", "[all] 20", "[all] same"]
 
 
+def test_a_seed_repeats_the_random_numbers_of_each_rank(kernel: Notebook) -> None:
+    assert "2 ranks over gloo, seed 7 ready" in kernel.ok("%recshard_launch -n 2 --seed 7").stdout
+    draw = "print(torch.rand(2).tolist())"
+    first = kernel.ok(f"%%recshard\n{draw}").stdout
+    assert len({line[4:] for line in first.splitlines()}) == 2
+    kernel.ok("%recshard_restart")
+    assert sorted(kernel.ok(f"%%recshard\n{draw}").stdout.splitlines()) == sorted(first.splitlines())
+    kernel.ok("%recshard_stop")
+    assert "launch(seed=-1): expected a whole number" in kernel.run("%recshard_launch -n 2 --seed -1").error
+
+
 def test_a_cell_can_run_on_some_ranks(notebook: Notebook) -> None:
     assert notebook.ok("%%recshard --ranks 1\nrank").stdout == "[1] 1\n"
     assert "expected some of 0 to 1" in notebook.run("%%recshard --ranks 1,7\nrank").error

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from recshard_lab.calibration.steps import reference, time_on_rank
 from recshard_lab.lab import PlanCompare, measure_plan
 from recshard_lab.lab.compare.measure import random_batch
+from recshard_lab.lab.live.on_ranks import run_beside_truth
 from recshard_lab.launcher import launch
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import PlanError, Topology
@@ -42,6 +45,19 @@ def test_two_ranks_report_bytes_that_the_estimate_predicts() -> None:
         np.testing.assert_allclose(found.memory_bytes[:, at], predicted.memory_bytes[:, at])
     away = found.traffic_bytes - np.diag(np.diag(found.traffic_bytes))
     assert away.sum() == pytest.approx(predicted.traffic_bytes.sum(), rel=0.1)
+
+
+def test_measurements_leave_the_random_numbers_of_the_ranks_as_they_are() -> None:
+    tables, workload = movielens(), Workload(batch_size=16)
+    plan = plan_of(tables, 2)
+    with launch(2, seed=7) as ranks:
+        before = ranks.eval("torch.get_rng_state()")
+        measure_plan(ranks, plan, tables, workload, steps=1)
+        ranks.run(run_beside_truth, plan.to_json(), tables, workload, 1)
+        ranks.run(time_on_rank, [reference(2)], 1, 1.0, 0)
+        after = ranks.eval("torch.get_rng_state()")
+    assert not torch.equal(*before)
+    assert all(map(torch.equal, before, after))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 1.2])

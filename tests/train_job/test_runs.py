@@ -267,6 +267,16 @@ def test_alone_in_a_terminal_it_prints_lines_and_ends_with_the_same_weights(neve
     assert logged == [(line["step"], pytest.approx(line["loss"])) for line in lines if line["kind"] == "train"]
 
 
+def test_the_seed_determines_the_first_weights_of_a_model_of_ones_own(tmp_path: Path) -> None:
+    found = []
+    for other in (1, 2):
+        torch.manual_seed(other)  # of this process, before the run
+        config = config_of(tmp_path / str(other), model={"name": "tests.train_job.runs:Dropping"}, max_steps=4)
+        run_training(TrainConfig.model_validate(config))
+        found.append(weights_of(config)[0])
+    assert apart(*found) == 0
+
+
 def test_random_numbers_are_not_what_makes_runs_equal(tmp_path: Path) -> None:
     """The comparison above can fail: another seed gives other weights."""
     found = []

@@ -285,7 +285,6 @@ def steps_on_rank(
         EmbOptimType,
     )
 
-    torch.manual_seed(seed)
     pooled, optimizer, own = all(map(is_pooled, tables)), EmbOptimType(workload.optimizer), list(tables)
     forward, backward = (CommType(name) for name in workload.codecs)
     codecs, meta = get_qcomm_codecs_registry(QCommsConfig(forward, backward)), torch.device("meta")
@@ -306,7 +305,9 @@ def steps_on_rank(
             if pooled
             else EmbeddingCollection(own, device=meta)  # type: ignore[arg-type]
         )
-    model = DistributedModelParallel(collection, plan=ShardingPlan.from_json(plan_json), sharders=[sharder])
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # of the first weights
+        model = DistributedModelParallel(collection, plan=ShardingPlan.from_json(plan_json), sharders=[sharder])
     rank, world_size = dist.get_rank(), dist.get_world_size()
     rng = np.random.default_rng([seed, rank])
     batches = [random_batch(tables, workload, rng).to(model.device) for _ in range(min(steps, 4))]

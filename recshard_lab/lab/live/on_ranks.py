@@ -173,9 +173,9 @@ def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, step
     from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
     from recshard_lab.embedding import EmbeddingBagCollection
 
-    torch.manual_seed(0)
-    truth = EmbeddingBagCollection(tables)
-    twin = EmbeddingBagCollection(tables)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # every rank has the same reference
+        truth, twin = EmbeddingBagCollection(tables), EmbeddingBagCollection(tables)
     twin.load_state_dict(truth.state_dict())
     sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": "exact_sgd", "learning_rate": LEARNING_RATE})
     model = DistributedModelParallel(twin, plan=ShardingPlan.from_json(plan_json), sharders=[sharder])

@@ -98,6 +98,7 @@ class RecshardMagics(Magics):
     @argument(
         "--memory-gb", type=gigabytes, default=None, metavar="GB", help="device memory of each rank: 2, 2GB or 2GiB"
     )
+    @argument("--seed", type=int, default=None, help="repeatable random numbers, others on each rank; default: none")
     @argument("--threads", type=int, default=1, help="threads per rank of torch and numpy")
     @argument("--inter-node-latency", type=float, metavar="MS", help="emulated link between nodes: milliseconds")
     @argument("--inter-node-gbps", type=float, metavar="G", help="emulated link between nodes: Gbit/s per rank")
@@ -128,6 +129,7 @@ class RecshardMagics(Magics):
             share_gpu=options.share_gpu,
             devices=options.devices,
             memory_gb=options.memory_gb,
+            seed=options.seed,
         )
         ranks, fresh = launcher.start(shape)
         if fresh:
@@ -212,7 +214,7 @@ class RecshardMagics(Magics):
     @line_magic
     @plain_errors
     def recshard_restart(self, line: str) -> None:
-        """Replace the ranks by fresh ones of the same shape."""
+        """Replace the ranks by fresh ones of the same shape and seed."""
         _refuse_arguments("recshard_restart", line)
         ranks = _running()
         lost = lost_text(ranks.variables)

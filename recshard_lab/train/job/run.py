@@ -130,12 +130,12 @@ class TrainingRun:
         self.device = compute_device(self.env)
         self._saved = saved_state(config, self.env)
         self.source, self.test = agreed(self.env, lambda: build_sources(config))
+        torch.manual_seed(config.seed)
         unsharded = build_unsharded(config.model, self.source, self.env)
         sharders = build_sharders(config)
         plan = self._kept_plan(unsharded)
         if plan is None:
             plan = build_plan(config, unsharded, self.source, self.env, self.device, sharders)
-        torch.manual_seed(config.seed)
         self.model = DistributedModelParallel(unsharded, self.env, self.device, plan, sharders)
         self.dense = build_dense_optimizer(config, self.model)
         self._rates = [group["lr"] for group in self.dense.param_groups]

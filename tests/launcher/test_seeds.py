@@ -1,0 +1,181 @@
+"""Random numbers of ranks: separate ones on each rank and at each launch, or repeatable ones by a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+from recshard_lab.launcher import LaunchError, RankError, Ranks, join, launch
+from recshard_lab.launcher.seeds import seed_rank
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def draws() -> dict[str, list[float]]:
+    """The next numbers of this rank, by their source."""
+    return {
+        "torch.rand": torch.rand(4).tolist(),
+        "torch.randperm": torch.randperm(100).tolist(),
+        "dropout": torch.nn.functional.dropout(torch.ones(64)).tolist(),
+        "a module": torch.nn.Linear(4, 1).weight[0].tolist(),
+        "shuffle=True": [int(number) for number in DataLoader(list(range(50)), shuffle=True)],
+        "numpy": np.random.rand(4).tolist(),
+        "random": [random.random() for _ in range(4)],
+    }
+
+
+def states() -> tuple[Any, ...]:
+    """Where the generators of this process are."""
+    kind, keys, *rest = np.random.get_state()
+    return torch.get_rng_state().tolist(), kind, keys.tolist(), rest, random.getstate()
+
+
+def all_differ(found: list[dict[str, list[float]]]) -> bool:
+    """Whether no two of these draws have equal numbers from any source."""
+    return all(len({tuple(each[source]) for each in found}) == len(found) for source in found[0])
+
+
+@pytest.fixture(scope="module")
+def of_seed_7() -> list[dict[str, list[float]]]:
+    """The first draws of three forked ranks."""
+    with launch(3, start_method="fork", seed=7) as ranks:
+        return ranks.run(draws)
+
+
+@pytest.fixture
+def states_kept() -> Iterator[None]:
+    """Restores the generators of this process afterwards."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    yield
+    torch.set_rng_state(before[0])
+    np.random.set_state(before[1])
+    random.setstate(before[2])
+
+
+def test_ranks_differ_and_launches_differ() -> None:
+    with launch(2) as ranks:
+        first = ranks.run(draws)
+        ranks.restart()
+        assert all_differ([*first, *ranks.run(draws)])
+
+
+def test_a_seed_repeats_the_numbers_of_each_rank_under_every_engine_and_after_a_restart(
+    of_seed_7: list[dict[str, list[float]]],
+) -> None:
+    assert all_differ(of_seed_7)
+    with launch(2, start_method="spawn", seed=7) as ranks:  # a rank's numbers do not depend on the world size
+        assert ranks.run(draws) == of_seed_7[:2]
+    with launch(2, seed=7) as ranks:
+        ranks.restart()
+        assert ranks.run(draws) == of_seed_7[:2]
+
+
+def test_seeds_share_no_numbers_between_any_of_their_ranks(of_seed_7: list[dict[str, list[float]]]) -> None:
+    with launch(3, seed=8) as ranks:
+        assert all_differ([*of_seed_7, *ranks.run(draws)])
+
+
+def test_the_rebuild_after_an_error_does_not_seed_again(of_seed_7: list[dict[str, list[float]]]) -> None:
+    with launch(3, seed=7) as ranks:
+        assert ranks.run(draws) == of_seed_7
+        before = ranks.run(states)
+        with pytest.raises(RankError, match="Process groups were rebuilt"):
+            ranks.exec("if rank == 1: raise ValueError\ndist.barrier()")
+        with pytest.raises(RankError, match="Process groups were rebuilt"):
+            ranks.exec("dist.destroy_process_group()\nif rank == 1: raise ValueError")
+        assert ranks.run(states) == before
+
+
+class Drawing(Dataset[float]):
+    """Its items are random numbers of the process that loads them."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, at: int) -> float:
+        return float(torch.rand(()))
+
+
+def loaded() -> dict[str, list[float]]:
+    return {"items": [float(item) for item in DataLoader(Drawing(), num_workers=2)]}
+
+
+def test_workers_of_a_dataloader_draw_separate_numbers_on_each_rank_that_a_seed_repeats() -> None:
+    with launch(2, seed=7) as ranks:
+        first = ranks.run(loaded)
+        assert all_differ(first)
+        ranks.restart()
+        assert ranks.run(loaded) == first
+
+
+@pytest.mark.usefixtures("states_kept")
+@pytest.mark.parametrize("seed", [None, 7])
+def test_gpus_get_the_seed_of_the_cpu_and_are_not_started(monkeypatch: pytest.MonkeyPatch, seed: int | None) -> None:
+    def started() -> None:
+        raise AssertionError("CUDA was started")
+
+    seeds: list[int] = []
+    delayed = torch.cuda.manual_seed_all
+    monkeypatch.setattr(torch.cuda, "_lazy_init", started)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda number: (seeds.append(number), delayed(number)))
+    seed_rank(seed, 1)
+    assert seeds == [torch.initial_seed()]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_seed_repeats_the_numbers_of_gpus() -> None:
+    with launch(2, devices="cpu", seed=7) as ranks:
+        assert ranks.eval("torch.cuda.is_initialized()") == [False] * 2
+    found = []
+    for _ in range(2):
+        with launch(2, share_gpu=True, devices=[0], seed=7) as ranks:
+            found.append(ranks.eval("torch.rand(4, device=device).tolist()"))
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+
+
+@pytest.mark.usefixtures("states_kept")
+def test_join_seeds_a_script_only_if_told_to(of_seed_7: list[dict[str, list[float]]]) -> None:
+    before = states()
+    with join():
+        assert states() == before
+    with join(seed=7) as place:
+        assert draws() == of_seed_7[place.rank]
+
+
+def test_join_seeds_launched_ranks_only_if_told_to(of_seed_7: list[dict[str, list[float]]]) -> None:
+    def script(seed: int | None) -> tuple[bool, dict[str, list[float]]]:
+        before = states()
+        with join(seed=seed):
+            return states() == before, draws()
+
+    with launch(3, seed=8) as ranks:
+        assert [kept for kept, _ in ranks.run(script, None)] == [True] * 3
+        assert [drawn for _, drawn in ranks.run(script, 7)] == of_seed_7
+
+
+def test_a_seed_is_part_of_the_shape(ranks: Ranks) -> None:
+    assert "seed" not in str(ranks.shape)
+    with pytest.raises(LaunchError, match=r"requested 3 ranks over gloo, seed 7, but 3 ranks over gloo are running"):
+        launch(3, seed=7)
+    ranks.stop()
+    with launch(3, seed=7) as seeded, launch(3, seed=7) as again:
+        assert again is seeded
+
+
+@pytest.mark.parametrize("seed", [-1, 1.0, True, "7"])
+def test_seeds_that_are_no_whole_numbers_are_refused(seed: Any) -> None:
+    words = r"\(seed=.*\): expected a whole number of at least 0, or None. Fix: seed=0\."
+    with pytest.raises(LaunchError, match=f"launch{words}"):
+        launch(1, seed=seed)
+    with pytest.raises(LaunchError, match=f"join{words}"), join(seed=seed):
+        pass
+    assert not dist.is_initialized()

@@ -1,7 +1,7 @@
 """Serialises functions, arguments and results with dill, which includes what a notebook defines.
 
 A function of the notebook's ``__main__`` is sent with the globals it names (`recurse`) and with its source, which
-tracebacks show.
+tracebacks show. A class or function that is found in an imported module is sent as its name there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import dill
@@ -81,7 +82,18 @@ class _Pickler(dill.Pickler):
         self.large.append(value)
         return len(self.large) - 1
 
+    def save_function(self, function: Any) -> None:
+        if name := _import_name(function):
+            self.save_global(function, name)
+        else:
+            dill.Pickler.dispatch[type(function)](self, function)
+
+    dispatch[types.FunctionType] = dispatch[type(cache(len))] = save_function
+
     def save_type(self, cls: type, *args: Any, **kwargs: Any) -> None:
+        if name := _import_name(cls):
+            self.save_global(cls, name)
+            return
         if cls.__module__ == "__main__" and _ORIGIN not in vars(cls):
             with suppress(AttributeError, TypeError):  # a class that takes no attributes is not recognised again
                 setattr(cls, _ORIGIN, origin := os.urandom(8).hex())
@@ -95,6 +107,23 @@ class _Pickler(dill.Pickler):
         dill.Pickler.dispatch[type](self, cls, *args, **kwargs)
 
     dispatch[type] = save_type
+
+
+def _import_name(value: Any) -> str:
+    """The name by which a class or function is found in its module: it is sent as that name. "" sends it by value.
+
+    dill looks for a module as an attribute of its parent, and torch.optim deletes those attributes. It would send
+    copies of torch's optimizers, for which ``isinstance(copy(...), torch.optim.Optimizer)`` is False.
+    """
+    module = sys.modules.get(value.__module__)
+    if value.__module__ == "__main__" or getattr(module, "__spec__", None) is None:  # the notebook's, or made by it
+        return ""
+    for kind in ("__qualname__", "__name__"):  # torch.unique has the qualified name of a local function
+        with suppress(AttributeError):
+            name: str = getattr(value, kind)
+            if attrgetter(name)(module) is value:
+                return name
+    return ""
 
 
 def _save_type_variable(pickler: _Pickler, own: TypeVar) -> None:

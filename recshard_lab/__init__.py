@@ -33,7 +33,12 @@ __all__ = sorted([*_lazy, "__version__", "load_ipython_extension", "unload_ipyth
 
 
 def __getattr__(name: str) -> _Any:
-    if name in _lazy or name.startswith("_"):
+    if name in _lazy:
+        from recshard_lab.interrupts import uninterrupted
+
+        with uninterrupted():
+            return _load(name)
+    if name.startswith("_"):
         return _load(name)
     rooms = _names_of_rooms()
     room = min((room for room in rooms if name in rooms[room]), key=lambda room: len(rooms[room]), default=None)
@@ -55,9 +60,12 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: "InteractiveShell") -> None:
     """``%load_ext recshard_lab``: registers the magics and starts warming the ranks' forkserver."""
-    from recshard_lab.lab.magics import load
+    from recshard_lab.interrupts import uninterrupted
 
-    load(shell)
+    with uninterrupted():
+        from recshard_lab.lab.magics import load
+
+        load(shell)
 
 
 def unload_ipython_extension(shell: "InteractiveShell") -> None:

@@ -6,6 +6,6 @@ In reading order: `torchrec` (``install()``), `served` (names and their classes 
 `models` and `optim` (adapters for these packages), `torchrec_names` (names).
 """
 
-import lazy_loader
+from ..lazy_names import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

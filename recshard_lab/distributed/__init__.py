@@ -1,5 +1,5 @@
 """Sharded collections and models: one executor that runs any tiling."""
 
-import lazy_loader
+from ..lazy_names import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

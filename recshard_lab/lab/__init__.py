@@ -7,6 +7,6 @@ Read `draw/view.py` first (what a picture is), then one file of `views/`, then `
 True
 """
 
-import lazy_loader
+from ..lazy_names import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

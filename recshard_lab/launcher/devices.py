@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import MPS
+from ..interrupts import uninterrupted
 from .errors import LaunchError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def visible_gpus() -> tuple[str, ...]:
 
     A process uses one MIG slice at a time, so slices are named by UUID and each rank is started with its own.
     """
-    import torch
+    with uninterrupted():
+        import torch
 
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if names[0].startswith("MIG-"):
@@ -102,7 +104,8 @@ def torch_device(name: str) -> torch.device:
     >>> torch_device("cuda:3"), torch_device("MIG-5c1b")
     (device(type='cuda', index=3), device(type='cuda', index=0))
     """
-    import torch
+    with uninterrupted():
+        import torch
 
     return torch.device("cuda", 0) if name.startswith("MIG-") else torch.device(name)
 

@@ -8,6 +8,8 @@ the time limit ends  ranks are interrupted. Their collectives are ended after IN
 the user stops       1. ranks in Python code get KeyboardInterrupt
                      2. after INTERRUPT_GRACE_S, or at a second stop (which interrupts again), collectives are ended
                      3. at a third stop the ranks are killed and started again
+the user stops       the ranks are killed at once
+a launch
 
 A killed rank may stay in an uninterruptible system call. The cell then fails after GONE_S.
 """
@@ -197,6 +199,9 @@ class Flight:
 
     def _asked_to_stop(self) -> None:
         self.stops += 1
+        if not self._watched:  # ranks that start: they hold nothing, and may wait for one another
+            self._kill()
+            return
         if self.stops == 1:
             self._interrupt()
             return

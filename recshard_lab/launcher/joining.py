@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ..interrupts import uninterrupted
 from ..sockets import interface_of, loopback, loopback_interface, plain, route_to, watch_hosts
 from .devices import DEVICE_VARIABLE, choose, rank_variables, shares_by_default, visible_gpus
 from .errors import LaunchError
@@ -77,10 +78,11 @@ def join(
     ...     place.rank, place.world_size, dist.get_world_size()
     (0, 1, 1)
     """
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import HashStore
-    from torch.distributed.rendezvous import rendezvous
+    with uninterrupted():
+        import torch
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import HashStore
+        from torch.distributed.rendezvous import rendezvous
 
     check_seed("join", seed)
     if dist.is_initialized():

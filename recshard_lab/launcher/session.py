@@ -15,6 +15,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
+from ..interrupts import stop_button, uninterrupted
 from .devices import torch_device
 from .engines import Ending, RankProcess
 from .errors import Failure, LaunchError, RankError, RanksInterrupted, ranks_text, resources_needed
@@ -23,7 +24,7 @@ from .lines import Printer
 from .payload import decode_apart, encode_apart, sources_of
 from .shape import Shape
 from .wires import exit_text
-from .world import World, stop_button
+from .world import World
 
 if TYPE_CHECKING:
     import torch
@@ -230,7 +231,8 @@ class Ranks:
         What comes back shows them, `save`s them as a device profile, and has the `topology` to plan with; see
         `recshard_lab.calibration`, which does the work: ranks themselves know nothing of tables.
         """
-        above = import_module("recshard_lab.calibration")
+        with uninterrupted():
+            above = import_module("recshard_lab.calibration")
         return above.calibrate(self, seconds, progress=progress, seed=seed)
 
     def status(self) -> list[RankStatus]:

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from ..interrupts import stop_button, uninterrupted
 from ..sockets import loopback_interface
 from .channel import Channel, Message, Outbox, forget_in_forks, pipe, socket_pair
 from .collectives import RING
@@ -156,12 +157,14 @@ class Wires:
                 end.setblocking(False)
             self._selector.register(self._wakeup, selectors.EVENT_READ, None)
             store = engine.store(0)
-            for rank in range(shape.world_size):
-                self.processes.append(self._start(rank, store))
-            self._thread.start()
-            self.pids += [process.pid for process in self.processes]
+            with uninterrupted():  # half a request would end the forkserver
+                for rank in range(shape.world_size):
+                    self.processes.append(self._start(rank, store))
+                self._thread.start()
+            self.pids += [process.pid for process in self.processes]  # waits for them
         except BaseException:
-            self._give_up()
+            with stop_button(lambda: None):
+                self._give_up()
             raise
 
     def _start(self, rank: int, store: str) -> RankProcess:

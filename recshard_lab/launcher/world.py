@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import pickle
 import queue
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from ..interrupts import stop_button
 from .collectives import Window
 from .engines import engine_for
 from .errors import LaunchError, RankError, RanksInterrupted, named, ranks_text, resources_needed
@@ -27,7 +27,7 @@ from .shape import Shape
 from .shared_memory import shelving
 from .wires import Wires, exit_text, opened
 
-__all__ = ["World", "stop_button"]
+__all__ = ["World"]
 
 READY_S = 120.0  # a rank that has not joined by then never will
 KEPT_LINES = 500  # of output
@@ -63,7 +63,8 @@ class World:
         try:
             self._come_up()
         except BaseException:
-            self.stop(0.0)
+            with stop_button(lambda: None):  # it ends within a second or two
+                self.stop(0.0)
             raise
         self.launch_s = time.perf_counter() - started
 
@@ -230,16 +231,3 @@ class World:
             self.lost = f"the process groups could not be rebuilt ({causes})"
             return f"{self.lost}. Start fresh ranks: %recshard_restart, or Ranks.restart()."
         return "Process groups were rebuilt; variables on the ranks are kept."
-
-
-@contextmanager
-def stop_button(pressed: Callable[[], object]) -> Iterator[None]:
-    """Within this context SIGINT calls `pressed`. No effect outside the main thread, which alone gets signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: pressed())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -11,6 +11,6 @@ Files, in reading order::
 It imports nothing of ours, so that every room may read a file.
 """
 
-import lazy_loader
+from ..lazy_names import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -1,5 +1,5 @@
 """Serving: bundles that answer without this library, and what loads and serves them."""
 
-import lazy_loader
+from ..lazy_names import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -460,3 +460,32 @@ def test_a_server_that_restarts_a_killed_kernel_finds_no_old_rank_and_launches_n
         return ended, shown
 
     assert asyncio.run(scenario()) == (True, "[all] 2.0\n")
+
+
+STOP_AT_IMPORT = """
+import os, signal, sys
+class AtImport:
+    def __init__(self, module):
+        self.module = module
+        sys.meta_path.insert(0, self)
+    def find_spec(self, name, path, target=None):
+        if name == self.module:
+            self.module = ""
+            os.kill(os.getpid(), signal.SIGINT)  # as the interrupt button does
+"""
+
+
+def test_a_kernel_loads_and_launches_after_each_was_stopped_in_an_import() -> None:
+    notebook = Notebook()
+    try:
+        notebook.ok(STOP_AT_IMPORT)
+        for module, line, shown in (
+            ("recshard_lab.lab.magics.output", "%load_ext recshard_lab", ""),
+            ("torch.distributed", "%recshard_launch -n 2", "2 ranks over gloo ready in"),
+        ):
+            stopped = notebook.run(f"AtImport({module!r});\n{line}")
+            assert stopped.name == "KeyboardInterrupt", stopped.error
+            assert notebook.ok(line).stdout.startswith(shown)
+        assert notebook.ok("%%recshard\nt = torch.ones(1); dist.all_reduce(t); t.item()").stdout == "[all] 2.0\n"
+    finally:
+        notebook.close()

@@ -8,6 +8,7 @@ from dataclasses import fields
 from datetime import date
 from typing import Any
 
+from recshard_lab.interrupts import uninterrupted
 from recshard_lab.lab.draw.theme import counted, number
 from recshard_lab.lab.exporting.report import Folded, Part, Section
 from recshard_lab.planner import Workload
@@ -53,7 +54,8 @@ def assumptions(topology: Topology, workload: Workload, preset: str = "") -> Sec
 
 def versions(plotly: str = "none") -> str:
     """Software versions and date of a page, in a line."""
-    import torch
+    with uninterrupted():
+        import torch
 
     from recshard_lab import __version__
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ...interrupts import uninterrupted
 from ..channel import Channel, Message, socket_pair
 from ..errors import LaunchError
 from . import start_methods
@@ -278,7 +279,7 @@ _current_lock = threading.Lock()
 def forkserver() -> Forkserver:
     """This process's forkserver. Starts one if none is alive."""
     global _current
-    with _current_lock:
+    with _current_lock, uninterrupted():  # a forkserver that is not `_current` is never closed
         if _current is None or not _current.alive:
             _current = Forkserver()
         return _current

@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...interrupts import uninterrupted
 from ..errors import LaunchError
 from .engine import Ending, OnExit
 from .ray_actor import RankActor
@@ -44,7 +45,8 @@ ACTORS_S = 120.0  # for the actors to start
 def connected(address: str | None) -> Any:
     """The ray module, connected to `address`, to the cluster of RAY_ADDRESS, or to a new one on this machine."""
     try:
-        import ray
+        with uninterrupted():
+            import ray
     except ImportError:
         raise LaunchError("launch(engine='ray') needs Ray. Fix: pip install 'recshard-lab[ray]'.") from None
     if ray.is_initialized():

@@ -7,6 +7,6 @@ swap), `batcher` (the queue), `app` (paths), `connections` (limits of HTTP), `pr
 Importing this room loads no web framework; a server does.
 """
 
-import lazy_loader
+from ...lazy_names import attach_stub
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

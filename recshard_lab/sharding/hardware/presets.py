@@ -8,6 +8,7 @@ from typing import Any
 
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.cores import usable_cores
+from recshard_lab.interrupts import uninterrupted
 from recshard_lab.sharding.hardware.machines import (
     ALIASES,
     ASSUMED,
@@ -147,7 +148,8 @@ def _parsed(name: str) -> tuple[Machine | None, int | None]:
 
 def _this_machine(ranks: int | None, local_world_size: int | None) -> dict[str, Any]:
     """One rank per GPU, with the figures of the GPU if listed; without GPUs, one rank per core."""
-    import torch
+    with uninterrupted():
+        import torch
 
     if not torch.cuda.is_available():
         world = ranks or usable_cores()

@@ -8,6 +8,7 @@ from typing import Any
 
 from recshard_lab.arguments import names_wrong_arguments, shown
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.interrupts import uninterrupted
 from recshard_lab.sharding.plan.cache_params import CacheParams
 from recshard_lab.sharding.plan.types import (
     DDR,
@@ -250,8 +251,9 @@ def shards_from_spec(spec: Any) -> tuple[Shard, ...]:
 
 def spec_from_shards(shards: Sequence[Shard], devices: Mapping[int, str] | None = None) -> Any:
     """An ``EnumerableShardingSpec`` of these shards, on the devices of their ranks. Default: "cpu"."""
-    from torch.distributed._shard.metadata import ShardMetadata
-    from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+    with uninterrupted():
+        from torch.distributed._shard.metadata import ShardMetadata
+        from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
     return EnumerableShardingSpec(
         [

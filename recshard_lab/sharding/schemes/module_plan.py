@@ -7,6 +7,7 @@ from typing import Any
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.cores import local_world_size
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.interrupts import uninterrupted
 from recshard_lab.sharding.hardware.topology import Topology
 from recshard_lab.sharding.plan.sharding_plan import EmbeddingModuleShardingPlan, ShardingPlan
 from recshard_lab.sharding.plan.types import PlanError, nearest
@@ -90,14 +91,16 @@ def configs_of(module: Any) -> list[BaseEmbeddingConfig] | None:
 
 def running_world_size() -> int:
     """Ranks of the default process group, or 1 without one."""
-    import torch.distributed as dist
+    with uninterrupted():
+        import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _running_device(local_size: int) -> str:
     """The kind of device where ranks compute: "cuda" unless it is a CPU."""
-    import torch
+    with uninterrupted():
+        import torch
 
     device = os.environ.get("RECSHARD_DEVICE") or ("cuda" if torch.cuda.device_count() >= local_size else "cpu")
     return "cpu" if device.startswith("cpu") else "cuda"
@@ -108,7 +111,8 @@ def running_topology() -> Topology:
 
     The launcher names a rank's device. Without a launcher it is cuda if each rank of the node can have a GPU.
     """
-    import torch
+    with uninterrupted():
+        import torch
 
     world_size = running_world_size()
     local = local_world_size(world_size)

@@ -89,7 +89,7 @@ def time_on_rank(cases: Sequence[Case], turns: int, turn_ms: float, seed: int) -
     import torch
     import torch.distributed as dist
 
-    from recshard_lab.comm import ShardingEnv, compute_device, trace
+    from recshard_lab.comm import ShardingEnv, all_reduce, compute_device, trace
 
     clock = Clock(compute_device(ShardingEnv.default()))
     on_gpu = clock.device.type != "cpu"
@@ -121,9 +121,7 @@ def time_on_rank(cases: Sequence[Case], turns: int, turn_ms: float, seed: int) -
     for number in range(len(built)):
         done.append(0)
         steps(number, WARM_UP)
-        taken = torch.tensor(steps(number, 1)[0])
-        if dist.get_world_size() > 1:
-            dist.all_reduce(taken, dist.ReduceOp.MAX)
+        taken = all_reduce(torch.tensor(steps(number, 1)[0]), ShardingEnv.default(), "calibration", maximum=True)
         counts.append(min(max(int(turn_ms / float(taken)), 2), MOST_STEPS))
         found.append({"ms": [], "phases": []})
     for _ in range(turns):

@@ -32,6 +32,7 @@ from recshard_lab.comm.codecs import make_codec as make_codec
 from recshard_lab.comm.collectives import Pending as Pending
 from recshard_lab.comm.collectives import all_gather_object as all_gather_object
 from recshard_lab.comm.collectives import all_reduce as all_reduce
+from recshard_lab.comm.collectives import all_reduce_maximum as all_reduce_maximum
 from recshard_lab.comm.collectives import all_to_all as all_to_all
 from recshard_lab.comm.collectives import barrier as barrier
 from recshard_lab.comm.collectives import broadcast as broadcast

@@ -192,12 +192,34 @@ def ring_bytes(size: int, env: ShardingEnv) -> list[int]:
 
 
 def all_reduce(tensor: Tensor, env: ShardingEnv, label: str, *, maximum: bool = False) -> Tensor:
-    """Sums ``tensor`` over the ranks, in place; with ``maximum``, the largest of each number."""
-    record("all_reduce", label, ring_bytes(tensor.numel() * tensor.element_size(), env), env)
+    """Sums ``tensor`` over the ranks, in place; with ``maximum``, takes the largest as `all_reduce_maximum` does."""
+    message = _with_nans(tensor) if maximum else tensor
+    record("all_reduce", label, ring_bytes(message.numel() * message.element_size(), env), env)
     if not env.alone:
         op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-        issue_and_wait(lambda: dist.all_reduce(tensor, op=op, group=env.pg, async_op=True), tensor.device, env, label)
-    return tensor
+        issue_and_wait(lambda: dist.all_reduce(message, op=op, group=env.pg, async_op=True), tensor.device, env, label)
+    return _take_maximum(tensor, message) if maximum else tensor
+
+
+def all_reduce_maximum(tensor: Tensor, pg: Any) -> Tensor:
+    """The largest of each float over the ranks of ``pg``, in place. It is NaN if any rank has NaN, as in torch.
+
+    Gloo's MAX and MIN keep a NaN of rank 0 and drop one of any other rank (torch 2.13). So the message also has a flag
+    for each number.
+    """
+    message = _with_nans(tensor)
+    dist.all_reduce(message, op=dist.ReduceOp.MAX, group=pg)
+    return _take_maximum(tensor, message)
+
+
+def _with_nans(tensor: Tensor) -> Tensor:
+    """``[2, ...]``: the numbers, and 1 for each that is NaN."""
+    return torch.stack([tensor, tensor.isnan().to(tensor.dtype)])
+
+
+def _take_maximum(tensor: Tensor, message: Tensor) -> Tensor:
+    """Fills ``tensor`` with the numbers of a reduced `_with_nans`."""
+    return tensor.copy_(message[0]).masked_fill_(message[1] > 0, float("nan"))
 
 
 def broadcast(tensor: Tensor, env: ShardingEnv, label: str, source: int = 0) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.comm.collectives import all_reduce_maximum
 from recshard_lab.optim.combined import OptimizerWrapper
 from recshard_lab.optim.keyed import KeyedOptimizer
 
@@ -29,7 +30,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
     """Clips gradients, then steps.
 
     NORM is ``g *= min(1, max_gradient / (total + 1e-6))`` with the ``norm_type``-norm of all gradients as one vector
-    (Pascanu et al. 2013), as in ``torch.nn.utils.clip_grad_norm_``. VALUE is
+    (Pascanu et al. 2013), as in ``torch.nn.utils.clip_grad_norm_``: a NaN on any rank makes it NaN. VALUE is
     ``g = clamp(g, -max_gradient, max_gradient)``.
 
     Fused tables take part in NORM and in ``track_grad_norm``: this class calls their ``defer_steps``, so backward keeps
@@ -160,7 +161,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
             norm = torch.nn.utils.get_total_norm(grads, self._norm_type).to(device)
             total = norm if self._infinite else norm**self._norm_type
         for pg in pgs:
-            dist.all_reduce(total, op=dist.ReduceOp.MAX if self._infinite else dist.ReduceOp.SUM, group=pg)
+            if self._infinite:
+                all_reduce_maximum(total, pg)
+            else:
+                dist.all_reduce(total, group=pg)
         return total
 
     @property

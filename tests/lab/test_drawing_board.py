@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import isnan
 from typing import Any
 
 import pytest
 
 from recshard_lab.lab import DrawingBoard
-from recshard_lab.lab.widgets.drawing_board import parse
+from recshard_lab.lab.widgets.drawing_board import _badge, parse
 from recshard_lab.launcher import launch
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import PlanError, Topology
@@ -157,3 +159,18 @@ def test_what_is_drawn_runs_and_equals_the_unsharded_table() -> None:
         assert "line 6" in made.verdict.value
         assert made.badge.value == ""  # of another drawing
         assert made.measured is None
+
+
+def test_nan_is_not_equal_to_the_unsharded_table() -> None:
+    config = replace(table("movies", 1000), init_fn=lambda weight: weight.fill_(float("nan")))
+    made = DrawingBoard(config, Topology(2), Workload(32, 2.0))
+    with launch(2):
+        outcome = made.run(1)
+    assert isnan(outcome["outputs_apart"])
+    assert isnan(outcome["weights_apart"])
+    assert 'data-same="false"' in made.badge.value
+
+
+def test_nan_of_the_weights_alone_is_not_equal() -> None:
+    badge = _badge({"outputs_apart": 0.0, "weights_apart": float("nan"), "step_ms": 1.0}, 3)
+    assert 'data-same="false" data-apart="nan"' in badge

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recshard_lab.comm import trace
+from recshard_lab.comm import all_reduce, trace
 from recshard_lab.lab.compare.measure import TIMED, peak_of, random_batch, sent_by_label, timed_steps, took_by_label
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ShardingPlan
@@ -57,10 +57,7 @@ def move_to(model: Any, plan_json: str, optimizers: Any = None) -> dict[str, Any
         if before.numel():
             pair = torch.stack([(before - now).abs().max(), before.abs().max()]).double().cpu()
             apart = torch.maximum(apart, pair)
-    if model.env.pg is not None:
-        on_device = apart.to(model.device)
-        dist.all_reduce(on_device, dist.ReduceOp.MAX, group=model.env.pg)
-        apart = on_device.cpu()
+    apart = all_reduce(apart.to(model.device), model.env, "check", maximum=True).cpu()
     return {
         "ms": ms,
         "bytes_moved": done.bytes_moved,
@@ -189,12 +186,12 @@ def run_beside_truth(plan_json: str, tables: list[Any], workload: Workload, step
         output = model(mine[-1]).values()
         output.square().sum().backward()
         expected = [truth(batch).values() for batch in batches]
-        apart = max(apart, _apart(output.detach().cpu(), expected[rank].detach()))
+        apart = float(np.maximum(apart, _apart(output.detach().cpu(), expected[rank].detach())))  # keeps a NaN
         plain.zero_grad()
         torch.stack([one.square().sum() for one in expected]).mean().backward()  # as ranks average gradients
         plain.step()
     whole = model.full_state_dict(cpu_offload=True)
-    weights = max(_apart(whole[name], value) for name, value in truth.state_dict().items())
+    weights = float(np.max([_apart(whole[name], value) for name, value in truth.state_dict().items()]))
 
     def step(number: int) -> None:
         values = model(mine[number % len(mine)]).values()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from time import perf_counter
 
 import ipywidgets as ipw
+import numpy as np
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.lab import views
@@ -114,7 +115,8 @@ class DrawingBoard(LabWidget):
         plan = self.plan
         with other_programs(ranks) as others:
             found = ranks.run(run_beside_truth, plan.to_json(), [self.table], self.workload, steps)
-        outcome = {key: max(one[key] for one in found) for key in ("outputs_apart", "weights_apart", "step_ms")}
+        # np.max keeps a NaN of any rank
+        outcome = {key: float(np.max([x[key] for x in found])) for key in ("outputs_apart", "weights_apart", "step_ms")}
         if self.plan is plan:  # the drawing may have changed meanwhile
             self.measured = replace(Measured.of(found, steps, found[0]["backends"], ranks.times_note), others=others())
             self._bound, self._badge, self._ended = BoundRanks.of(ranks), _badge(outcome, steps, ranks.times_note), ""
@@ -328,9 +330,10 @@ def without(tile: list[int], hole: list[int]) -> list[list[int]]:
 
 def _badge(outcome: dict[str, float], steps: int, times_note: str = "") -> str:
     """The result of running the drawn plan beside the unsharded table."""
-    same = max(outcome["outputs_apart"], outcome["weights_apart"]) <= EQUAL
+    apart = float(np.max([outcome["outputs_apart"], outcome["weights_apart"]]))
+    same = apart <= EQUAL
     head = "equal to the unsharded table" if same else "not equal to the unsharded table"
     outputs, weights = (number(outcome[name], 2) for name in ("outputs_apart", "weights_apart"))
     took = with_notes(f"{ms_text(outcome['step_ms'])} per step.", [times_note])
     words = f" after {steps} steps: outputs differ by {outputs} of the largest, weights by {weights}. {took}"
-    return page.badge(same, head, words, max(outcome["outputs_apart"], outcome["weights_apart"]))
+    return page.badge(same, head, words, apart)

@@ -1,0 +1,63 @@
+"""The largest number of all ranks: a NaN of any rank reaches every rank, as in torch, although Gloo drops it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import recshard_lab
+from recshard_lab.comm import ShardingEnv, all_reduce, all_reduce_maximum, trace
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: Any) -> Iterator[Any]:
+    with recshard_lab.launch(request.param) as launched:
+        yield launched
+
+
+def numbers_of(rank: int, world_size: int, dtype: torch.dtype) -> Tensor:
+    """Element k has a NaN on rank k alone, the later ones are infinite on some ranks, the last has no NaN."""
+    with_nan = [NAN if rank == k else float(rank - k) for k in range(world_size)]
+    infinite = [INF if rank == 0 else -1.0, INF if rank == world_size - 1 else NAN, -INF, -INF if rank == 0 else -5.0]
+    return torch.tensor([*with_nan, *infinite, -2.0 - rank], dtype=dtype)
+
+
+def reduced(dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
+    env = ShardingEnv.default()
+    ours, over_group = (numbers_of(env.rank, env.world_size, dtype) for _ in range(2))
+    with trace() as sent:
+        assert all_reduce(ours, env, "test", maximum=True) is ours
+    assert all_reduce_maximum(over_group, env.pg) is over_group
+    return ours, over_group, sent.count("all_reduce", "test")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_maximum_is_torchs_over_all_ranks_and_one_collective(ranks: Any, dtype: torch.dtype) -> None:
+    world_size = ranks.world_size
+    truth = torch.stack([numbers_of(rank, world_size, dtype) for rank in range(world_size)]).amax(0)
+    assert truth.isnan().sum() == world_size + 1
+    for ours, over_group, collectives in ranks.run(reduced, dtype):
+        torch.testing.assert_close(ours, truth, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(over_group, truth, rtol=0, atol=0, equal_nan=True)
+        assert collectives == 1
+
+
+def of_gloo() -> list[list[bool]]:
+    """For MAX and MIN: whether the NaN of each rank is in the result."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    found = []
+    for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+        numbers = numbers_of(rank, world_size, torch.float32)[:world_size]
+        dist.all_reduce(numbers, op=op)
+        found.append(numbers.isnan().tolist())
+    return found
+
+
+def test_gloo_drops_a_nan_of_any_rank_but_the_first(ranks: Any) -> None:
+    """Gloo of torch 2.13. If this fails, Gloo keeps them: reduce the numbers alone in `all_reduce_maximum`."""
+    assert ranks.run(of_gloo) == [[[True] + [False] * (ranks.world_size - 1)] * 2] * ranks.world_size

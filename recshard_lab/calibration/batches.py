@@ -26,7 +26,11 @@ def random_batch(
         tables: the configs; features of several tables occur once.
         workload: batch size, ids per bag and skew.
         rng: the source of random numbers. Default: a new one with seed 0.
+
+    Raises:
+        PlanError: a name in `workload` that no table has.
     """
+    workload.check_names(tables)
     import torch
 
     from recshard_lab.sparse import KeyedJaggedTensor

@@ -157,6 +157,7 @@ class EmbeddingShardingPlanner:
         if not callable(getattr(module, "named_modules", None)):
             raise PlanError(f"plan takes a torch module, got {module!r}. Fix: plan_tables for table configs")
         found, submodules = tables_of(module), dict(getattr(module, "_bare", module).named_modules())
+        everything = found
         able = [sharder for sharder in sharders or () if getattr(sharder, "module_type", None) is not None]
         by_path = sharders_by_path(submodules, able)
         if able:
@@ -167,6 +168,9 @@ class EmbeddingShardingPlanner:
                 f"an EmbeddingBagCollection or EmbeddingCollection in it"
             )
         settings, constraints = copy(self), dict(self.constraints)
+        if able:  # the workload may describe all tables of the module
+            self.workload.check_names(_flat({**everything, **found}))
+            settings.workload = self.workload.for_tables(_flat(found))
         for path, tables in found.items():
             if getattr(submodules[path], "is_weighted", bool)():
                 weighted = {t.name: constraints.get(t.name) or ParameterConstraints() for t in tables}
@@ -423,6 +427,11 @@ def _with_modules_of_sharders(
     return whole
 
 
+def _flat(found: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> list[BaseEmbeddingConfig]:
+    """The tables of all modules."""
+    return [table for tables in found.values() for table in tables]
+
+
 def _topology_of(topology: Topology | str | int | None) -> Topology | None:
     if isinstance(topology, str):
         return Topology.preset(topology)
@@ -444,7 +453,7 @@ def _check_names(
         if twice:
             where = f" of module {path!r}" if path else ""
             raise PlanError(f"two tables{where} are named {twice[0]!r}: plans refer to tables by name. Fix: rename one")
-    names = [table.name for tables in found.values() for table in tables]
+    names = [table.name for table in _flat(found)]
     for name in constraints:
         if name not in names:
             raise PlanError(f"constraints name a table {name!r} that does not exist{use_one_of(name, names)}")

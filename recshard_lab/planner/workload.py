@@ -5,7 +5,7 @@ Shape letters: B batch (samples of one rank), E rows, W ranks, T tables.
 
 import numbers
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ _DENSE = (
     "dense_parameters", "dense_flops_per_sample", "dense_bytes_per_parameter", "dense_traffic_per_sample",
     "dense_features", "dense_launches",
 )  # fmt: skip
+_BY_TABLE = ("unique_fraction", "zipf_alpha", "access", "frequency_ordered")
+_KEYS = {"pooling_factors": "feature", **dict.fromkeys(_BY_TABLE, "table")}  # argument -> what its entries are for
 _NUMBERS = (*_BY_NAME, "batch_size", *_DENSE)
 PIPELINES = ("none", "sparse_dist", "prefetch")
 
@@ -71,6 +73,9 @@ class Workload:
     With `unique_fraction`, `access` or a `zipf_alpha` above 0, on a calibrated topology, the planner also considers the
     output path "distinct_rows" for pooled tables without per-sample weights. It does not apply to variable batches: for
     these, set ``ParameterConstraints(route="direct")``.
+
+    The planner and all predictions refuse a workload that names a table or a feature that the tables do not have. Use
+    `for_tables` to plan a part of the tables.
 
     Raises:
         ValueError: a negative number, an optimizer without a cost, an `access` of another type, an unknown
@@ -161,6 +166,35 @@ class Workload:
         (1.0, 0.75)
         """
         return cls(**{**measure(batches, tables), **arguments})
+
+    def check_names(self, tables: Sequence[BaseEmbeddingConfig]) -> None:
+        """Raises a `PlanError` if an argument has an entry for a table or a feature that `tables` do not have.
+
+        >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=9, embedding_dim=4, feature_names=["seen"])
+        >>> Workload(pooling_factors={"seen": 20.0}, zipf_alpha={"movies": 1.0}).check_names([movies])
+        """
+        known = _known(tables)
+        for argument, kind in _KEYS.items():
+            given = getattr(self, argument)
+            for name in given if isinstance(given, Mapping | frozenset) else ():
+                if name not in known[kind]:
+                    raise PlanError(_unknown(argument, kind, name, known))
+
+    def for_tables(self, tables: Sequence[BaseEmbeddingConfig]) -> "Workload":
+        """The same step with the entries of these tables and of their features only.
+
+        >>> movies = BaseEmbeddingConfig(name="movies", num_embeddings=9, embedding_dim=4, feature_names=["seen"])
+        >>> Workload(pooling_factors={"seen": 20.0, "liked": 3.0}).for_tables([movies]).pooling_factors
+        {'seen': 20.0}
+        """
+        known, kept = _known(tables), dict[str, Any]()
+        for argument, kind in _KEYS.items():
+            given = getattr(self, argument)
+            if isinstance(given, Mapping):
+                kept[argument] = {name: value for name, value in given.items() if name in known[kind]}
+            elif isinstance(given, frozenset):
+                kept[argument] = given & known[kind].keys()
+        return replace(self, **kept)
 
     def profile(self, table: str) -> AccessProfile | None:
         """How often the rows of `table` are used, where `access` says it."""
@@ -255,8 +289,9 @@ def table_loads(
     """The loads of `tables`; constraints' pooling_factors, num_poolings and batch_sizes override the workload's.
 
     Raises:
-        PlanError: a constraint whose lists are not one entry per feature.
+        PlanError: a constraint whose lists are not one entry per feature; a name in the workload that no table has.
     """
+    workload.check_names(tables)
     ids: list[float] = []
     bags: list[float] = []
     filled: list[float] = []
@@ -387,6 +422,26 @@ def _profiled(tables: Sequence[BaseEmbeddingConfig], workload: Workload) -> list
         return []
     profiles = ((i, table.name, workload.profile(table.name)) for i, table in enumerate(tables))
     return [(i, profile) for i, name, profile in profiles if profile is not None and name not in (known or {})]
+
+
+def _known(tables: Sequence[BaseEmbeddingConfig]) -> dict[str, dict[str, list[str]]]:
+    """For "table": name -> its features. For "feature": name -> the tables that read it."""
+    features: dict[str, list[str]] = {}
+    for table in tables:
+        for feature in table.feature_names:
+            features.setdefault(feature, []).append(table.name)
+    return {"table": {table.name: table.feature_names for table in tables}, "feature": features}
+
+
+def _unknown(argument: str, kind: str, name: Any, known: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """The error for an entry of a `Workload` that belongs to no table."""
+    from recshard_lab.planner.answers.text import use_one_of  # which imports this module
+
+    other = "table" if kind == "feature" else "feature"
+    if meant := known[other].get(name):
+        named = f"its {kind}{'s' * (len(meant) > 1)} {' and '.join(map(repr, meant))}"
+        return f"{argument} names {name!r}, which is a {other}, but its keys are {kind}s. Fix: use {named}"
+    return f"{argument} names {name!r:.80}, which is not a {kind}{use_one_of(name, known[kind])}"
 
 
 def _profiles(given: object) -> AccessProfile | dict[str, AccessProfile]:

@@ -24,7 +24,7 @@ def found(longer: float = 1.0, kernel: str = "fused") -> dict[str, Any]:
         shard = {"rank": 0, "size": size, "offset": [0, 0]}
         one = {"table": table.name, "scheme": "table_wise", "kernel": kernel, "shards": [shard]}
         alone = plan_of([{**one, "kernel": "fused"}])
-        ms = estimate(alone, [table], TOPOLOGY, LOAD, cost_model="torchrec").step_ms
+        ms = estimate(alone, [table], TOPOLOGY, LOAD.for_tables([table]), cost_model="torchrec").step_ms
         one["shards"] = [{**shard, "total_ms": ms * longer}, {**shard, "size": [0, 0], "total_ms": 9.0}]
         answer["tables"].append(one)
     return answer

@@ -26,7 +26,7 @@ def small_problem(seed: int) -> tuple[list[Any], Topology, Workload, float]:
     optimizer = draw.choice(["exact_sgd", "exact_row_wise_adagrad"])
     load = Workload(
         draw.choice([64, 512, 4096]), {f"t{i}_id": draw.uniform(1, 30) for i in range(3)}, optimizer=optimizer
-    )
+    ).for_tables(tables)
     device, slack = draw.choice(["cpu", "cuda"]), draw.choice([1.15, 1.4, 100])
     ample = CostModel(tables, Topology(2, device, hbm_cap=10**13, ddr_cap=10**13, reserve_fraction=0), load)
     least = sum(min(o.loads[MEMORY:].sum() for o in options) for options in options_of(ample, tables, {})) / 2

@@ -33,7 +33,7 @@ def whole_tables(seed: int) -> tuple[Problem, float]:
     tables = [
         table(f"t{i}", int(10 ** draw.uniform(3, 6)), draw.choice([16, 64, 128])) for i in range(draw.choice([4, 5, 6]))
     ]
-    load = Workload(draw.choice([512, 4096]), {f"t{i}_id": draw.uniform(1, 30) for i in range(6)})
+    load = Workload(draw.choice([512, 4096]), {f"t{i}_id": draw.uniform(1, 30) for i in range(6)}).for_tables(tables)
     held = sum(config.weight_bytes for config in tables) + 10**8
     cap = int(held * draw.choice([0.45, 0.6, 10]))
     nodes = draw.choice([1, 3])

@@ -151,7 +151,7 @@ def test_without_fixed_costs_the_tables_cause_all_of_the_lookups() -> None:
     for config, share in zip(tables, shares, strict=True):
         if config.name in alone:
             only = ShardingPlan({"": {config.name: plan.tables()[config.name]}})  # type: ignore[dict-item]
-            ms = estimate(only, [config], free, workload).ms[share.rank, PHASES.index("lookup")]
+            ms = estimate(only, [config], free, workload.for_tables([config])).ms[share.rank, PHASES.index("lookup")]
             assert share.table_ms == pytest.approx(ms)
 
 

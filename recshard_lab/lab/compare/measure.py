@@ -129,15 +129,16 @@ def measure_plan(
         seed: of weights and batches.
 
     Raises:
-        PlanError: the plan does not tile the tables on these ranks.
+        PlanError: the plan does not tile the tables on these ranks; a name in `workload` that no table has.
         ValueError: pooled and unpooled tables together, or more bytes than this machine has free.
     """
+    workload = workload or Workload()
+    workload.check_names(tables)
     if len({is_pooled(table) for table in tables}) != 1:
         raise ValueError("tables must be all pooled (EmbeddingBagConfig) or all unpooled. Fix: measure one collection")
     named = ShardingPlan({"": dict(plan.tables())}).resolved(tables, ranks.world_size, ranks.local_world_size)  # type: ignore[dict-item]
     if ranks.devices[0].type == "cpu":
         _check_room(named, tables)
-    workload = workload or Workload()
     with other_programs(ranks) as others:
         found = ranks.run(steps_on_rank, named.to_json(), list(tables), workload, steps, seed)
     return replace(Measured.of(found, steps, found[0]["backends"], ranks.times_note), others=others())

@@ -302,8 +302,8 @@ def compare_plans(
         workload: the step; `Workload()` by default.
 
     Raises:
-        ValueError: no plans, a value of another type, or an unknown table or scheme. A plan that does not fit raises
-            nothing: its answer has the reason.
+        ValueError: no plans, a value of another type, or an unknown table, feature or scheme. A plan that does not fit
+            raises nothing: its answer has the reason.
 
     >>> from recshard_lab.embedding.configs import EmbeddingBagConfig
     >>> movies = EmbeddingBagConfig(name="movies", num_embeddings=10**6, embedding_dim=64, feature_names=["movie"])
@@ -317,6 +317,7 @@ def compare_plans(
     workload = Workload() if workload is None else workload
     if not isinstance(workload, Workload):
         raise ValueError(f"workload must be a Workload, got {workload!r:.80}")
+    workload.check_names(tables)
     questions = {name: question_of(spec, tables, topology, workload) for name, spec in named(plans).items()}
     return PlanComparison(
         list(tables), {name: answer(question, tables, topology, workload) for name, question in questions.items()}

@@ -58,6 +58,7 @@ class DrawingBoard(LabWidget):
     ) -> None:
         ranks = current()
         self.table, self.workload = table, workload or Workload(64, 3.0)
+        self.workload.check_names([table])
         size, local = (ranks.world_size, ranks.local_world_size) if ranks is not None else (4, 4)
         self.topology = topology or Topology(size, local_world_size=local)
         rows, cols = table.num_embeddings, table.embedding_dim

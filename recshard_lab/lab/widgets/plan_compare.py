@@ -70,6 +70,7 @@ class PlanCompare(LabWidget):
     ) -> None:
         check_tables(tables)
         self.tables, self.topology, self.workload = list(tables), topology, workload or Workload()
+        self.workload.check_names(self.tables)
         self.columns = first_columns(self.tables, topology, self.workload, plans, None if plans is None else schemes)
         self.last_response_ms = self.last_answer_ms = 0.0
         self._answers: dict[str, Answer] = {}

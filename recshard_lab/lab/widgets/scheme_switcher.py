@@ -77,6 +77,7 @@ class SchemeSwitcher(LabWidget):
     ) -> None:
         self.live = LiveModel(ranks, model, step, optimizers)
         self.tables, self.workload = self.live.tables, workload or Workload()
+        self.workload.check_names(self.tables)
         self.topology = topology or Topology(ranks.world_size, local_world_size=ranks.local_world_size)
         if self.topology.world_size != ranks.world_size:
             raise ValueError(f"the topology has {self.topology.world_size} ranks, launched are {ranks.world_size}")

@@ -54,6 +54,7 @@ class SkewScale(LabWidget):
     ) -> None:
         check_tables(tables)
         self.tables, self.topology, self.workload = list(tables), topology, workload or Workload()
+        self.workload.check_names(self.tables)
         self.last_response_ms = self.last_answer_ms = 0.0
         self._answers: dict[Setting, dict[str, Answer]] = {}
         self._reasons: dict[tuple[Setting, Setting], list[Choice]] = {}

@@ -242,7 +242,9 @@ class Planned:
         """Cost models of all tables and of number `at`, its shards, the loads ``[K, W]`` of the others and its own."""
         top, pairs = self.planner.topology, plan.pairs(self.tables)
         config, sharding = pairs[at]
-        model, alone = self.planner.model([table for table, _ in pairs]), self.planner.model([config])
+        planner = copy(self.planner)
+        planner.workload = planner.workload.for_tables([config])
+        model, alone = self.planner.model([table for table, _ in pairs]), planner.model([config])
         alone.lookups.step_bytes = model.lookups.step_bytes[at : at + 1]  # caches hold rows of all tables
         loads = loads_by_table(model, pairs)
         now = sharding.resolved(config, top.world_size, top.local_world_size)

@@ -75,18 +75,9 @@ def row_shares_of(
     """Per table, the distribution of its lookups over its rows; None if it is even or unknown.
 
     Raises:
-        PlanError: a curve for another number of rows; an unknown table in `frequency_ordered`; rows sorted by use
-            without a known skew.
+        PlanError: a curve for another number of rows; rows sorted by use without a known skew.
     """
     ordered = workload.frequency_ordered
-    names = {table.name for table in tables}
-    if not isinstance(ordered, bool):
-        unknown = [name for name in ordered if name not in names]
-        if unknown:
-            raise PlanError(
-                f"frequency_ordered names {unknown[0]!r}, which is not a table. Fix: use any of "
-                f"{', '.join(sorted(names))}"
-            )
     found: list[RowShares | None] = []
     for table in tables:
         constraint = constraints.get(table.name) if constraints else None

@@ -78,6 +78,7 @@ def sweep(
     [(8, 'fp32', True), (8, 'fp16', True), (16, 'fp32', True), (16, 'fp16', True)]
     """
     load = workload or Workload()
+    load.check_names(tables)
     if batch_size is not None and global_batch_size is not None:
         raise ValueError(
             f"sweep got batch_size={batch_size!r} (per rank) and global_batch_size={global_batch_size!r} (all ranks). "

@@ -77,6 +77,12 @@ class SlowSaves(Reporter):
         self.notes.append(words.partition(":")[0])
 
 
+def wait_at_gate(folder: Path) -> None:
+    """Waits between two pipes: until the test reads from one, and then until it has opened and closed the other."""
+    (folder / "reached").write_text("")
+    (folder / "go").read_text()
+
+
 class Killer(Reporter):
     """Kills its own process without warning when a step is done, if requested after the saves that run."""
 
@@ -194,3 +200,18 @@ class Dropping(nn.Module):
     def forward(self, dense: Tensor, ids: rs.KeyedJaggedTensor) -> Tensor:
         both = torch.cat([self.embedding_bag_collection(ids).values(), dense], dim=1)
         return self.top(nn.functional.dropout(both, self.rate, self.training))
+
+
+class Gated(Dropping):
+    """Waits at the gate in the folder ``GATE`` of the environment, if there is one, in the forward of a step."""
+
+    def __init__(self, at: int) -> None:
+        torch.manual_seed(0)
+        super().__init__(0.0)
+        self.at, self.steps = at, 0
+
+    def forward(self, dense: Tensor, ids: rs.KeyedJaggedTensor) -> Tensor:
+        self.steps += self.training
+        if self.training and self.steps == self.at and "GATE" in os.environ:
+            wait_at_gate(Path(os.environ["GATE"]))
+        return super().forward(dense, ids)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -45,6 +45,7 @@ from recshard_lab.train.job.build import (
     build_unsharded,
 )
 from recshard_lab.train.job.config import TrainConfig
+from recshard_lab.train.job.locks import lock_paths
 from recshard_lab.train.job.progress import LogReporter, Reporter, summary_writer
 from recshard_lab.train.job.saved import FORMAT, saved_state
 from recshard_lab.train.job.scoring import evaluated
@@ -97,7 +98,8 @@ def run_training(config: TrainConfig, reporter: Reporter | None = None) -> Train
         reporter: receives progress and metrics. Default: the output of ``config.log`` on rank 0.
 
     Raises:
-        ValueError: data, model, plan or checkpoint that do not match, by name; a label that is not 0 or 1.
+        ValueError: data, model, plan or checkpoint that do not match, by name; a label that is not 0 or 1; another run
+            writes to the checkpoint or the log.
         StageError: a stage of the pipeline failed, with its batch and rank.
         OSError: data that cannot be read. A checkpoint that cannot be written is reported, and the next one is tried.
 
@@ -127,6 +129,25 @@ class TrainingRun:
 
     def __init__(self, config: TrainConfig, reporter: Reporter | None = None) -> None:
         self.config, self.env = config, ShardingEnv.default()
+        self._locks = agreed(self.env, lambda: self._locked(reporter))
+        try:
+            self._create(reporter)
+        except BaseException:
+            self._locks.close()
+            raise
+
+    def _locked(self, reporter: Reporter | None) -> ExitStack:
+        """The locks of all paths that this rank's files of the run are written to."""
+        config, written = self.config, dict[str, str | None]()
+        if config.checkpoint is not None:
+            written["checkpoint.path"] = config.checkpoint.path
+        if reporter is None:  # otherwise nothing writes the files of the config's log
+            written |= {"log.tensorboard": config.log.tensorboard, "log.jsonl": config.log.jsonl}
+        first = self.env.rank == 0
+        return lock_paths({field: path for field, path in written.items() if first and path is not None})
+
+    def _create(self, reporter: Reporter | None) -> None:
+        config = self.config
         self.device = compute_device(self.env)
         self._saved = saved_state(config, self.env)
         self.source, self.test = agreed(self.env, lambda: build_sources(config))
@@ -411,7 +432,10 @@ class TrainingRun:
         return f"{self.config.model.name} on {self.source.source}; {ranks}, {begun}{note}"
 
     def close(self) -> None:
-        """Waits for a save that is running, and closes files."""
+        """Waits for a save that is running, closes files, and releases the locks of the run."""
         if self._saving is not None:
             wait([self._saving[1]])  # its error is logged
-        self._reporter.close()
+        try:
+            self._reporter.close()
+        finally:
+            self._locks.close()

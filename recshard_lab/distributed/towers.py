@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from recshard_lab.comm import ShardingEnv, all_reduce, broadcast
@@ -30,6 +29,7 @@ from recshard_lab.distributed.sharded_collections import ShardedCollection, Shar
 from recshard_lab.distributed.tower_exchange import Destination, ToSources, exchange_forms, peers_of, send_batches
 from recshard_lab.embedding import DataType
 from recshard_lab.embedding.tower import EmbeddingTower, EmbeddingTowerCollection, tower_input_params
+from recshard_lab.functional_calls import call_with
 from recshard_lab.optim import CombinedOptimizer, KeyedOptimizer
 from recshard_lab.sparse import KeyedJaggedTensor, Multistreamable
 
@@ -360,9 +360,7 @@ class ShardedEmbeddingTower(Towers):
             averaged, inputs = dict(zip(learned, views, strict=True)), [token]
         rows = None
         if self.embedding.env.node == self.node:
-            rows = (
-                functional_call(self.interaction, averaged, (looked_up,)) if averaged else self.interaction(looked_up)
-            )
+            rows = call_with(self.interaction, averaged, looked_up) if averaged else self.interaction(looked_up)
             if not isinstance(rows, Tensor) or not rows.dim() or rows.shape[0] != batch.stride():
                 raise ValueError(
                     f"the interaction {type(self.interaction).__name__} returned {_described(rows)} for "

@@ -81,7 +81,7 @@ def sequences(*names: str) -> EmbeddingCollection:
 
 
 class Model(nn.Module):
-    """Towers over bags, weighted bags and sequences, then a tower by itself, then a dense part."""
+    """Towers over bags, weighted bags and sequences, then a tower that uses a layer twice, then a dense part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,8 @@ class Model(nn.Module):
                 EmbeddingTower(sequences("d"), Summed("f_d", 8, 4)),
             ]
         )
-        self.alone = EmbeddingTower(bags("e"), nn.Sequential(Pooled(8, 5), nn.BatchNorm1d(5)))
+        twice = nn.Linear(5, 5)
+        self.alone = EmbeddingTower(bags("e"), nn.Sequential(Pooled(8, 5), nn.BatchNorm1d(5), twice, twice))
         self.over = nn.Linear(14, 1)
 
     def forward(self, plain: KeyedJaggedTensor, weighted: KeyedJaggedTensor) -> Tensor:

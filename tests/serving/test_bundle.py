@@ -35,7 +35,7 @@ from recshard_lab.models import (
     SimpleDeepFMNN,
     TwoTower,
 )
-from recshard_lab.serving import Batch, BundleError, Inputs, Servable, load_bundle, save_bundle
+from recshard_lab.serving import Batch, BundleError, ExportError, Inputs, Servable, load_bundle, save_bundle
 from tests.serving.bundles import COLUMNS, batch_of, dlrm, tables
 
 SIZES = [(0, 3), (1, 0), (1, 3), (2, 0), (2, 1), (64, 5)]
@@ -206,6 +206,98 @@ def test_the_script_of_a_bundle_answers_its_example(folder: Path) -> None:
     example = Batch(**load_file(folder / "example.safetensors"))
     done = run_alone("import runpy; runpy.run_path(sys.argv[1], run_name='__main__')", folder / "answer.py")
     assert torch.equal(torch.tensor(json.loads(done)["score"]), loaded.predict(example)["score"])
+
+
+class SharedLayer(nn.Module):
+    """One layer under two names, and a tensor that the first forward computes."""
+
+    scale: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.first = bags(), nn.Linear(24, 24)
+        self.second = self.first
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        if self.scale is None:
+            self.scale = torch.arange(24.0)
+        answer: Tensor = self.second(self.first(self.bags(features).values()) * self.scale)
+        return answer
+
+
+class SharedTables(nn.Module):
+    """One collection under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = bags()
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        answer: Tensor = self.first(features).values() * self.second(features).values().cos()
+        return answer
+
+
+class TiedWeight(nn.Module):
+    """One weight in two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.first, self.second = bags(), nn.Linear(24, 24), nn.Linear(24, 24)
+        self.second.weight = self.first.weight
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        answer: Tensor = self.second(self.first(self.bags(features).values()))
+        return answer
+
+
+class Decides(SharedLayer):
+    """Cannot be exported."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        answer = super().forward(features)
+        return answer if answer.sum() > 0 else -answer
+
+
+Named = dict[str, tuple[nn.Parameter, Tensor]]
+
+
+def weights_and_numbers(model: nn.Module) -> Named:
+    """By every name: the weight and a copy of its numbers."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: (weight, weight.detach().clone()) for name, weight in named}
+
+
+def check_weights(model: nn.Module, own: Named) -> None:
+    """The model has the same objects with the same numbers, and trains with them."""
+    left = dict(model.named_parameters(remove_duplicate=False))
+    assert list(left) == list(own)
+    for name, (weight, numbers) in own.items():
+        assert left[name] is weight, name
+        assert torch.equal(weight, numbers), name
+    model(batch_of(Inputs.of(model), 4).to_keyed_jagged(Inputs.of(model))).sum().backward()
+    assert all(weight.grad is not None for weight in left.values())
+
+
+@pytest.mark.parametrize("make", [SharedLayer, SharedTables, TiedWeight])
+def test_a_model_with_shared_parts_is_saved_and_stays_as_it_was(make: type[nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    inputs, own = Inputs.of(model), weights_and_numbers(model)
+    save_bundle(model, tmp_path / "1", inputs=inputs)
+    check_weights(model, own)
+    batch = batch_of(inputs, 4)
+    assert torch.equal(load_bundle(tmp_path / "1").predict(batch)["score"], answer_of(model, inputs, batch)[0])
+    assert set(load_file(tmp_path / "1" / "weights.safetensors")) == {name for name, _ in model.named_parameters()}
+    assert (tmp_path / "1" / "program.pt2").stat().st_size < 100_000  # no weights
+
+
+def test_a_model_that_cannot_be_exported_stays_as_it_was(tmp_path: Path) -> None:
+    model = Decides().eval()
+    own = weights_and_numbers(model)
+    with pytest.raises(ExportError, match="its forward decides by the numbers of a batch"):
+        save_bundle(model, tmp_path / "1", inputs=Inputs.of(model))
+    assert model.scale is None
+    check_weights(model, own)
 
 
 def test_outputs_can_be_functions_of_what_the_model_returns(tmp_path: Path) -> None:

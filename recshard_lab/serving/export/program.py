@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 
+from recshard_lab.functional_calls import call_with
 from recshard_lab.serving.batch import Batch, Inputs
 from recshard_lab.serving.export.refusals import ExportError, check_exportable, reason_of
 from recshard_lab.serving.export.weights import ALIGNMENT
@@ -66,7 +67,7 @@ class Program(nn.Module):
             arguments.append(KeyedJaggedTensor._unchecked(keys, values, per_id, lengths, stride=size))
             arguments[-1]._length_per_key = _counts(values, lengths, len(keys), size)
         with _packed_tables(self._model[0], weights) as others:
-            answer = torch.func.functional_call(self._model[0], others, tuple(arguments))
+            answer = call_with(self._model[0], others, *arguments)
         return tuple(
             _shaped(column if function is None else function(column))
             for column, function in zip(_columns(answer, list(self._outputs)), self._outputs.values(), strict=True)
@@ -119,7 +120,7 @@ def trace(model: nn.Module, inputs: Inputs, outputs: Outputs, example: Batch) ->
     }
     arguments = (weights, *arguments_of(model, inputs, example)[1:])
     # sizes 0 and 1 are traced like all others
-    with torch.no_grad(), symbols.patch(backed_size_oblivious=True):
+    with torch.no_grad(), symbols.patch(backed_size_oblivious=True), _attributes_kept(model):
         try:
             program = torch.export.export(
                 Program(model, inputs, outputs),
@@ -153,7 +154,7 @@ def check_equal(program: Callable[..., Any], model: nn.Module, inputs: Inputs, o
         ExportError: an output differs by more than rounding.
     """
     arguments = arguments_of(model, inputs, batch)
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference_mode: the model may keep a tensor, which it then trains with
         answers = program(*arguments)
         expected = Program(model, inputs, outputs)(*arguments)
     for name, answer, wanted in zip(outputs, answers, expected, strict=True):
@@ -179,6 +180,18 @@ def _quantized(model: nn.Module) -> dict[str, QuantCollection]:
 
 def _below(path: str) -> str:
     return f"{path}." if path else ""
+
+
+@contextmanager
+def _attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Restores the attributes of all modules afterwards: a traced forward may store tensors without numbers there."""
+    before = [(part.__dict__, part.__dict__.copy()) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for attributes, own in before:
+            attributes.clear()
+            attributes.update(own)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 try:
     import fcntl
@@ -128,6 +128,8 @@ class FolderFormat:
 class Staging:
     """A private folder beside ``folder`` for one save. Removes the folders of killed saves.
 
+    As a context, it discards what was not committed, and an error of the disk names the folder.
+
     Args:
         format: of the folder.
         folder: the folder.
@@ -156,6 +158,15 @@ class Staging:
             self.path.mkdir()
             self._handle: int | None = os.open(self.path, os.O_RDONLY)
             _lock(self._handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.discard()
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:  # of a write
+            why = f"{self.folder} could not be saved: {os.strerror(error.errno)}. Fix: free disk space"
+            raise OSError(error.errno, why) from error
 
     def commit(self, files: Mapping[str, Any], **content: Any) -> None:
         """Writes the manifest, with ``content`` beside the files, and replaces the old folder with the new one."""

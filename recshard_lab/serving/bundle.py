@@ -37,7 +37,15 @@ from recshard_lab.serving.batch import SparseInput as SparseInput
 from recshard_lab.serving.batch import split_answers as split_answers
 from recshard_lab.serving.export.compiled import FILE as COMPILED
 from recshard_lab.serving.export.compiled import compile_program, load_compiled, machine, why_not
-from recshard_lab.serving.export.program import Outputs, arguments_of, check_equal, imports_of, trace, weights_of
+from recshard_lab.serving.export.program import (
+    Outputs,
+    arguments_of,
+    check_equal,
+    imports_of,
+    trace,
+    weights_of,
+    write_program,
+)
 from recshard_lab.serving.export.script import answer_script
 from recshard_lab.serving.export.weights import read_tensors, write_tensors
 
@@ -162,6 +170,7 @@ def save_bundle(
     Raises:
         BundleError: ``path`` is something else.
         ExportError: the model cannot be exported, or compiled.
+        OSError: the disk is full, or ``path`` cannot be written. A bundle there stays as it was.
     """
     named: Outputs = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs)
     batch = _random_batch(inputs) if example is None else example
@@ -170,9 +179,8 @@ def save_bundle(
     tries = (batch, _random_batch(inputs, 1), _random_batch(inputs, batch.size + 1))
     for tried in tries:
         check_equal(program.module(), model, inputs, named, tried)
-    staging = Staging(FORMAT, Path(path))
-    try:
-        torch.export.save(program, staging.path / "program.pt2")
+    with Staging(FORMAT, Path(path)) as staging:
+        write_program(program, staging.path / "program.pt2")
         write_tensors(staging.path / "weights.safetensors", weights_of(model))
         sent = {"dense": batch.dense, "values": batch.values, "lengths": batch.lengths.long(), "weights": batch.weights}
         write_tensors(staging.path / "example.safetensors", {k: each for k, each in sent.items() if each is not None})
@@ -194,8 +202,6 @@ def save_bundle(
         }
         (staging.path / "model.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
         staging.commit(described(sorted(staging.path.iterdir())))
-    finally:
-        staging.discard()
 
 
 @checks_arguments

@@ -429,6 +429,43 @@ def test_a_failed_save_leaves_the_old_bundle_and_nothing_else(tmp_path: Path, mo
     load_bundle(tmp_path / "1", check_hashes=True)
 
 
+FULL = """
+import resource, sys
+from pathlib import Path
+import torch
+from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig
+from recshard_lab.serving import Inputs, load_bundle, save_bundle
+from tests.serving.bundles import batch_of
+root, limit = Path(sys.argv[1]), int(sys.argv[2])
+model = EmbeddingBagCollection([EmbeddingBagConfig(5000, 8, "t", feature_names=["f"])]).eval()
+inputs = Inputs.of(model)
+save_bundle(model, root / "1", inputs=inputs)
+batch = batch_of(inputs, 3)
+expected = load_bundle(root / "1").predict(batch)["score"]
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))  # the kernel refuses more, as a full disk does
+with torch.no_grad():
+    model.embedding_bags["t"].weight.zero_()
+for name in ("1", "2"):
+    try:
+        save_bundle(model, root / name, inputs=inputs)
+    except OSError as error:
+        print(error)
+assert torch.equal(load_bundle(root / "1", check_hashes=True).predict(batch)["score"], expected)
+print([path.name for path in root.iterdir()])
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 10_000, 100_000])  # nothing, a part of the program, a part of the weights
+def test_a_full_disk_is_named_and_the_process_and_the_old_bundle_stay(limit: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FULL, str(tmp_path), str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    why = "could not be saved: File too large. Fix: free disk space"
+    full = [f"[Errno 27] {tmp_path / name} {why}" for name in ("1", "2")]
+    assert done.stdout.splitlines() == [*full, "['1']"]
+    assert 10_000 < (tmp_path / "1" / "program.pt2").stat().st_size < 100_000
+
+
 def test_damage_is_found(tmp_path: Path) -> None:
     model = dlrm()
     save_bundle(model, tmp_path / "1", inputs=Inputs.of(model, COLUMNS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import shutil
@@ -44,14 +45,16 @@ def compile_program(program: ExportedProgram, arguments: tuple[Any, ...], path: 
     if shutil.which(os.environ.get("CXX") or "g++") is None and shutil.which("clang++") is None:
         raise ExportError("compile=True needs a C++ compiler, and none is installed. Fix: apt-get install g++")
     program.example_inputs = (arguments, {})
+    package = io.BytesIO()  # as in `write_program`
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own deprecations
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+            torch._inductor.aoti_compile_and_package(program, package_path=package)
     except Exception as error:  # the compiler's, or torch's
         raise ExportError(f"the program cannot be compiled: {error}. Fix: compile=False") from error
     finally:
         program.example_inputs = None  # would be saved, with the weights
+    path.write_bytes(package.getbuffer())
 
 
 def load_compiled(folder: Path) -> Callable[..., Any]:

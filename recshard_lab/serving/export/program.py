@@ -12,9 +12,11 @@ Shape letters: B samples, F sparse features, N ids of all features.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -164,6 +166,13 @@ def check_equal(program: Callable[..., Any], model: nn.Module, inputs: Inputs, o
                 f"by up to {float((answer - wanted).abs().max()):.3g}, because a number became a constant. "
                 f"Fix: compute it from tensors in forward, without random numbers"
             )
+
+
+def write_program(program: ExportedProgram, path: Path) -> None:
+    """Writes a program, which has no weights. On a full disk, the writer of torch 2.13 would end the process."""
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    path.write_bytes(buffer.getbuffer())
 
 
 def imports_of(program: ExportedProgram) -> list[str]:

@@ -215,12 +215,13 @@ class FaissIndex(CandidateIndex):
             self._index.remove_ids(at)
 
     def write(self, folder: Path, prefix: str) -> dict[str, Any]:
-        path = folder / f"{prefix}index.faiss"
+        faiss = load_faiss()
         with self._lock.shared():
-            load_faiss().write_index(self._index, str(path))
+            with (folder / f"{prefix}index.faiss").open("wb") as file:
+                faiss.write_index(self._index, faiss.PyCallbackIOWriter(file.write))
+                sync_file(file)
             write_array(folder / f"{prefix}ids.npy", self._ids)
             write_array(folder / f"{prefix}live.npy", self._live)
-        sync_file(path)
         same = {"kind": "faiss", "dim": self.dim, "metric": self.metric, "metadata": self.metadata}
         return {**same, "name": self.kind, "factory": self.factory}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,10 @@ import numpy.typing as npt
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
     """Writes a .npy file to the disk (fsync)."""
     with path.open("wb") as file:
-        np.save(file, np.ascontiguousarray(array), allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
+        array = np.ascontiguousarray(array)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)  # np.save raises an error without a number where the disk is full
+        sync_file(file)
 
 
 def read_array(path: Path, dtype: npt.DTypeLike, dims: int, memory_map: bool) -> npt.NDArray[Any]:
@@ -30,10 +31,7 @@ def read_array(path: Path, dtype: npt.DTypeLike, dims: int, memory_map: bool) ->
     return array
 
 
-def sync_file(path: Path) -> None:
-    """Flushes a file that another library wrote to the disk (fsync)."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def sync_file(file: BinaryIO) -> None:
+    """Flushes a file to the disk (fsync)."""
+    file.flush()
+    os.fsync(file.fileno())

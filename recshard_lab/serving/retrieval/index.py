@@ -178,13 +178,11 @@ class CandidateIndex(ABC):
 
         Raises:
             IndexFolderError: the path has something else.
+            OSError: the disk is full, or the path cannot be written.
         """
-        staging = Staging(FORMAT, Path(path))
-        try:
+        with Staging(FORMAT, Path(path)) as staging:
             content = self.write(staging.path, "")
             staging.commit(described(staging.path.iterdir()), index=content)
-        finally:
-            staging.discard()
 
     @abstractmethod
     def write(self, folder: Path, prefix: str) -> dict[str, Any]:

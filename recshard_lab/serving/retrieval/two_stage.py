@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -37,6 +37,7 @@ from recshard_lab.embedding import EmbeddingBagCollection, embedding_names_by_ta
 from recshard_lab.models import TwoTower
 from recshard_lab.serving.batch import Batch, Inputs, SparseInput
 from recshard_lab.serving.bundle import FORMAT, BundleError, Servable, load_bundle, save_bundle
+from recshard_lab.serving.export.weights import write_tensors
 from recshard_lab.serving.retrieval.checks import is_count
 from recshard_lab.serving.retrieval.index import CandidateIndex
 from recshard_lab.serving.retrieval.items import ItemFeatures, joined_weights, select_bags
@@ -220,13 +221,12 @@ def save_retrieval_bundle(
         ValueError: as `RetrieveThenRank`.
     """
     settings = {"candidates": candidates, "results": results, "exclude_feature": exclude_feature}
-    staging = Staging(FORMAT, Path(path))
-    try:
+    with Staging(FORMAT, Path(path)) as staging:
         stages, tower = staging.path / "stages", QueryTower(two_tower).eval()
         save_bundle(tower, stages / "user", inputs=Inputs.of(tower), outputs=("vector",))
         save_bundle(ranker.eval(), stages / "rank", inputs=Inputs.of(ranker, dense), outputs={"score": score})
         index.save(stages / "index")
-        save_file(_tensors_of(items), staging.path / "items.safetensors")
+        write_tensors(staging.path / "items.safetensors", _tensors_of(items))
         content: dict[str, Any] = {
             "format": 1,
             "stages": [
@@ -240,8 +240,6 @@ def save_retrieval_bundle(
         content |= {"inputs": whole.inputs.to_json(), "outputs": list(whole.outputs)}
         (staging.path / "model.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
         staging.commit(described([staging.path / "model.json", staging.path / "items.safetensors"]))
-    finally:
-        staging.discard()
 
 
 class _Features:

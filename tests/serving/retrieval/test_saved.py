@@ -1,6 +1,8 @@
 """A loaded index answers as the saved one; damaged folders are refused."""
 
+import errno
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,26 @@ def test_other_folders_and_versions_are_refused(tmp_path: Path) -> None:
         rewrite(index=content)
         with pytest.raises(IndexFolderError):
             load_index(tmp_path / "7")
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("exact", 500), ("flat", 1000), ("ivf", 1000)])
+def test_a_full_disk_is_named_and_leaves_the_old_index(kind: str, limit: int, tmp_path: Path) -> None:
+    """faiss 1.15 ignores an error when it closes a file: a part of a small index was written, and nothing raised."""
+    vectors, ids, queries = space()
+    index = EVERY[kind](vectors[:40], ids[:40])
+    index.save(tmp_path / "7")
+    expected = index.search(queries, 5).ids
+    index.remove(expected.unique())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))  # the kernel refuses more, as a full disk does
+    try:
+        with pytest.raises(OSError, match=r"/7 could not be saved: File too large. Fix: free disk space") as full:
+            index.save(tmp_path / "7")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert full.value.errno == errno.EFBIG
+    assert torch.equal(load_index(tmp_path / "7").search(queries, 5).ids, expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["7"]
 
 
 def test_an_interrupted_save_leaves_the_old_index(tmp_path: Path, monkeypatch: Any) -> None:

@@ -37,16 +37,9 @@ from recshard_lab.serving.batch import SparseInput as SparseInput
 from recshard_lab.serving.batch import split_answers as split_answers
 from recshard_lab.serving.export.compiled import FILE as COMPILED
 from recshard_lab.serving.export.compiled import compile_program, load_compiled, machine, why_not
-from recshard_lab.serving.export.program import (
-    Outputs,
-    arguments_of,
-    check_equal,
-    imports_of,
-    trace,
-    weights_of,
-    write_program,
-)
+from recshard_lab.serving.export.program import Outputs, arguments_of, check_equal, imports_of, trace, weights_of
 from recshard_lab.serving.export.script import answer_script
+from recshard_lab.serving.export.stored_program import read_program, write_program
 from recshard_lab.serving.export.weights import read_tensors, write_tensors
 
 
@@ -119,8 +112,11 @@ class ProgramServable:
             except ImportError as error:
                 why = "its program has operators of fbgemm_gpu, which is not installed"
                 raise BundleError(f"bundle {str(folder)!r} cannot be loaded: {why}. Fix: install fbgemm-gpu") from error
-        with _LOADING, _without_notes():
-            program = torch.export.load(folder / "program.pt2").module()
+        try:
+            with _LOADING, _without_notes():
+                program = read_program(folder / "program.pt2").module()
+        except ValueError as error:
+            raise BundleError(str(error)) from error
         # `forward` skips the hook that compares every weight with its constraints: 28% of a call with one sample
         self._run = self._interpreted = program.forward
         self.not_compiled = "compiled=False" if compiled is False else why_not(content["stages"][0].get("compiled"))
@@ -215,7 +211,8 @@ def load_bundle(path: str | Path, *, check_hashes: bool = False, compiled: bool 
             answers are equal.
 
     Raises:
-        BundleError: no bundle, a damaged one, another format, or one whose operators are not installed.
+        BundleError: no bundle, a damaged one, another format, one whose operators are not installed, or one whose
+            program has code. `compiled.pt2` is code by design.
     """
     folder = FORMAT.readable(path)
     files = FORMAT.manifest_of(folder)["files"]

@@ -45,7 +45,7 @@ def compile_program(program: ExportedProgram, arguments: tuple[Any, ...], path: 
     if shutil.which(os.environ.get("CXX") or "g++") is None and shutil.which("clang++") is None:
         raise ExportError("compile=True needs a C++ compiler, and none is installed. Fix: apt-get install g++")
     program.example_inputs = (arguments, {})
-    package = io.BytesIO()  # as in `write_program`
+    package = io.BytesIO()  # as in `stored_program.write_program`
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own deprecations

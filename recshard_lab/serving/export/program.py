@@ -12,11 +12,9 @@ Shape letters: B samples, F sparse features, N ids of all features.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +35,14 @@ if TYPE_CHECKING:
 Outputs = Mapping[str, Callable[[Tensor], Tensor] | None]
 """Names of a model's outputs, in order; each with a function that is applied to it, such as ``torch.sigmoid``."""
 
-_SOURCE_NOTES = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")  # paths of this machine
+_NOTES = (
+    "stack_trace",
+    "nn_module_stack",
+    "source_fn_stack",
+    "torch_fn",
+    "from_node",
+    "custom",
+)  # paths of this machine
 _MOST = 2**40  # samples or ids; int64 sizes that cannot overflow when multiplied by a number of features
 
 
@@ -138,7 +143,7 @@ def trace(model: nn.Module, inputs: Inputs, outputs: Outputs, example: Batch) ->
     program.example_inputs = None  # would be saved, with the weights
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            for key in _SOURCE_NOTES:
+            for key in _NOTES:
                 node.meta.pop(key, None)
     return program
 
@@ -166,13 +171,6 @@ def check_equal(program: Callable[..., Any], model: nn.Module, inputs: Inputs, o
                 f"by up to {float((answer - wanted).abs().max()):.3g}, because a number became a constant. "
                 f"Fix: compute it from tensors in forward, without random numbers"
             )
-
-
-def write_program(program: ExportedProgram, path: Path) -> None:
-    """Writes a program, which has no weights. On a full disk, the writer of torch 2.13 would end the process."""
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer)
-    path.write_bytes(buffer.getbuffer())
 
 
 def imports_of(program: ExportedProgram) -> list[str]:
@@ -219,7 +217,7 @@ def _packed_tables(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[
 
 
 def _counts(values: Tensor, lengths: Tensor, features: int, size: int) -> list[int]:
-    """Ids of each feature. Tells the tracer that they are consecutive parts of all values."""
+    """Ids of each feature. The tracer learns that they are consecutive parts of all values."""
     counts: list[int] = lengths.view(features, size).sum(1).tolist()
     total = 0
     for count in counts:

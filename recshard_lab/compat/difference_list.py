@@ -48,6 +48,7 @@ class Differences(Printable):
 _DIFFERENCES = (
     Difference("first weights on CPU", "each rank draws its shards", "scattered from rank 0, as on GPUs"),
     Difference("rectangles of a plan", "those of a named scheme", "any tiling: rs.sharding.tiling(...)"),
+    Difference("ParameterSharding, ShardingEnv, codecs", "fields can be assigned", "frozen: dataclasses.replace(...)"),
     Difference("a plan in a file", "torch.save(plan)", "plan.to_json(); from_torchrec reads theirs"),
     Difference("row-wise Adagrad, column shards", "one norm per column shard", "one norm per row, as unsharded"),
     Difference("mean pooling, mixed plan", "divided by the length twice", "divided once, as unsharded"),

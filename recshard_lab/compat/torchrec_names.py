@@ -245,8 +245,8 @@ PUBLIC = {
         "InMemoryBinaryCriteoIterDataPipe TOTAL_TRAINING_SAMPLES criteo_kaggle criteo_terabyte"
     ),
     "torchrec.datasets.utils": (
-        "Batch Limit LoadFiles ParallelReadConcat ReadLinesFromCSV idx_split_train_val rand_split_train_val "
-        "safe_cast train_filter val_filter"
+        "Batch Limit LoadFiles PATH_MANAGER_KEY ParallelReadConcat ReadLinesFromCSV idx_split_train_val "
+        "rand_split_train_val safe_cast train_filter val_filter"
     ),
     "torchrec.metrics.ne": (
         "NEMetric NEMetricComputation compute_cross_entropy compute_logloss compute_ne get_ne_states"

@@ -21,14 +21,14 @@ Samples = range | NDArray[np.int64]
 """Numbers of samples: a range, read at once, or any numbers ``[b]`` in any order."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """One rank's share of a global batch: b samples of B.
 
     Args:
         dense_features: float ``[b, I]``; I may be 0.
         sparse_features: one bag per feature and sample, stride b.
-        labels: float ``[b]``, 1 for a click.
+        labels: ``[b]`` of any dtype, 1 for a click. The library's sources give float, `RandomRecDataset` int64.
         global_size: B, the samples of all ranks together; b when left out.
         world_size: W, the ranks that share the global batch.
     """
@@ -41,7 +41,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         if self.global_size < 0:
-            object.__setattr__(self, "global_size", self.labels.shape[0])  # len() would fix it in an exported program
+            self.global_size = self.labels.shape[0]  # len() would fix it in an exported program
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,4 +1,4 @@
-"""Batches of random ids, to run a model on where what it learns does not matter; arguments as in TorchRec.
+"""Batches of random ids, for runs whose result does not matter. Arguments and numbers are TorchRec's.
 
 Shape letters: B batch, F features, I dense features.
 """
@@ -16,26 +16,30 @@ from recshard_lab.sparse import KeyedJaggedTensor
 
 
 class RandomRecDataset(IterableDataset[Batch]):
-    """Batches of uniform ids, dense features and labels.
+    """Batches of random ids, dense features and labels. A seed gives the numbers of TorchRec's class.
+
+    Ids are uniform, int64, with int32 lengths. Dense features are standard normal. Labels are 0 or 1, int64.
 
     Args:
         keys: the F features.
         batch_size: B.
-        hash_size: ids are drawn from ``[0, hash_size)``, for every feature; 100 when neither is given.
+        hash_size: ids are drawn from ``[0, hash_size)``, for every feature. Default: 100.
         hash_sizes: the same, one per feature.
-        ids_per_feature: ids of each sample, for every feature; 2 when neither is given.
+        ids_per_feature: most ids of a sample, for every feature. Default: 2.
         ids_per_features: the same, one per feature.
         num_dense: I.
-        manual_seed: the same seed gives the same batches; drawn from torch's own when left out.
+        manual_seed: the same seed gives the same batches. Default: torch's global generator.
         num_batches: number of batches in one iteration. Default: infinite.
-        num_generated_batches: number of different batches, drawn in advance and repeated. 0 draws each batch anew.
-        min_ids_per_feature: each sample has from this many to `ids_per_feature` ids; exactly the latter when left out.
+        num_generated_batches: number of different batches, drawn in advance and repeated. Numbers below 1 draw each
+            batch anew.
+        min_ids_per_feature: fewest ids of a sample. Lengths are uniform from this to the most. Default:
+            `ids_per_feature` if you pass it, otherwise 0.
         min_ids_per_features: the same, one per feature.
 
     Raises:
-        ValueError: a list that does not fit the keys, both forms of one argument, sizes that cannot be.
+        ValueError: a list whose length is not F, both forms of one argument, or a size out of range.
 
-    >>> batch = next(iter(RandomRecDataset(["f", "g"], batch_size=3, hash_size=10, manual_seed=0)))
+    >>> batch = next(iter(RandomRecDataset(["f", "g"], batch_size=3, ids_per_feature=2, manual_seed=0)))
     >>> batch.dense_features.shape, batch.sparse_features.lengths().tolist()
     (torch.Size([3, 50]), [2, 2, 2, 2, 2, 2])
     """
@@ -63,23 +67,24 @@ class RandomRecDataset(IterableDataset[Batch]):
                 raise ValueError(f"{name} must be an integer from {least}, got {value!r}")
         self.hash_sizes = self._per_key("hash_size", hash_size, hash_sizes, 100, 1)
         self.most = self._per_key("ids_per_feature", ids_per_feature, ids_per_features, 2, 0)
-        given = min_ids_per_feature is not None or min_ids_per_features is not None
-        least_ids = self._per_key("min_ids_per_feature", min_ids_per_feature, min_ids_per_features, 0, 0)
-        self.least = least_ids if given else self.most
+        least = ids_per_feature or 0
+        self.least = self._per_key("min_ids_per_feature", min_ids_per_feature, min_ids_per_features, least, 0)
         for key, low, high in zip(self.keys, self.least, self.most, strict=True):
             if low > high:
-                raise ValueError(f"feature {key!r}: min_ids_per_feature {low} is more than ids_per_feature {high}")
+                raise ValueError(
+                    f"feature {key!r}: min_ids_per_feature {low} is more than ids_per_feature {high}. "
+                    f"Fix: min_ids_per_feature={high}"
+                )
         self.num_batches = num_batches
-        self.generator = torch.Generator()
-        self.generator.manual_seed(manual_seed if manual_seed is not None else torch.initial_seed() & 0x7FFFFFFF)
+        self.generator = None if manual_seed is None else torch.Generator().manual_seed(manual_seed)
         self.ahead = [self._draw() for _ in range(max(0, num_generated_batches))]
 
     def _per_key(self, name: str, one: int | None, each: Sequence[int] | None, default: int, least: int) -> list[int]:
         if one is not None and each is not None:
-            raise ValueError(f"give {name} or {name}s, not both")
+            raise ValueError(f"{name}={one} and {name}s={list(each)} exclude each other. Fix: pass one of them")
         values = list(each) if each is not None else [default if one is None else one] * len(self.keys)
         if len(values) != len(self.keys):
-            raise ValueError(f"{name}s has {len(values)} entries for {len(self.keys)} keys: give one a key")
+            raise ValueError(f"{name}s has {len(values)} entries for {len(self.keys)} keys. Fix: pass one per key")
         for key, value in zip(self.keys, values, strict=True):
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} of {key!r} must be an integer from {least}, got {value!r}")
@@ -88,13 +93,13 @@ class RandomRecDataset(IterableDataset[Batch]):
     def _draw(self) -> Batch:
         lengths, ids = [], []
         for rows, low, high in zip(self.hash_sizes, self.least, self.most, strict=True):
-            own = torch.randint(low, high + 1, (self.batch_size,), generator=self.generator)
-            lengths.append(own)
-            ids.append(torch.randint(rows, (int(own.sum()),), generator=self.generator))
+            bags = torch.randint(low, high + 1, (self.batch_size,), dtype=torch.int32, generator=self.generator)
+            lengths.append(bags)
+            ids.append(torch.randint(rows, (int(bags.sum()),), generator=self.generator))
         return Batch(
-            dense_features=torch.rand(self.batch_size, self.num_dense, generator=self.generator),
+            dense_features=torch.randn(self.batch_size, self.num_dense, generator=self.generator),
             sparse_features=KeyedJaggedTensor(self.keys, torch.cat(ids), lengths=torch.cat(lengths)),
-            labels=torch.randint(2, (self.batch_size,), generator=self.generator).float(),
+            labels=torch.randint(2, (self.batch_size,), generator=self.generator),
         )
 
     def __iter__(self) -> Iterator[Batch]:

@@ -357,6 +357,11 @@ class DistributedModelParallel(nn.Module):
         """Number of the replica of the tables that this rank stores shards of."""
         return 0
 
+    @property
+    def _plan(self) -> ShardingPlan:
+        """`plan`, where scripts for TorchRec read it."""
+        return self.plan
+
     def table_shards(self) -> dict[str, TableShards]:
         """Name of each sharded table's weight in the state dict -> this rank's shards of the table."""
         return {

@@ -87,7 +87,7 @@ def batch_loss(logits: Tensor, batch: Batch) -> Tensor:
     Args:
         logits: ``[b, 1]`` or ``[b]``.
     """
-    total = binary_cross_entropy_with_logits(logits.flatten(), batch.labels, reduction="sum")
+    total = binary_cross_entropy_with_logits(logits.flatten(), batch.labels.float(), reduction="sum")
     return total * (batch.world_size / batch.global_size)
 
 

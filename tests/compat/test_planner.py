@@ -165,6 +165,20 @@ def test_stats_report_a_plan_of_the_search(bags: Any) -> None:
 def test_cache_settings_that_do_not_exist_are_refused_by_name(name: str) -> None:
     with pytest.raises(rs.sharding.PlanError, match=f"{name}=1 is not supported: .* Fix: omit it"):
         CacheParams(**{name: 1})
+    with pytest.raises(rs.sharding.PlanError, match=f"{name}=1 is not supported"):
+        setattr(CacheParams(), name, 1)
+
+
+def test_an_assigned_field_is_checked_and_kept() -> None:
+    params = CacheParams(load_factor=0.25)
+    with pytest.raises(rs.sharding.PlanError, match="load_factor must be above 0 and at most 1, got 7"):
+        params.load_factor = 7
+    params.algorithm = "LFU"
+    assert params == CacheParams("lfu", 0.25)
+    sharding = rs.ParameterSharding("table_wise", "fused_uvm_caching", cache_params=params)
+    params.load_factor = 0.5
+    assert sharding.cache_params is not None
+    assert sharding.cache_params.rows(10) == 5
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,6 @@ def test_arguments_with_a_value_that_is_refused_are_refused_with_the_reason(tmp_
         (
             (11,),
             "CacheParams(reserved_memory=)",
-            "reserved_memory=0.5 is not supported: the cache has no such setting. Fix: omit it",
+            "reserved_memory=0.5 is not supported: the cache does not have this setting. Fix: omit it",
         ),
     ]

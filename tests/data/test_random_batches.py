@@ -1,12 +1,20 @@
-"""Random batches: sizes, ranges and repetition as asked."""
+"""Random batches: types, distributions, sizes, ranges and repetition."""
 
+from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from recshard_lab.data import RandomRecDataset
-from recshard_lab.sparse import Pipelineable
+from recshard_lab import train
+from recshard_lab.data import Batch, RandomRecDataset
+from recshard_lab.distributed import DistributedModelParallel
+from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
+from recshard_lab.models import DLRM
+from recshard_lab.sparse import KeyedJaggedTensor, Pipelineable
+from recshard_lab.train.loop import batch_loss
 
 
 def test_ids_lie_in_the_range_of_their_feature_and_bags_have_the_lengths_asked_for() -> None:
@@ -20,8 +28,58 @@ def test_ids_lie_in_the_range_of_their_feature_and_bags_have_the_lengths_asked_f
     assert set(first.lengths().tolist()) == {0, 1, 2, 3, 4}
     assert set(second.lengths().tolist()) == {2}
     assert batch.dense_features.shape == (64, 5)
-    assert set(batch.labels.tolist()) == {0.0, 1.0}
     assert isinstance(batch, Pipelineable)
+
+
+def test_dense_features_are_normal_and_labels_and_lengths_are_integers() -> None:
+    batch = next(iter(RandomRecDataset(["f"], 500, num_dense=40, manual_seed=0, num_generated_batches=1)))
+    dense, labels, ids = batch.dense_features, batch.labels, batch.sparse_features
+    assert [part.dtype for part in (dense, labels, ids.values(), ids.lengths())] == [
+        torch.float32, torch.int64, torch.int64, torch.int32,
+    ]  # fmt: skip
+    scores = ((dense <= 0).double().mean(), (dense.abs() <= 1).double().mean(), dense.square().mean())
+    assert [float(score) for score in scores] == pytest.approx([0.5, 0.6827, 1.0], abs=0.03)
+    assert set(labels.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(("settings", "fewest"), [({}, 0), ({"ids_per_features": [2]}, 0), ({"ids_per_feature": 2}, 2)])
+def test_samples_have_from_no_ids_to_two_unless_one_number_is_passed(settings: Any, fewest: int) -> None:
+    batch = next(iter(RandomRecDataset(["f"], 100, manual_seed=0, **settings)))
+    assert set(batch.sparse_features.lengths().tolist()) == set(range(fewest, 3))
+
+
+def test_without_a_seed_batches_come_from_the_global_generator() -> None:
+    torch.manual_seed(8)
+    one = next(iter(RandomRecDataset(["f"], 4)))
+    after = torch.rand(3)
+    seeded = RandomRecDataset(["f"], 4, manual_seed=8)
+    assert torch.equal(one.dense_features, next(iter(seeded)).dense_features)
+    assert torch.equal(after, torch.rand(3, generator=seeded.generator))
+
+
+@pytest.mark.parametrize("pipeline", [train.TrainPipelineBase, train.TrainPipelineSparseDist])
+def test_the_losses_of_integer_labels_and_lengths_are_those_of_floats(pipeline: Any) -> None:
+    def losses(change: Callable[[Batch], Batch]) -> list[float]:
+        torch.manual_seed(0)
+        tables = [EmbeddingBagConfig(100, 8, name, feature_names=[name]) for name in "fg"]
+        model = DistributedModelParallel(DLRM(EmbeddingBagCollection(tables), 3, [8], [8, 1]))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def forward(batch: Batch) -> tuple[Tensor, Tensor]:
+            loss = batch_loss(model(batch.dense_features, batch.sparse_features), batch)
+            return loss, loss.detach()
+
+        data = map(change, RandomRecDataset(["f", "g"], 16, num_dense=3, manual_seed=1, num_batches=4))
+        with pipeline(model, optimizer, model.device, custom_model_fwd=forward) as running:
+            return [float(running.progress(data)) for _ in range(4)]
+
+    def as_types(batch: Batch, of_labels: torch.dtype, of_lengths: torch.dtype) -> Batch:
+        ids = batch.sparse_features
+        kjt = KeyedJaggedTensor(ids.keys(), ids.values(), lengths=ids.lengths().to(of_lengths))
+        return Batch(batch.dense_features, kjt, batch.labels.to(of_labels))
+
+    integers = losses(lambda batch: as_types(batch, torch.int64, torch.int32))
+    assert integers == losses(lambda batch: as_types(batch, torch.float32, torch.int64))
 
 
 def test_drawn_batches_come_again_in_turn_and_the_same_seed_draws_the_same() -> None:
@@ -42,11 +100,17 @@ def test_batches_can_be_drawn_anew_each_time() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"hash_size": 3, "hash_sizes": [3]}, "hash_size or hash_sizes, not both"),
+        (
+            {"hash_size": 3, "hash_sizes": [3]},
+            "hash_size=3 and hash_sizes=\\[3\\] exclude each other. Fix: pass one of them",
+        ),
         ({"hash_sizes": [3, 4]}, "2 entries for 1 keys"),
         ({"hash_size": 0}, "hash_size of 'f' must be an integer from 1"),
         ({"batch_size": 0}, "batch_size must be an integer from 1"),
-        ({"ids_per_feature": 1, "min_ids_per_feature": 2}, "'f': min_ids_per_feature 2 is more than"),
+        (
+            {"ids_per_feature": 1, "min_ids_per_feature": 2},
+            "'f': min_ids_per_feature 2 is more than ids_per_feature 1. Fix: min_ids_per_feature=1",
+        ),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(settings: dict[str, object], says: str) -> None:

@@ -76,7 +76,7 @@ class TwoSided(nn.Module):
         left = self.left(batch.sparse_features).values()
         right = self.right(batch.sparse_features.permute([3, 2])).values()
         logits = self.over(torch.cat([left, right], 1)).flatten()
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.float())
         return loss, loss.detach()
 
 
@@ -703,7 +703,7 @@ class Stubborn(TwoSided):
             right = self.right(rl.KeyedJaggedTensor(ids.keys(), lot, lengths=ids.lengths()))
         left = self.left(batch.sparse_features).values()
         logits = self.over(torch.cat([left, right.values()], 1)).flatten()
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.float())
         return loss, loss.detach()
 
 

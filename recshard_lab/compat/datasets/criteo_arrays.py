@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from recshard_lab.compat.datasets.pipes import LoadFiles, ReadLinesFromCSV
+from recshard_lab.compat.datasets.pipes import PATH_MANAGER_KEY, LoadFiles, ReadLinesFromCSV
 from recshard_lab.data import Batch
 from recshard_lab.data.criteo import CAT_FEATURE_COUNT, DAYS, DEFAULT_CAT_NAMES, INT_FEATURE_COUNT
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -38,7 +38,7 @@ class BinaryCriteoUtils:
         out_sparse_file: str,
         out_labels_file: str,
         dataset_name: str = "criteo_1tb",
-        path_manager_key: str = "torchrec",
+        path_manager_key: str = PATH_MANAGER_KEY,
     ) -> None:
         """Converts a text file to three arrays.
 
@@ -69,7 +69,7 @@ class BinaryCriteoUtils:
         _written(out_labels_file, np.array(labels, dtype=np.int32).reshape(-1, 1))
 
     @staticmethod
-    def get_shape_from_npy(path: str, path_manager_key: str = "torchrec") -> tuple[int, ...]:
+    def get_shape_from_npy(path: str, path_manager_key: str = PATH_MANAGER_KEY) -> tuple[int, ...]:
         """The shape of the array in a file, from its header."""
         shape: tuple[int, ...] = np.load(path, mmap_mode="r").shape
         return shape
@@ -101,7 +101,7 @@ class BinaryCriteoUtils:
 
     @staticmethod
     def load_npy_range(
-        fname: str, start_row: int, num_rows: int, path_manager_key: str = "torchrec", mmap_mode: bool = False
+        fname: str, start_row: int, num_rows: int, path_manager_key: str = PATH_MANAGER_KEY, mmap_mode: bool = False
     ) -> np.ndarray:
         """Some rows of an array of two dimensions.
 
@@ -132,7 +132,7 @@ class BinaryCriteoUtils:
         output_dir: str,
         frequency_threshold: int = 3,
         columns: int = CAT_FEATURE_COUNT,
-        path_manager_key: str = "torchrec",
+        path_manager_key: str = PATH_MANAGER_KEY,
         output_file_suffix: str = "_contig_freq.npy",
     ) -> None:
         """Numbers the categories of each column from 2 in the order of their first occurrence, over all files.
@@ -175,7 +175,7 @@ class BinaryCriteoUtils:
         days: int = DAYS,
         int_columns: int = INT_FEATURE_COUNT,
         sparse_columns: int = CAT_FEATURE_COUNT,
-        path_manager_key: str = "torchrec",
+        path_manager_key: str = PATH_MANAGER_KEY,
         random_seed: int = 0,
     ) -> None:
         """Shuffles the rows of all days but the last, which is copied: it is for validation and test.
@@ -262,7 +262,7 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         shuffle_training_set_random_seed: int = 0,
         mmap_mode: bool = False,
         hashes: Sequence[int] | None = None,
-        path_manager_key: str = "torchrec",
+        path_manager_key: str = PATH_MANAGER_KEY,
     ) -> None:
         if stage not in ("train", "val", "test"):
             raise ValueError(f"stage {stage!r} does not exist. Fix: use 'train', 'val' or 'test'")

@@ -18,6 +18,9 @@ T = TypeVar("T")
 RowMapper = Callable[[list[str]], Any] | None
 """The columns of a line -> what a pipe yields."""
 
+PATH_MANAGER_KEY = "torchrec"
+"""The key of iopath's path manager that readers of scripts ask for. Readers here open local files without iopath."""
+
 
 def safe_cast(val: T, dest_type: Callable[[T], T], default: T) -> T:
     """`val` as another type, or `default` if the conversion raises ValueError.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,7 +12,7 @@ from recshard_lab.compat.refusals import Refusal, refuses
 from recshard_lab.sharding import CacheParams as OurCacheParams
 from recshard_lab.sharding import PlanError
 
-_NO_SETTING = Refusal("the cache has no such setting", "omit it", (None,))
+_NO_SETTING = Refusal("the cache does not have this setting", "omit it", (None,))
 
 
 class CacheStatistics(ABC):
@@ -34,25 +34,35 @@ class CacheStatistics(ABC):
 
 
 @dataclass(frozen=True, init=False)
-class CacheParams(OurCacheParams):
-    """This library's `CacheParams` with TorchRec's arguments in its order.
+class _Settings(OurCacheParams):
+    """The fields that TorchRec adds. Frozen, because a subclass of a frozen dataclass must be."""
+
+    prefetch_pipeline: bool | None = None
+    stats: CacheStatistics | None = None
+
+
+class CacheParams(_Settings):
+    """This library's `CacheParams` with TorchRec's arguments in its order. Its fields can be assigned.
 
     Args:
         algorithm: "lru", "lfu" or fbgemm's ``CacheAlgorithm``. Default: "lru".
         load_factor: cached share of the rows. Default: 0.2.
-        reserved_memory, precision, multipass_prefetch_config: None. The cache has no such settings.
+        reserved_memory, precision, multipass_prefetch_config: None. The cache does not have these settings.
         prefetch_pipeline: whether estimates read rows at the bandwidth of device memory.
         stats: predicts misses for estimates.
 
     Raises:
         PlanError: a setting that the cache does not have, or as `recshard_lab.sharding.CacheParams`.
 
-    >>> CacheParams(load_factor=0.5, prefetch_pipeline=True).load_factor
-    0.5
+    >>> params = CacheParams(prefetch_pipeline=True)
+    >>> params.load_factor = 0.5
+    >>> params.rows(100)
+    50
     """
 
-    prefetch_pipeline: bool | None = None
-    stats: CacheStatistics | None = None
+    reserved_memory: ClassVar[None] = None
+    precision: ClassVar[None] = None
+    multipass_prefetch_config: ClassVar[None] = None
 
     @refuses(PlanError, reserved_memory=_NO_SETTING, precision=_NO_SETTING, multipass_prefetch_config=_NO_SETTING)
     def __init__(
@@ -70,6 +80,11 @@ class CacheParams(OurCacheParams):
         super().__init__("lru" if algorithm is None else algorithm, 0.2 if load_factor is None else load_factor, cost)
         object.__setattr__(self, "prefetch_pipeline", prefetch_pipeline)
         object.__setattr__(self, "stats", stats)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assigns a field. A value that the constructor refuses raises the same error."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)} | {name: value}
+        object.__setattr__(self, name, getattr(CacheParams(**values), name))
 
     def __hash__(self) -> int:
         return hash((self.algorithm, self.load_factor, self.prefetch_pipeline))

@@ -2,6 +2,7 @@
 
 import tempfile
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torchrec.datasets.movielens import movielens_20m, movielens_25m
 from torchrec.datasets.random import RandomRecDataset
 from torchrec.datasets.scripts import contiguous_preproc_criteo, npy_preproc_criteo, shuffle_preproc_criteo
 from torchrec.datasets.utils import (
+    PATH_MANAGER_KEY,
     Batch,
     Limit,
     LoadFiles,
@@ -38,6 +40,7 @@ from tests.compat.parity.case import case, raised
 CRITEO = "torchrec.datasets.criteo"
 MOVIES = "torchrec.datasets.movielens"
 UTILS = "torchrec.datasets.utils"
+RANDOM = "torchrec.datasets.random.RandomRecDataset"
 FOLDER = Path(tempfile.mkdtemp())
 
 
@@ -386,7 +389,7 @@ def a_split_by_number() -> Any:
     return list(train), list(val), list(keyed), filters, raised(lambda: idx_split_train_val(IterableWrapper([]), 1.0))
 
 
-@case("torchrec.datasets.random.RandomRecDataset")
+@case(RANDOM)
 def shapes_of_random_batches() -> Any:
     data = RandomRecDataset(
         keys=["a", "b"], batch_size=4, hash_sizes=[10, 20], ids_per_features=[2, 1], num_dense=3, num_batches=2
@@ -399,3 +402,45 @@ def shapes_of_random_batches() -> Any:
         [list(batch.labels.shape) for batch in batches],
         [bool(batch.sparse_features["a"].values().max() < 10) for batch in batches],
     ]
+
+
+def numbers(count: int, **settings: Any) -> Any:
+    """Every tensor of the first batches."""
+    batches = islice(RandomRecDataset(keys=["a", "b"], batch_size=3, num_dense=2, **settings), count)
+    return [[batch.dense_features, batch.sparse_features, batch.labels] for batch in batches]
+
+
+@case(RANDOM)
+def random_batches_of_a_seed() -> Any:
+    several = {"hash_sizes": [10, 200_000], "ids_per_features": [4, 2]}
+    return {
+        "defaults": numbers(2, manual_seed=3),
+        "one number": numbers(1, manual_seed=3, hash_size=50, ids_per_feature=3),
+        "both bounds": numbers(1, manual_seed=3, ids_per_feature=5, min_ids_per_feature=2),
+        "most alone": numbers(1, manual_seed=3, **several),
+        "least alone": numbers(1, manual_seed=3, min_ids_per_feature=1),
+        "lists": numbers(1, manual_seed=3, **several, min_ids_per_features=[1, 2]),
+        "repeated": numbers(5, manual_seed=3, num_generated_batches=2),
+        "drawn anew": numbers(3, manual_seed=3, num_generated_batches=-1),
+    }
+
+
+@case(RANDOM)
+def random_batches_without_a_seed() -> Any:
+    """They are drawn in advance from torch's global generator, whose next number follows them."""
+    torch.manual_seed(5)
+    return numbers(2), torch.rand(2)
+
+
+@case(f"{UTILS}.Batch", RANDOM)
+def fields_of_a_batch_are_assigned() -> Any:
+    (batch,) = RandomRecDataset(keys=["a"], batch_size=3, num_dense=2, manual_seed=1, num_batches=1)
+    batch.labels = 1 - batch.labels
+    batch.dense_features = batch.dense_features.abs().log1p()
+    moved = batch.to(torch.device("cpu"))
+    return batch.labels, moved.labels, moved.dense_features, moved.sparse_features
+
+
+@case(f"{UTILS}.PATH_MANAGER_KEY")
+def the_key_of_a_path_manager() -> Any:
+    return PATH_MANAGER_KEY

@@ -144,6 +144,19 @@ def names_on_two_ranks() -> Any:
 
 
 @case(DMP)
+def the_plan_of_a_model() -> Any:
+    def job(rank: int) -> Any:
+        dmp = model_on(2)
+        assert dmp._plan is dmp.plan
+        return {
+            path: {name: [entry.sharding_type, entry.ranks] for name, entry in sorted(tables.items())}
+            for path, tables in dmp._plan.plan.items()
+        }
+
+    return on_ranks(2, job)
+
+
+@case(DMP)
 def tables_on_the_dense_kernel() -> Any:
     def job(rank: int) -> Any:
         dmp = model_on(2, fused=False)

@@ -100,6 +100,15 @@ def a_cache_with_statistics() -> Any:
     ]
 
 
+@case(CACHE)
+def fields_of_a_cache_are_assigned() -> Any:
+    params, statistics = CacheParams(load_factor=0.25), Known()
+    params.load_factor, params.prefetch_pipeline, params.stats = 0.5, True, statistics
+    params.reserved_memory = None
+    same = CacheParams(load_factor=0.5, prefetch_pipeline=True, stats=statistics)
+    return [params.load_factor, params.reserved_memory, params == same, hash(params) == hash(same)]
+
+
 @case(CACHE, differs="refused by name: caches here have no such settings; they are settings of fbgemm's kernels")
 def settings_of_fbgemm_caches() -> Any:
     return [

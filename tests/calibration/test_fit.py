@@ -79,9 +79,8 @@ def test_lookups_alone_separate_an_optimizers_arithmetic_from_its_memory() -> No
     }
     truth = replace(plain, **slow)  # type: ignore[arg-type]
     narrow = [case for case in drawn(6, 2) if case.model.workload.optimizer == "exact_sgd"]
-    narrow += draw_cases(
-        replace(draw_model((5, 5), "adam"), tables=draw_family("large_batch", (1,)).tables), LAYOUTS, 2
-    )
+    model, few = draw_model((5, 5), "adam"), draw_family("large_batch", (1,)).tables
+    narrow += draw_cases(replace(model, tables=few, workload=model.workload.for_tables(few)), LAYOUTS, 2)
     tables = [(16, 1 << 20), (128, 1 << 17), (128, 1 << 14)]
     lookups = [lookup_case(name, 2, 4096, cols, 32, rows) for name in ("exact_sgd", "adam") for cols, rows in tables]
     alone = made_up(lookups, truth, 0.03)

@@ -37,7 +37,10 @@ MODULES = [
     functools,
     inspect,  # has namedtuples
 ]
-NAMELESS = ("ScalingType", "SwizzleType")  # torch 2.13 names them `_ScalingType` and `_SwizzleType`, which it lacks
+NAMELESS = (
+    *("ScalingType", "SwizzleType"),  # torch 2.13 names them `_ScalingType` and `_SwizzleType`, which it lacks
+    "manual_seed",  # torch._dynamo puts a wrapper into torch, and torch.random keeps the function
+)
 KINDS = (type, types.FunctionType, type(torch.get_device_module))  # the last: functions with a cache
 
 NOTEBOOK = """

@@ -57,7 +57,7 @@ def test_plans_are_near_the_exhaustive_optimum_with_ample_and_tight_memory() -> 
         ]
         factors = {f"t{i}_id": draw.uniform(1, 30) for i in range(3)}
         optimizer = draw.choice(["exact_sgd", "exact_row_wise_adagrad"])
-        workload = Workload(draw.choice([64, 512, 4096]), factors, optimizer=optimizer)
+        workload = Workload(draw.choice([64, 512, 4096]), factors, optimizer=optimizer).for_tables(tables)
         device, slack = draw.choice(["cpu", "cuda"]), draw.choice([1.15, 1.4, 100])
 
         def topology(cap: int, device: str = device) -> Topology:

@@ -178,7 +178,7 @@ class Workload:
             given = getattr(self, argument)
             for name in given if isinstance(given, Mapping | frozenset) else ():
                 if name not in known[kind]:
-                    raise PlanError(_unknown(argument, kind, name, known))
+                    raise PlanError(_unknown(argument, kind, name, known, given))
 
     def for_tables(self, tables: Sequence[BaseEmbeddingConfig]) -> "Workload":
         """The same step with the entries of these tables and of their features only.
@@ -433,7 +433,9 @@ def _known(tables: Sequence[BaseEmbeddingConfig]) -> dict[str, dict[str, list[st
     return {"table": {table.name: table.feature_names for table in tables}, "feature": features}
 
 
-def _unknown(argument: str, kind: str, name: Any, known: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+def _unknown(
+    argument: str, kind: str, name: Any, known: Mapping[str, Mapping[str, Sequence[str]]], given: Collection[str]
+) -> str:
     """The error for an entry of a `Workload` that belongs to no table."""
     from recshard_lab.planner.answers.text import use_one_of  # which imports this module
 
@@ -441,6 +443,8 @@ def _unknown(argument: str, kind: str, name: Any, known: Mapping[str, Mapping[st
     if meant := known[other].get(name):
         named = f"its {kind}{'s' * (len(meant) > 1)} {' and '.join(map(repr, meant))}"
         return f"{argument} names {name!r}, which is a {other}, but its keys are {kind}s. Fix: use {named}"
+    if known[kind].keys() <= set(given):  # no name of these tables is missing: the others are probably of more tables
+        return f"{argument} names {name!r:.80}, which is not a {kind} of these tables. Fix: workload.for_tables(tables)"
     return f"{argument} names {name!r:.80}, which is not a {kind}{use_one_of(name, known[kind])}"
 
 

@@ -124,6 +124,7 @@ def test_the_death_of_a_rank_above_255_is_reported() -> None:
                 nodes=1,
                 hosts=1,
                 threads=1,
+                seed=None,
                 backend="gloo",
                 variables=dict,
                 devices=("cpu",) * 301,

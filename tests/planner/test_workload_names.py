@@ -149,3 +149,9 @@ def test_for_tables_keeps_the_entries_of_a_part() -> None:
         optimizer="adam",
     )
     assert rs.plan(TABLES[1:], RANKS, workload=part).estimate.fits
+
+
+def test_a_workload_of_more_tables_is_refused_with_the_call_that_keeps_a_part() -> None:
+    load = rs.Workload(pooling_factors={"seen": 3.0, "liked": 3.0, "user": 2.0})
+    with pytest.raises(rs.PlanError, match=r"'seen', which is not a feature of these.*Fix: .*for_tables\(tables\)"):
+        rs.plan(TABLES[1:], RANKS, workload=load)

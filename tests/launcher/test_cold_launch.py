@@ -17,6 +17,8 @@ INTERRUPTS = '''
 import os, signal, sys
 import recshard_lab as rs
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a kernel; a shell's background jobs ignore SIGINT
+
 class AtImport:
     """Interrupts this process when the import of a module begins."""
     def __init__(self, module):

@@ -18,6 +18,8 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.manager import KernelManager
 
+from tests.launcher.test_cold_launch import INTERRUPTS
+
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -462,23 +464,10 @@ def test_a_server_that_restarts_a_killed_kernel_finds_no_old_rank_and_launches_n
     assert asyncio.run(scenario()) == (True, "[all] 2.0\n")
 
 
-STOP_AT_IMPORT = """
-import os, signal, sys
-class AtImport:
-    def __init__(self, module):
-        self.module = module
-        sys.meta_path.insert(0, self)
-    def find_spec(self, name, path, target=None):
-        if name == self.module:
-            self.module = ""
-            os.kill(os.getpid(), signal.SIGINT)  # as the interrupt button does
-"""
-
-
 def test_a_kernel_loads_and_launches_after_each_was_stopped_in_an_import() -> None:
     notebook = Notebook()
     try:
-        notebook.ok(STOP_AT_IMPORT)
+        notebook.ok(INTERRUPTS)
         for module, line, shown in (
             ("recshard_lab.lab.magics.output", "%load_ext recshard_lab", ""),
             ("torch.distributed", "%recshard_launch -n 2", "2 ranks over gloo ready in"),

@@ -6,12 +6,11 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 from benchmarks import benchmark_named
 from benchmarks.gate import GATED, docs
 from benchmarks.gate.record import Record, measure
-from benchmarks.gate.verdicts import TRIES, Verdict, judge, write
+from benchmarks.gate.verdicts import Verdict, judge, write
 
 RECORD = Path(".ci/figures.json")
 
@@ -23,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     what = parser.add_subparsers(dest="what", required=True)
     check = what.add_parser("check", help="measure and compare; exit with 1 when a figure is missed")
     check.add_argument("names", nargs="*", help=f"benchmarks; all of {', '.join(GATED)} when left out")
-    check.add_argument("--out", type=Path, default=Path("test-artifacts/figures.json"), help="all tries, as JSON")
+    check.add_argument("--out", type=Path, default=Path("test-artifacts/figures.json"), help="all figures, as JSON")
     record = what.add_parser("record", help="measure several times and keep the medians")
     record.add_argument("names", nargs="+")
     record.add_argument("--passes", type=int, default=10)
@@ -52,14 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _line(verdict: Verdict) -> str:
-    figure, ratio = verdict.figure, verdict.ratio
-    slow = median(verdict.slowdowns)
-    measured = ", ".join(f"{f.value:.4g}" for f in verdict.tries)
-    tries = f" (median of {measured})" if len(verdict.tries) == TRIES else f" ({measured})" if slow > 1 else ""
-    tries += f" / {slow:.3g}, as this machine is so many times as slow as the recorded one" * (slow > 1)
-    steps = "" if ratio is None else f"; {ratio:.4g} reference steps, at most {verdict.recorded.most:.4g}"
-    state = f"MISSED: {verdict.missed}" if verdict.missed else "kept"
-    return f"{figure.name}: {figure.value:.4g} {figure.unit}{tries}, {figure.bound}{steps}. {state}"
+    figure, steps = verdict.figure, ""
+    if verdict.steps is not None:
+        steps = f"; {verdict.steps:.4g} reference steps, at most {verdict.most:.4g}"
+    state = "MISSED" if verdict.missed else "kept"
+    return f"{figure.name}: {figure.value:.4g} {figure.unit}, {figure.bound}{steps}. {state}"
 
 
 if __name__ == "__main__":

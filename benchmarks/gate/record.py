@@ -16,8 +16,8 @@ from recshard_lab.cores import machine
 
 TIMES_MS = {"ms": 1.0, "s": 1000.0}
 """Units of time, in milliseconds."""
-FLOOR = 0.25
-"""The least slowdown that fails: 25%."""
+FLOOR = 0.5
+"""The least slowdown that fails: 50%. Machines whose caches differ measure ratios that differ by up to 30%."""
 WIDER = 1.5
 """A slowdown fails beyond so many times the recorded variation, where that is more than `FLOOR`."""
 
@@ -44,24 +44,22 @@ class Recorded:
     note: str = ""
     step_ms: float | None = None
 
-    def slowdown(self, figure: Figure, reference: Reference) -> float:
-        """How many times as slow as the recorded machine this one was; 1 on a faster one and for other units than time.
+    def most(self, target: float) -> float | None:
+        """The largest number of reference steps that keeps a target; None for other units than time.
 
-        >>> Recorded(50.0, "ms", step_ms=8.0).slowdown(Figure("plan", 90.0, "ms"), Reference(wall=16.0, cpu=16.0))
-        2.0
+        The target holds on the recorded machine. Code that is slower than recorded misses before that.
+
+        >>> Recorded(50.0, "ms", step_ms=4.0).most(target=80.0)
+        20.0
+        >>> Recorded(50.0, "ms", step_ms=4.0, ratio=4.0, variation=0.1).most(target=80.0)
+        6.0
         """
-        if self.step_ms is None or figure.unit not in TIMES_MS or not figure.at_most:
-            return 1.0
-        return max(1.0, reference.wall / self.step_ms)
-
-    @property
-    def most(self) -> float | None:
-        """The largest ratio that passes.
-
-        >>> Recorded(50.0, "ms", ratio=4.0, variation=0.1).most, Recorded(50.0, "ms", ratio=4.0, variation=0.5).most
-        (5.0, 7.0)
-        """
-        return None if self.ratio is None else self.ratio * (1 + max(FLOOR, WIDER * self.variation))
+        if self.step_ms is None or self.unit not in TIMES_MS or not self.at_most:
+            return None
+        at_target = target * TIMES_MS[self.unit] / self.step_ms
+        if self.ratio is None:
+            return at_target
+        return min(at_target, self.ratio * (1 + max(FLOOR, WIDER * self.variation)))
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,17 @@ def ratio_of(figure: Figure, reference: Reference) -> float | None:
     >>> ratio_of(Figure("plan", 80.0, "ms", beside={"CPU": 20.0}), Reference(wall=40.0, cpu=10.0))
     2.0
     """
-    if "CPU" not in figure.beside:
-        return None
-    return figure.beside["CPU"] * TIMES_MS[figure.unit] / reference.cpu
+    return steps_of(figure, reference) if "CPU" in figure.beside else None
+
+
+def steps_of(figure: Figure, reference: Reference) -> float:
+    """A time in reference steps: by CPU time if the figure has one, otherwise by the clock.
+
+    >>> steps_of(Figure("launch", 80.0, "ms"), Reference(wall=40.0, cpu=10.0))
+    2.0
+    """
+    time, step = (figure.beside["CPU"], reference.cpu) if "CPU" in figure.beside else (figure.value, reference.wall)
+    return time * TIMES_MS[figure.unit] / step
 
 
 def recorded(passes: Iterable[Pass]) -> dict[str, Recorded]:

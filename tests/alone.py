@@ -4,7 +4,7 @@
 time. A file is alone if its own text reads a clock to measure. CPU time is no clock, as other processes do not add to
 it. Neither is a deadline, as in ``end = time.monotonic() + 20``.
 
-A file that measures in a way that its text does not show has the line ``pytestmark = pytest.mark.alone``.
+A file that measures in a way that its text does not show has the line ``pytestmark = pytest.mark.clock``.
 """
 
 import re

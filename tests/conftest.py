@@ -1,4 +1,4 @@
-"""What every test shares: hypothesis without a clock, one thread, the programs it needs, the real ratings if any."""
+"""What every test shares: its tier, hypothesis without a clock, one thread, programs, the real ratings if any."""
 
 import os
 from pathlib import Path
@@ -8,32 +8,48 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from recshard_lab.data import MovieLens, RatingsDataset
-from tests import programs
+from tests import durations, programs
 from tests.alone import is_alone
-from tests.sweep import SWEEP
+from tests.grid import NIGHT, examples
+from tests.patience import scaled
 
-# examples are drawn anew at a desk and repeat on CI, where a failure must be reproducible by the log alone
+# the same examples in every run: the same code has the same verdict. At night more of them, drawn anew
 settings.register_profile(
     "recshard",
     deadline=None,
-    derandomize="CI" in os.environ,
+    max_examples=examples(20, 200),
+    derandomize=not NIGHT,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("recshard")
 torch.set_num_threads(1)  # as on a rank
 
+LIMIT_S = 300
 _RATINGS = os.environ.get("RECSHARD_MOVIELENS")  # read before any test changes the environment
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what needs the machine for itself; leaves to the whole sweep what only the sweep runs."""
+# rooms whose faults explain those of others come first; what starts kernels and browsers comes last
+FIRST = ("sparse", "comm", "sharding", "embedding", "planner", "distributed")
+LAST = ("notebooks", "browser")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Orders the rooms. A test that asserts a time is nightly. A time limit against hangs grows on a slow machine."""
+
+    def place(item: pytest.Item) -> int:
+        room = item.path.relative_to(item.config.rootpath).parts[:2][-1]
+        return FIRST.index(room) if room in FIRST else len(FIRST) + (room in LAST)
+
+    items.sort(key=place)
     for item in items:
         if is_alone(item.path):
-            item.add_marker(pytest.mark.alone)
-    if not SWEEP and (left_out := [item for item in items if item.get_closest_marker("sweep")]):
-        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
-        config.hook.pytest_deselected(items=left_out)
+            item.add_marker(pytest.mark.clock)
+        if item.get_closest_marker("clock"):
+            item.add_marker(pytest.mark.nightly)
+        limit = item.get_closest_marker("timeout")
+        item.add_marker(pytest.mark.timeout(scaled(limit.args[0] if limit else LIMIT_S)), append=False)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -48,7 +64,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Counts the skipped tests by what they need."""
+    """Counts the skipped tests by what they need. Records durations if they are wanted."""
+    durations.at_the_end(terminalreporter.stats)
     reports = terminalreporter.stats.get("skipped", [])
     lines = programs.summary(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
     if lines:

@@ -62,9 +62,3 @@ def test_files_that_only_compute_run_beside_others_in_any_room(name: str) -> Non
 
 def test_doctests_of_the_library_run_beside_others() -> None:
     assert not is_alone(TESTS.parent / "recshard_lab/cores.py")
-
-
-def test_ci_runs_both_halves() -> None:
-    script = (TESTS.parent / ".ci/run").read_text()
-    halves = [line.partition(" -m ")[2] for line in script.splitlines() if line.startswith("tests ")]
-    assert [half.split(" -n ")[0] for half in halves] == ['"not alone"', "alone"]

@@ -52,7 +52,9 @@ def test_every_link_leads_to_a_file(target: str) -> None:
 def test_the_set_up_lines_are_the_two_promised() -> None:
     lines = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    pip install")]
     assert lines == ['pip install -e ".[cpu]" && recshard lab', 'pip install -e ".[cpu,test]" && pytest']
-    assert '".[cpu,test]"' in (ROOT / ".ci" / "run").read_text()
+    gate = (ROOT / ".ci" / "run").read_text()
+    assert 'extras="cpu,test,docs"\n' in gate
+    assert "\npytest -q" in gate
 
 
 def test_every_scheme_has_a_line() -> None:

@@ -94,7 +94,7 @@ def test_peers_run_on_pinned_releases() -> None:
     assert all("==" in requirement and "+" not in requirement for requirement in environments.base_requirements())
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_an_environment_names_what_could_not_be_installed_and_is_gone_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -114,7 +114,7 @@ def test_an_environment_names_what_could_not_be_installed_and_is_gone_at_the_end
     assert all(torch in requirements for requirements in asked)
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_without_its_base_an_environment_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PeerEnv, "install", lambda self, requirements: "ERROR: no network")
     peers = PeerEnv([])

@@ -9,7 +9,7 @@ from benchmarks import overlap
 from benchmarks.apparatus.step_case import SGD, StepCase
 from recshard_lab.comm.emulation import LATENCY_VARIABLE
 
-pytestmark = pytest.mark.alone  # steps are timed
+pytestmark = pytest.mark.clock  # steps are timed
 
 SMALL = StepCase("row_wise", SGD, "uniform", tables=2, rows=40, dim=8, batch=16, pooling=3, local_ranks=1)
 

@@ -22,7 +22,7 @@ from benchmarks.apparatus.step_worker import BATCHES, PARITY_LEARNING_RATE, targ
 from recshard_lab.cli import app
 from recshard_lab.sharding import PlanError
 
-pytestmark = pytest.mark.alone  # steps are timed
+pytestmark = pytest.mark.clock  # steps are timed
 
 SMALL = {"tables": 4, "rows": 40, "dim": 8, "batch": 16, "pooling": 3}
 

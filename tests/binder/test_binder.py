@@ -107,7 +107,7 @@ def test_repo2docker_takes_the_files_for_what_they_are_meant(wanted: Plan) -> No
     assert all(os.access(ROOT / "binder" / name, os.X_OK) for name in ("postBuild", "start"))
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_its_torch_is_the_one_that_fbgemm_was_built_for(built: Container) -> None:
     (line,) = [line for line in (ROOT / "binder/requirements.txt").read_text().splitlines() if line.startswith("torch")]
     pinned = (ROOT / "pyproject.toml").read_text().count(f'"{line.removesuffix("+cpu")}"')
@@ -118,7 +118,7 @@ def test_its_torch_is_the_one_that_fbgemm_was_built_for(built: Container) -> Non
     assert "No broken requirements" in built.shell("pip check")
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_it_was_built_within_the_limit(built: Container, capsys: pytest.CaptureFixture[str]) -> None:
     steps = json.loads((built.folder / "build.json").read_text())
     disk = steps.pop("all")["disk_bytes"]
@@ -134,7 +134,7 @@ def test_it_was_built_within_the_limit(built: Container, capsys: pytest.CaptureF
     assert disk < 2.5e9
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_the_loops_are_compiled_already(built: Container) -> None:
     told = built.shell(
         "python -c 'import sys; from recshard_lab.embedding.kernels.numba.compiled import why_absent;"
@@ -144,7 +144,7 @@ def test_the_loops_are_compiled_already(built: Container) -> None:
 
 
 @pytest.mark.parametrize(("given", "threads"), [({}, "1"), ({"OMP_NUM_THREADS": "7"}, "7")])
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_threads_are_those_of_the_container(
     built: Container, wanted: Plan, given: dict[str, str], threads: str
 ) -> None:
@@ -160,7 +160,7 @@ def test_threads_are_those_of_the_container(
             os.killpg(process.pid, signal.SIGKILL)  # what it warms in the background
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_binders_server_opens_on_the_first_notebook_and_asks_nothing(lab: tuple[str, str, Watch]) -> None:
     address, token, _ = lab
     assert first_page(address, token) == f"/lab/tree/notebooks/{NOTEBOOKS[0]}"
@@ -172,7 +172,7 @@ def test_binders_server_opens_on_the_first_notebook_and_asks_nothing(lab: tuple[
     assert tabs["kernelShutdown"]["default"] is True
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_so_does_the_images_own_command(built: Container, wanted: Plan) -> None:
     assert wanted.command[:2] == ["jupyter", "notebook"]
     with server(built, wanted.start, "notebook") as (address, token, _):
@@ -181,7 +181,7 @@ def test_so_does_the_images_own_command(built: Container, wanted: Plan) -> None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("name", RUN_HERE)
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_a_notebook_runs_there_within_the_limit(
     lab: tuple[str, str, Watch], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

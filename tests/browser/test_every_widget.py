@@ -20,7 +20,7 @@ from PIL import Image, ImageChops, ImageDraw
 
 from recshard_lab.lab import views
 from tests.browser import axe, gallery, keys, pictures
-from tests.sweep import SWEEP
+from tests.grid import NIGHT
 
 pytestmark = pytest.mark.browser
 
@@ -156,7 +156,7 @@ def test_references_are_small() -> None:
     assert sum(sizes.values()) < 1_500_000
 
 
-@pytest.mark.parametrize(("theme", "name"), ALL_NAMES if SWEEP else [*product(["light"], NAMES)])
+@pytest.mark.parametrize(("theme", "name"), ALL_NAMES if NIGHT else [*product(["light"], NAMES)])
 def test_tab_reaches_every_control_and_shows_where_it_is(page: Any, theme: str, name: str) -> None:
     gallery.wear(page, theme)
     area = gallery.shown(name).area

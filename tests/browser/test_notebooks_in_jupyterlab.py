@@ -26,7 +26,7 @@ from tests.browser.lab_server import command, jupyter_lab, notebook_page
 from tests.browser.reader import ROOT, ask, numbers_of, picture, processes_of, run_every_cell, saved, scroll_to
 from tests.notebooks.runs import keep
 
-pytestmark = [pytest.mark.browser, pytest.mark.alone]  # its runs are measured
+pytestmark = [pytest.mark.browser, pytest.mark.clock]  # its runs are measured
 
 FIRST, SCHEMES, PLANNER = "01_shard_your_first_model", "06_sharding_schemes", "11_the_planner"
 OTHERS = sorted({path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} - {FIRST, SCHEMES, PLANNER})
@@ -266,7 +266,7 @@ def test_the_eleventh_shows_what_this_process_plans_of_its_tables(read: Callable
     picture(page, "notebook_11_phases")
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_other_notebook_runs(read: Callable[[str], Any], name: str) -> None:
     read(name)

@@ -16,7 +16,7 @@ from recshard_lab.cli import app
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import Topology
 
-pytestmark = pytest.mark.alone  # calibration measures
+pytestmark = pytest.mark.clock  # calibration measures
 
 
 @pytest.fixture(scope="module")

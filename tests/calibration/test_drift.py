@@ -19,7 +19,7 @@ from recshard_lab.calibration.steps import Timed
 from recshard_lab.cli import app
 from tests.calibration.test_device_profile import profile
 
-pytestmark = pytest.mark.alone  # it measures
+pytestmark = pytest.mark.clock  # it measures
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,7 @@ def test_bench_of_an_installed_package_asks_for_a_checkout(program: Path, tmp_pa
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # installs build and twine from the package index, twice: 60 s
 def test_build_and_twine_accept_the_sources(sources: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "tools", with_pip=True, symlinks=True)

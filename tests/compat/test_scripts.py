@@ -1,4 +1,4 @@
-"""Whole scripts for TorchRec: their losses on ranks are TorchRec's. Copies of its tutorials run in the sweep."""
+"""Whole scripts for TorchRec: their losses on ranks are TorchRec's. Copies of its tutorials run at night."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def run(folder: Path, *arguments: str, ranks: int = 0) -> subprocess.CompletedPr
     )
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not COPIES, reason="RECSHARD_TUTORIALS names no folder with scripts")
 @pytest.mark.parametrize("path", COPIES, ids=lambda path: path.name)

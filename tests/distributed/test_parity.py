@@ -15,12 +15,12 @@ from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.conftest import WORLD_SIZES
 from tests.distributed.jobs import Case, Result, train_sharded, train_unsharded
-from tests.sweep import SWEEP
+from tests.grid import NIGHT
 
 TOLERANCE = 1e-5
 OPTIMIZERS = ["exact_sgd", "exact_row_wise_adagrad"]
-STEPS = 20 if SWEEP else 5
-NATIVE_WORLDS = WORLD_SIZES if SWEEP else [1, 3]
+STEPS = 20 if NIGHT else 5
+NATIVE_WORLDS = WORLD_SIZES if NIGHT else [1, 3]
 
 
 def error(found: torch.Tensor, truth: torch.Tensor) -> float:

@@ -10,7 +10,7 @@ from recshard_lab.planner import Workload
 from recshard_lab.sharding import Topology
 from tests.lab.plans import table
 
-pytestmark = pytest.mark.alone  # it compares times that others measure
+pytestmark = pytest.mark.clock  # it compares times that others measure
 
 
 def test_a_run_is_timed_as_the_plan_comparison_times_it() -> None:

@@ -282,7 +282,7 @@ def test_a_plan_loads_back_equal_whoever_made_it(tmp_path: Path) -> None:
         export(plans, tmp_path / "p.json", plan="yours")
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_the_script_of_a_plan_that_was_drawn_by_hand_trains_on_two_ranks(tmp_path: Path) -> None:
     tables = movielens()
     given = {"tables": tables, "topology": Topology(2), "workload": rs.Workload(batch_size=8)}

@@ -17,7 +17,7 @@ from recshard_lab.launcher import RankError, Ranks, launch
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
 
-pytestmark = pytest.mark.alone  # it waits for steps that are timed
+pytestmark = pytest.mark.clock  # it waits for steps that are timed
 
 MODEL = """
 import torch

@@ -30,7 +30,7 @@ from tests.lab.traffic_jobs import (
     random_batch,
 )
 
-pytestmark = pytest.mark.alone  # it trains while it watches
+pytestmark = pytest.mark.clock  # it trains while it watches
 
 TABLES = [table("movie", 64), table("user", 32), table("genre", 16, 32)]
 NODES = Topology(4, local_world_size=2)

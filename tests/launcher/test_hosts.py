@@ -19,7 +19,7 @@ from tests.launcher import hosts
 from tests.launcher.hosts import TwoHosts, two_hosts
 from tests.launcher.hosts_job import entries
 
-pytestmark = [hosts.needs_hosts, pytest.mark.sweep, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [hosts.needs_hosts, pytest.mark.nightly, pytest.mark.clock, pytest.mark.timeout(240)]
 
 FOREVER = 10**9
 

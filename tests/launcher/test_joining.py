@@ -61,7 +61,7 @@ def test_two_hosts_train_to_the_losses_and_weights_of_the_unsharded_model(tmp_pa
             torch.testing.assert_close(found[name], weight, rtol=1e-6, atol=1e-7, msg=name)
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_two_nodes_of_torchrun_train_to_the_weights_of_launched_ranks(tmp_path: Path) -> None:
     port = free_port()
     agents = [torchrun(node, port, tmp_path) for node in range(2)]

@@ -24,8 +24,8 @@ from tests.train_job.test_export import check_trained, exported
 
 pytestmark = [
     hosts.needs_hosts,
-    pytest.mark.sweep,
-    pytest.mark.alone,
+    pytest.mark.nightly,
+    pytest.mark.clock,
     pytest.mark.timeout(300),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: recshard-lab[ray]"),
 ]

@@ -16,7 +16,7 @@ from recshard_lab.lab import views
 from tests.notebooks.outputs import MOST_BYTES, difference, problems, stored_form, stored_forms
 from tests.notebooks.runs import FOLDER, run
 
-pytestmark = pytest.mark.alone  # `run` measures
+pytestmark = pytest.mark.clock  # `run` measures
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_LINES, MOST_HELPER_LINES, MOST_WORDS = 10, 6, 25

@@ -13,10 +13,10 @@ from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, 
 from recshard_lab.planner.model.loads import MEMORY
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
+from tests.grid import examples
 from tests.planner.problems import random_problem, random_tables, table
 from tests.planner.test_plan_quality import exhaustive
 from tests.planner.test_planner import problems
-from tests.sweep import cases
 
 
 def small_problem(seed: int) -> tuple[list[Any], Topology, Workload, float]:
@@ -58,7 +58,7 @@ def test_bounds_lie_below_the_best_of_all_placements_and_exact_plans_are_that_be
     assert compared > 30
 
 
-@settings(deadline=None, max_examples=cases(60))
+@settings(deadline=None, max_examples=examples(20, 60))
 @given(problems())
 def test_a_bound_is_below_every_plan(problem: Any) -> None:
     tables, topology, constraints, workload = problem

@@ -13,12 +13,12 @@ from recshard_lab.planner.search.enumeration import Enumeration, _assignments, e
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import PlanError
+from tests.grid import examples
 from tests.planner.test_bounds import small_problem
 from tests.planner.test_bounds_near_the_best import every_placement
 from tests.planner.test_packing_bound import whole_tables
 from tests.planner.test_planner import problems
 from tests.planner.test_strong_bound import two_nodes
-from tests.sweep import cases
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -84,7 +84,7 @@ def test_shards_of_one_size_are_dealt_once() -> None:
             assert sorted(found) == sorted(expected)
 
 
-@settings(deadline=None, max_examples=cases(25))
+@settings(deadline=None, max_examples=examples(8, 25))
 @given(problems())
 def test_no_plan_found_by_any_means_is_below_the_strong_bound(drawn: Any) -> None:
     tables, topology, constraints, workload = drawn

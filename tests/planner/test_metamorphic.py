@@ -54,7 +54,7 @@ def test_forbidding_a_scheme_never_shortens_the_step(size: tuple[int, int], sche
     assert free_ms(size) <= shortest * TOLERANCE
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.parametrize(("size", "scheme"), [case for case in REST if case not in FORBIDDEN])
 def test_forbidding_a_scheme_never_shortens_the_step_of_large_models(size: tuple[int, int], scheme: str) -> None:
     assert free_ms(size) <= constrained_ms(size, forbidden_sharding_types=[scheme]) * TOLERANCE
@@ -66,7 +66,7 @@ def test_allowing_one_scheme_alone_never_shortens_the_step(size: tuple[int, int]
     assert free_ms(size) <= constrained_ms(size, sharding_types=[scheme]) * TOLERANCE
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.parametrize(("size", "scheme"), REST)
 def test_allowing_one_scheme_alone_never_shortens_the_step_of_large_models(size: tuple[int, int], scheme: str) -> None:
     assert free_ms(size) <= constrained_ms(size, sharding_types=[scheme]) * TOLERANCE
@@ -145,7 +145,7 @@ def test_restricting_kernels_never_shortens_the_step(kernel: str) -> None:
         assert tiered_ms() <= tiered_ms((kernel,), share) * TOLERANCE, share
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_restricting_kernels_of_more_tables_shortens_the_step_by_less_than_4_percent() -> None:
     """The search over both memories misses 3.5% here."""
     assert tiered_ms(number=40) <= tiered_ms(("fused",), 0.25, 40) * 1.04

@@ -17,8 +17,8 @@ from recshard_lab.planner.search.options import options_of
 from recshard_lab.planner.search.packing_bound import dual_feasible, packing_bound
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import ParameterConstraints, Topology
+from tests.grid import examples
 from tests.planner.problems import table
-from tests.sweep import cases
 
 
 @given(st.lists(st.one_of(st.floats(0, 1), st.sampled_from([1 / 2, 1 / 3, 2 / 3, 1 / 4, 0.4, 0.6, 0.2])), min_size=1))
@@ -53,7 +53,7 @@ def whole_tables(seed: int) -> tuple[Problem, float]:
 
 def test_packing_proves_no_more_than_the_best_of_all_placements_and_more_than_averages() -> None:
     better = fitting = 0
-    for seed in range(cases(40)):
+    for seed in range(examples(13, 40)):
         problem, best = whole_tables(seed)
         if not np.isfinite(best):
             continue
@@ -65,8 +65,8 @@ def test_packing_proves_no_more_than_the_best_of_all_placements_and_more_than_av
         bound = packing_bound(problem, every, search.bound_ms, search.best_ms * 1.2)
         assert search.bound_ms <= bound <= best * (1 + 1e-6), seed
         better += bound > search.bound_ms * 1.005
-    assert fitting > 0.6 * cases(40)
-    assert better > cases(40) / 8
+    assert fitting > 0.6 * examples(13, 40)
+    assert better > examples(13, 40) / 8
 
 
 def test_the_bound_is_the_same_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ from recshard_lab.sharding import (
     scheme_named,
     scheme_names,
 )
+from tests.grid import examples
 from tests.planner.problems import random_problem, table
-from tests.sweep import cases
 
 
 def exhaustive(model: CostModel, tables: list[EmbeddingBagConfig]) -> float:
@@ -134,7 +134,7 @@ def step_ms(tables: Any, topology: Topology, workload: Workload, constraints: An
 
 def test_the_plan_is_never_worse_than_all_tables_under_one_scheme() -> None:
     compared, ratios = 0, []
-    for seed in range(cases(40)):
+    for seed in range(examples(13, 40)):
         tables, topology, workload = random_problem(seed)
         automatic = step_ms(tables, topology, workload)
         for name in scheme_names():
@@ -143,7 +143,7 @@ def test_the_plan_is_never_worse_than_all_tables_under_one_scheme() -> None:
             compared += bool(np.isfinite(uniform))
             every = {config.name: ParameterConstraints(sharding_types=[name]) for config in tables}
             ratios.append(automatic / step_ms(tables, topology, workload, every))  # planned under that scheme
-    assert compared > 2 * cases(40)
+    assert compared > 2 * examples(13, 40)
     assert max(ratios) < 1.03
 
 
@@ -171,7 +171,7 @@ def test_few_tables_on_many_ranks_are_planned_near_the_bound(skew: float | None)
 
 def test_pinning_a_table_gains_hardly_ever() -> None:
     ratios = []
-    for seed in range(cases(30)):
+    for seed in range(examples(10, 30)):
         tables, topology, workload = random_problem(seed)
         automatic = step_ms(tables, topology, workload)
         draw = random.Random(seed)

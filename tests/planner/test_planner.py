@@ -20,8 +20,8 @@ from recshard_lab.sharding import (
     scheme_names,
     unregister_scheme,
 )
+from tests.grid import examples
 from tests.planner.problems import random_tables, table
-from tests.sweep import cases
 
 
 @st.composite
@@ -52,7 +52,7 @@ def problems(draw: st.DrawFn) -> tuple[list[EmbeddingBagConfig], Topology, dict[
     return tables, topology, constraints, Workload(draw(st.integers(1, 64)), optimizer=optimizer)
 
 
-@settings(deadline=None, max_examples=cases(150))
+@settings(deadline=None, max_examples=examples(50, 150))
 @given(problems())
 def test_every_plan_tiles_fits_and_keeps_the_constraints(problem: Any) -> None:
     tables, topology, constraints, workload = problem

@@ -1,4 +1,4 @@
-"""The example of models with trillions of parameters: total, tiers, copies, reasons; the whole of it in the sweep."""
+"""The example of models with trillions of parameters: total, tiers, copies, reasons; all of it at night."""
 
 import re
 from functools import partial
@@ -103,7 +103,7 @@ def test_the_command_prints_and_writes_the_example(tmp_path: Path, monkeypatch: 
     assert "fixes batch size. Fix: leave --batch-size out" in str(refused.exception)
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)  # about 110 s of CPU time a model, most of it on 2,048 and 4,096 GPUs
 @pytest.mark.parametrize("name", MODELS)
 def test_all_sizes_up_to_4096_gpus_have_plans_near_the_bound(name: str) -> None:

@@ -61,7 +61,7 @@ def results(*some: Check) -> dict[str, tuple[str, str]]:
     return {r.name: (r.status, r.detail) for r in run_checks(checks=some).results}
 
 
-@pytest.mark.alone
+@pytest.mark.clock
 def test_the_command_passes_on_this_machines_cpu_within_a_minute(tmp_path: Path) -> None:
     file = tmp_path / "cpu.md"
     done = subprocess.run([*COMMAND, "--out", str(file)], capture_output=True, text=True, check=False, timeout=150)

@@ -17,7 +17,7 @@ from recshard_lab.train import pipelines
 from recshard_lab.train.stages import StageEvent, events_from_chrome_trace, hidden_share, stage_ms
 from tests.train import pipeline_jobs as jobs
 
-pytestmark = pytest.mark.alone  # the ranks measure
+pytestmark = pytest.mark.clock  # the ranks measure
 
 
 @pytest.fixture(scope="module")

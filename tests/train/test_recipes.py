@@ -17,7 +17,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.real_data
 @pytest.mark.parametrize(("by", "mean"), [("random", 0.777), ("time", 0.70)])
 def test_auc_on_movielens_100k(movielens_100k: RatingsDataset, by: str, mean: float) -> None:

@@ -63,7 +63,7 @@ def test_criteos_text_becomes_a_trained_model(tmp_path: Path, name: str) -> None
     assert any((tmp_path / config["checkpoint"]["path"]).iterdir())
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_dlrm_dcn_learns_the_planted_clicks() -> None:
     """At least 0.79 of a best possible 0.81, by the command in the config's first lines."""

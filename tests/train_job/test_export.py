@@ -81,7 +81,7 @@ def test_the_script_for_slurm_trains_on_the_hosts_of_its_job(tmp_path: Path) -> 
     check_trained(config, tmp_path)
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 @hosts.needs_hosts
 def test_the_command_in_the_script_for_torchrun_trains_on_two_hosts(tmp_path: Path) -> None:
     config = exported(tmp_path, "torchrun")

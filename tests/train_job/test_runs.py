@@ -217,7 +217,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.sweep
+@pytest.mark.nightly
 def test_two_nodes_of_torchrun_killed_with_9_end_as_ranks_never_killed(never_killed: Any, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     config["log"]["every_steps"] = 1

@@ -13,7 +13,7 @@ from recshard_lab.embedding.dynamic.index import EVICT, ScoredIndex
 from recshard_lab.embedding.dynamic.index_rounds import partitions_of
 from recshard_lab.embedding.kernels import available
 from tests.embedding.dynamic.reference import ReferenceIndex
-from tests.sweep import cases
+from tests.grid import examples
 
 BACKENDS = [
     "native",
@@ -23,7 +23,7 @@ BACKENDS = [
 POOL = [-(1 << 63), (1 << 63) - 1, 0, -1, *((i * 0x9E3779B97F4A7C15) % (1 << 62) for i in range(900))]
 
 
-@settings(deadline=None, max_examples=cases(40))
+@settings(deadline=None, max_examples=examples(13, 40))
 @given(st.data())
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_index_is_dictionaries_with_the_same_rules(backend: str, data: Any) -> None:

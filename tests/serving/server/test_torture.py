@@ -1,6 +1,6 @@
 """Torture: what clients do wrong leaves nothing behind, and every request is answered or refused with a status.
 
-The gate runs one round of it; the sweep runs `ROUNDS`.
+By day one round of it runs, at night `ROUNDS`.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from recshard_lab.serving.server import Server, serve
+from tests.grid import NIGHT
 from tests.serving.server.stub import LOADER, request, write
 from tests.serving.server.traffic import ROUNDS, Traffic, connect, post, raw
-from tests.sweep import SWEEP
 
 DISCONNECTS = 1000
 GOOD = json.dumps(request()).encode()
@@ -56,7 +56,7 @@ def is_empty(server: Server) -> bool:
     ) == (0, 0, 1)
 
 
-@pytest.mark.timeout(900 if SWEEP else 120)
+@pytest.mark.timeout(900 if NIGHT else 120)
 def test_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
     write(tmp_path, "v1", sleep_s=0.002)
     bad = [post(GOOD), post(GOOD)[:-9], post(GOOD)[:30], b"", b"\x00\xff" * 50, post(b"[" * 4000), post(GOOD * 40)[:-1]]

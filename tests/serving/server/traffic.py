@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.grid import NIGHT
 from tests.serving.server.stub import request
-from tests.sweep import SWEEP
 
-ROUNDS = 10 if SWEEP else 1
+ROUNDS = 10 if NIGHT else 1
 """Rounds of the tests that torture a server: the gate runs one of each."""
 
 

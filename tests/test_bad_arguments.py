@@ -1159,19 +1159,6 @@ def calls() -> dict[str, Call]:
             lambda dataloader_iter: closed(pipelines.TrainPipelineSparseDist)(**piped, dataloader_iter=dataloader_iter),
             {"dataloader_iter": iter([])},
         ),
-        "train.GradientAccumulationConfig": (
-            pipelines.GradientAccumulationConfig,
-            {"is_enabled": True, "num_steps": 2, "num_warmup_steps": 1},
-        ),
-        "train.GradientAccumulationWrapper": (
-            pipelines.GradientAccumulationWrapper,
-            {
-                "pipeline": pipelines.TrainPipelineBase(**piped),
-                "optimizer": piped["optimizer"],
-                "model": piped["model"],
-                "config": pipelines.GradientAccumulationConfig(num_steps=2),
-            },
-        ),
         "train.compile_dense": (lambda model: compile_dense(model, backend="eager"), {"model": nn.Linear(2, 1)}),
         "train.events_from_chrome_trace": (
             events_from_chrome_trace,

@@ -667,29 +667,6 @@ def backward_has_a_number() -> None:
     assert numbers[1] >= 0
 
 
-def a_wrapper_tensor_decides_what_operators_do() -> None:
-    class Wrapper(torch.Tensor):
-        __torch_function__ = torch._C._disabled_torch_function_impl
-        inner: torch.Tensor
-
-        @staticmethod
-        def __new__(cls, inner: torch.Tensor) -> Any:
-            wrapper = torch.Tensor._make_wrapper_subclass(cls, (7,), dtype=torch.uint8)  # type: ignore[attr-defined]
-            wrapper.inner = inner
-            return wrapper
-
-        @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return args[0].inner
-
-    seen: list[Any] = []
-    wrapper = Wrapper(torch.ones(2))
-    assert wrapper.shape == (7,)
-    assert type(wrapper.to("meta")) is torch.Tensor  # not made a Wrapper again
-    assert seen == [torch.ops.aten._to_copy.default]
-
-
 USES: dict[Callable[[], None], list[str]] = {
     backward_has_a_number: ["torch._C._current_graph_task_id"],
     backends_are_replaced_inside_a_group: [
@@ -745,11 +722,6 @@ USES: dict[Callable[[], None], list[str]] = {
     ],
     a_wrapper_holds_several_shards: ["torch.distributed.tensor._shards_wrapper"],
     a_place_in_a_file_has_three_fields: ["torch.distributed.checkpoint.filesystem._StorageInfo"],
-    a_wrapper_tensor_decides_what_operators_do: [
-        "torch.Tensor._make_wrapper_subclass",
-        "torch._C._disabled_torch_function_impl",
-        "torch.ops.aten._to_copy",
-    ],
     a_class_is_a_node_of_fx: ["torch.fx._pytree", "torch.fx._symbolic_trace", "torch.utils._pytree"],
     losses_have_one_base: ["torch.nn.modules.loss._Loss"],
     a_module_keeps_its_parts_in_dicts: [

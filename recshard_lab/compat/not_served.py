@@ -100,7 +100,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (
         r"torchrec\.distributed\.train_pipeline\.(\w+\.)?TrainPipelineSparseDistCompAutograd",
         "compiled autograd: the backward of a sharded lookup exchanges messages, which no graph captures",
-        "TrainPipelinePT2 or compile_dense(model) with TrainPipelineSparseDist",
+        "compile_dense(model) with TrainPipelineSparseDist",
     ),
     (
         r"torchrec\.distributed\.\w+\.(create_sharding_infos\w*|replace_placement_with_meta_device|pad_vbe_kjt_lengths)",
@@ -120,8 +120,8 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r".*(object_pool|tensor_pool|tensor_sharding).*",
-        "internals of object pools, and pools for inference",
-        "TensorPool and KeyedJaggedTensorPool, or their sharders on ranks",
+        "pools of tensors that samples look up",
+        "EmbeddingCollection, whose rows are looked up and sharded",
     ),
     (
         r"torchrec\.(fx|pt2|inductor).*",
@@ -163,6 +163,11 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
         r".*\.(\w*Lookup|\w*BaseEmbedding\w*|\w*EmbeddingSharding\w*|\w*ShardingContext|\w*ModuleContext|\w*CollectionContext|Sharded\w*|Grouped\w*|KJTList|ListOfKJTList|InputDistOutputs|create_sharding_infos\w*|\w*Mixin|\w*MixIn)$|torchrec\.distributed\.(sharding|embedding_lookup|embedding_sharding|embedding_kernel|batched_embedding_kernel|dist_data|comm_ops).*",
         "internals of sharded modules",
         "recshard_lab.distributed.Executor, and register_scheme for a new scheme",
+    ),
+    (
+        r"torchrec\.tensor_types\..*",
+        "numbers of 2 and 4 bits as tensors",
+        "recshard_lab.quantize_embeddings, whose tables hold them packed",
     ),
     (r"torchrec\.datasets.*", "reading data", "torch.utils.data"),
     (

@@ -78,9 +78,9 @@ def refuses(error: type[Exception] = ValueError, /, **refusals: Refusal) -> Call
 def refused_values(called: Any) -> Mapping[str, Refusal]:
     """Argument -> refusal, of a class or function.
 
-    >>> from recshard_lab.compat.pools import TensorPool
-    >>> list(refused_values(TensorPool))
-    ['enable_uvm']
+    >>> from recshard_lab.compat.modules.utils import construct_jagged_tensors
+    >>> list(refused_values(construct_jagged_tensors))
+    ['seq_vbe_ctx']
     """
     found: Mapping[str, Refusal] = getattr(called, "refused_values", {})
     return found or getattr(getattr(called, "__init__", None), "refused_values", {})

@@ -89,22 +89,16 @@ def construct_module_sharding_plan(
         if (
             isinstance(generator, _Generator)
             and not generator.has_kernel
-            and (plan[name].replicated or not _steps_in_backward(module, name, sharder))
+            and (plan[name].replicated or not _steps_in_backward(module, name))
         ):
             plan[name] = plan[name].with_kernel("dense")
     return plan
 
 
-def _steps_in_backward(module: Any, table: str, sharder: Any) -> bool:
+def _steps_in_backward(module: Any, table: str) -> bool:
     """Whether the weight of a table has an optimizer in backward."""
     from recshard_lab.embedding import FusedCollection
-    from recshard_lab.embedding.tower import EmbeddingTower, EmbeddingTowerCollection
 
-    if isinstance(module, EmbeddingTower | EmbeddingTowerCollection):
-        return any(
-            table in own.shardable_parameters(part) and _steps_in_backward(part, table, own)
-            for _, part, own in sharder.parts("", module)
-        )
     for attribute in _WRAPPERS:
         module = getattr(module, attribute, module)
     if isinstance(module, FusedCollection):

@@ -47,7 +47,3 @@ from .state.checkpoint import save_checkpoint as save_checkpoint
 from .state.live_reshard import Resharded as Resharded
 from .state.pretrained import load_pretrained as load_pretrained
 from .step.executor import Executor as Executor
-from .tower_sharders import EmbeddingTowerCollectionSharder as EmbeddingTowerCollectionSharder
-from .tower_sharders import EmbeddingTowerSharder as EmbeddingTowerSharder
-from .towers import ShardedEmbeddingTower as ShardedEmbeddingTower
-from .towers import ShardedEmbeddingTowerCollection as ShardedEmbeddingTowerCollection

@@ -105,8 +105,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         dense = [p for name, p in dmp.module.named_parameters() if name not in ignored and p.requires_grad]
         if env.pg is None or not dense:
             return
-        unchanged = sorted(ignored | dmp.tower_buffer_names())
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(dmp.module, unchanged)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(dmp.module, sorted(ignored))
         replicated = Replicated(dmp.module, process_group=env.pg, **self.ddp_kwargs)
         replicated.all_reduce = DenseAllReduce(env, _FORMATS[self.precision])
         replicated.register_comm_hook(replicated.all_reduce, DenseAllReduce.start)

@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeGuard
 
@@ -17,14 +16,13 @@ from recshard_lab.comm import agreed, compute_device, from_first_rank, refuse_di
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
-from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups, node_of
+from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
 from recshard_lab.distributed.sharders import (
     CollectionSharder,
     ModuleSharder,
     default_sharders,
     first_weights,
     planned_workload,
-    split_by_part,
 )
 from recshard_lab.distributed.shared_parts import refuse_second_names, refuse_second_owners
 from recshard_lab.distributed.state.dumps import dump_tables, load_tables
@@ -32,13 +30,12 @@ from recshard_lab.distributed.state.forms import StateForm, requested, torch_cal
 from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.table_shards import TableShards
-from recshard_lab.distributed.towers import Towers
-from recshard_lab.embedding import BaseEmbeddingConfig, BaseManagedCollisionEmbeddingCollection, FusedCollection
+from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
 from recshard_lab.embedding.dynamic.dumps import Dumped, Restored
 from recshard_lab.embedding.dynamic.dumps.collection import Paths
 from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
-from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, ShardingPlan, Topology
+from recshard_lab.sharding import PlanError, ShardingPlan, Topology
 from recshard_lab.sharding.plan.types import DDR
 
 if TYPE_CHECKING:
@@ -114,8 +111,6 @@ class DistributedModelParallel(nn.Module):
         sharded = agreed(everyone, lambda: self._shard(unsharded))
         self._bare: nn.Module = self._fill(module, unsharded, sharded)
         agreed(everyone, lambda: self._place_dense(module, init_parameters))
-        for towers in self._towers().values():
-            towers.start()
         self._dmp_wrapped_module = self._bare
         self._has_data_parallel = False
         if init_data_parallel:
@@ -163,8 +158,6 @@ class DistributedModelParallel(nn.Module):
         if any(parameter.device.type == "mps" for parameter in module.parameters()):
             raise ValueError(f"a parameter of the module is on MPS: {MPS}. Fix: pass module.to('cpu')")
         self.sharders = list(sharders) if sharders is not None else default_sharders()
-        #: path, sharder and paths of the collections of each module with a sharded class around them: towers
-        self._joins: list[tuple[str, CollectionSharder, list[str]]] = []
         unsharded = list(self._find(module, plan))
         model = dense_facts(module, {path for path, _, _ in unsharded})
         for path, child, sharder in unsharded:
@@ -184,7 +177,6 @@ class DistributedModelParallel(nn.Module):
     def _check_plan(self, module: nn.Module, unsharded: Sequence[_Found]) -> None:
         """Checks the plan against the model and resolves schemes to shards. Plans of a user's modules stay as is."""
         tables = {path: list(sharder.tables(child)) for path, child, sharder in unsharded}
-        self.plan = self._by_collection(self.plan, tables)
         self._check_shared(module, unsharded)
         self._check_paths(tables)
         self._check_fused(module, tables)
@@ -198,32 +190,6 @@ class DistributedModelParallel(nn.Module):
             self.plan.plan = {path: entries for path, entries in whole.plan.items() if path in planned}
             self.plan = self.plan.resolved(planned, self.env.world_size, self.env.local_world_size)
             self.plan.plan = whole.plan | self.plan.plan
-        for outer, _, inside in self._joins:
-            missing = [path for path in inside if path not in planned]
-            if missing and len(missing) < len(inside):
-                raise PlanError(f"the plan has towers of {outer!r}, but not {missing[0]!r}. Fix: plan all of them")
-            for path in inside if not missing else ():
-                node_of(self.plan.plan[path], self.env)
-
-    def _by_collection(self, plan: ShardingPlan, tables: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> ShardingPlan:
-        """The plan with the paths of collections in place of those of towers, which TorchRec's plans name."""
-        outer = {path: inside for path, _, inside in self._joins if path in plan.plan and path not in inside}
-        if not outer:
-            return plan
-        entries = {path: own for path, own in plan.plan.items() if path not in outer}
-        for path, inside in outer.items():
-            by_part = split_by_part(plan.plan[path], {part: tables[part] for part in inside}, path)
-            entries |= {part: EmbeddingModuleShardingPlan(own) for part, own in by_part.items()}
-        changed = ShardingPlan(entries)
-        planned: Any = plan.planned
-        if planned is not None:
-            known = {path: configs for path, configs in planned.tables.items() if path not in outer}
-            for path, inside in outer.items():
-                for part in inside:
-                    names = {table.name for table in tables[part]}
-                    known[part] = [table for table in planned.tables[path] if table.name in names]
-            changed.planned = replace(planned, tables=known)
-        return changed
 
     def _find(self, module: nn.Module, plan: ShardingPlan | None) -> Iterator[_Found]:
         by_type = {sharder.module_type: sharder for sharder in self.sharders}
@@ -236,14 +202,7 @@ class DistributedModelParallel(nn.Module):
             if sharder is None or (unplanned and not isinstance(sharder, CollectionSharder)):
                 continue
             found.append(path)
-            if not isinstance(sharder, CollectionSharder):
-                yield path, child, sharder
-                continue
-            parts = sharder.parts(path, child)
-            inside = [own for own, _, _ in parts]
-            if inside != [path]:
-                self._joins.append((path, sharder, inside))
-            yield from parts
+            yield path, child, sharder
 
     def _check_shared(self, module: nn.Module, unsharded: Sequence[_Found]) -> None:
         """Raises ValueError if a planned module has a second name, or a table's parameter a second owner."""
@@ -303,14 +262,9 @@ class DistributedModelParallel(nn.Module):
                 moves += first_weights(self.collections[path], child, self.dense_env)
         with torch.no_grad():
             agreed(self.dense_env, lambda: move(moves, self.env, self.device))
-        replaced = dict(sharded)
         for path, own in sharded.items():
             _set(module, path, own)
-        for outer, sharder, inside in self._joins:
-            if inside[0] in self.collections:
-                replaced[outer] = sharder.joined(module.get_submodule(outer), self.dense_env)
-                _set(module, outer, replaced[outer])
-        return replaced.get("", module)
+        return sharded.get("", module)
 
     def _place_dense(self, module: nn.Module, init_parameters: bool) -> None:
         """The fused optimizer, and the dense part on the device."""
@@ -375,11 +329,7 @@ class DistributedModelParallel(nn.Module):
         return {name: own for name, own in self.table_shards().items() if own.sharding.compute_kernel == "dense"}
 
     def sharded_parameter_names(self) -> set[str]:
-        """Names of the parameters that are shards of tables, and of those that towers average; all others are dense."""
-        of_towers = (towers.sharded_parameter_names(path) for path, towers in self._towers().items())
-        return self._table_parameter_names() | {name for names in of_towers for name in names}
-
-    def _table_parameter_names(self) -> set[str]:
+        """Names of the parameters that are shards of tables; all others are dense."""
         tables = {
             f"{path}.{name}" if path else name
             for path, collection in self.collections.items()
@@ -397,22 +347,6 @@ class DistributedModelParallel(nn.Module):
                 f"{action} cannot gather module {self._with_names[0]!r}, which a sharder of yours has sharded. Fix: "
                 f"return ShardedTensors in its state_dict, and call torch.distributed.checkpoint with dmp.state_dict()"
             )
-
-    def _towers(self) -> dict[str, Towers]:
-        """Path -> sharded tower, or sharded tower collection."""
-        found: dict[str, Towers] = {}
-        for path, module in self._bare.named_modules():
-            if isinstance(module, Towers) and not any(path.startswith(f"{outer}." if outer else "") for outer in found):
-                found[path] = module
-        return found
-
-    def tower_buffer_names(self) -> set[str]:
-        """Names of the buffers of towers' interactions, which towers copy from the node where they change."""
-        return {
-            f"{path}.{name}" if path else name
-            for path, towers in self._towers().items()
-            for name, _ in towers.named_buffers()
-        }
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """``.to()``, ``.half()`` and similar. Raises before any change if the tables do not support it."""
@@ -872,7 +806,7 @@ class DistributedModelParallel(nn.Module):
                 totals["optimizer_state"] += states
             for name, count in collection.executor.buffer_bytes.items():
                 totals[name] += count
-        tables = self._table_parameter_names()
+        tables = self.sharded_parameter_names()
         for name, parameter in self._bare.named_parameters():
             if name not in tables:
                 totals["dense"] += _bytes(parameter) + (_bytes(parameter.grad) if parameter.grad is not None else 0)

@@ -44,7 +44,7 @@ from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.inputs import as_batch
 from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.embedding.scaled_loss import watch_hidden
-from recshard_lab.sharding import ParameterSharding, PlanError, ShardingPlan
+from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.sharding.plan.sharding_plan import Shard
 from recshard_lab.sparse import KeyedJaggedTensor, Multistreamable
 
@@ -103,7 +103,6 @@ class ShardedCollection(nn.Module):
     pooled: bool
     tables_name: str  # the path of the unsharded collection's tables
     unsharded_module_type: type[nn.Module] = nn.Module
-    on_one_node = False  # whether all shards must be on one node: those of a tower
     __class_getitem__: Any = classmethod(GenericAlias)  # TorchRec's ShardedModule[...] is generic
 
     def __init__(
@@ -172,8 +171,6 @@ class ShardedCollection(nn.Module):
         Raises:
             PlanError, ValueError: they do not.
         """
-        if self.on_one_node:
-            node_of(shardings, env)
         _, groups = self.kinds_for(shardings)
         layout = Layout(self.tables, blocks_of(self.tables), shardings, groups, env.world_size)
         (PooledOutput if self.pooled else SequenceOutput)(layout, env, self.codecs)
@@ -706,23 +703,6 @@ def create_route_groups(plan: ShardingPlan, env: ShardingEnv) -> None:
     """Creates the process groups of a plan's routes, so that building kernels needs no collective."""
     if any(sharding.route == "two_hop" for shardings in plan.plan.values() for sharding in shardings.values()):
         env.node_envs()
-
-
-def node_of(shardings: Mapping[str, ParameterSharding], env: ShardingEnv) -> int:
-    """The node that has all shards of a tower's tables.
-
-    Raises:
-        PlanError: shards on several nodes.
-    """
-    local = env.local_world_size
-    nodes = {name: sorted({s.rank // local for s in own.shards}) for name, own in shardings.items()}
-    found = {node for own in nodes.values() for node in own}
-    if len(found) != 1:
-        raise PlanError(
-            f"the tables of a tower are on nodes {nodes}, with local_world_size={local}, and an interaction runs on "
-            f"one node. Fix: table_row_wise(host_index=0) for all of them, or do not pass the tower's sharder"
-        )
-    return found.pop()
 
 
 def blocks_of(tables: Sequence[BaseEmbeddingConfig]) -> list[Block]:

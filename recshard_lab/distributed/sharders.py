@@ -306,19 +306,6 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         """Table name -> its unsharded parameter."""
         return unsharded_weights(module)
 
-    def parts(self, path: str, module: nn.Module) -> "list[tuple[str, nn.Module, CollectionSharder]]":
-        """Path, module and sharder of each collection in a module that this sharder shards: the module itself."""
-        return [(path, module, self)]
-
-    def joined(self, module: nn.Module, dense_env: ShardingEnv) -> nn.Module:
-        """The module that replaces one whose collections have been replaced by sharded ones: the module itself.
-
-        Args:
-            module: with sharded collections.
-            dense_env: the ranks that share the dense part.
-        """
-        return module
-
 
 class EmbeddingBagCollectionSharder(CollectionSharder):
     """Shards `EmbeddingBagCollection`."""
@@ -445,31 +432,6 @@ class DynamicEmbeddingCollectionSharder(FusedCollectionSharder):
 
     module_type = DynamicEmbeddingCollection
     sharded_type = ShardedEmbeddingCollection
-
-
-def split_by_part(
-    params: Mapping[str, ParameterSharding], tables: Mapping[str, Sequence[BaseEmbeddingConfig]], path: str
-) -> dict[str, dict[str, ParameterSharding]]:
-    """The plan of a module with several collections, as plans of these: their path -> table -> sharding.
-
-    Args:
-        params: table name -> sharding.
-        tables: path of each collection -> its tables.
-        path: path of the module, for the error.
-
-    Raises:
-        PlanError: a table that no collection has, or that several have.
-    """
-    found: dict[str, dict[str, ParameterSharding]] = {}
-    for name, sharding in params.items():
-        owners = [part for part, own in tables.items() if name in (table.name for table in own)]
-        if len(owners) != 1:
-            raise PlanError(
-                f"table {name!r} of the plan for module {path!r} is in {len(owners)} of its collections "
-                f"{sorted(tables)}. Fix: name the path of its collection in the plan"
-            )
-        found.setdefault(owners[0], {})[name] = sharding
-    return found
 
 
 def output_dtype_named(value: Any) -> torch.dtype | None:

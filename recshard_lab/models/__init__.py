@@ -1,8 +1,5 @@
 """Recommendation models as published. Their code does not depend on sharding."""
 
-from recshard_lab.embedding.tower import EmbeddingTower as EmbeddingTower
-from recshard_lab.embedding.tower import EmbeddingTowerCollection as EmbeddingTowerCollection
-from recshard_lab.embedding.tower import tower_input_params as tower_input_params
 from recshard_lab.models.crossnet import CrossNet as CrossNet
 from recshard_lab.models.crossnet import LowRankCrossNet as LowRankCrossNet
 from recshard_lab.models.crossnet import LowRankMixtureCrossNet as LowRankMixtureCrossNet
@@ -54,8 +51,6 @@ __all__ = [
     "DeepFM",
     "DeepFMNN",
     "DenseArch",
-    "EmbeddingTower",
-    "EmbeddingTowerCollection",
     "FactorizationMachine",
     "FeatureProcessedEmbeddingBagCollection",
     "FeatureProcessor",
@@ -86,6 +81,5 @@ __all__ = [
     "register_model",
     "settings_as_dict",
     "settings_of",
-    "tower_input_params",
     "train_task",
 ]

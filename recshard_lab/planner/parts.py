@@ -304,7 +304,7 @@ def sharders_by_path(submodules: Mapping[str, Any], sharders: Sequence[Any]) -> 
 
     Args:
         submodules: path -> module, parents first.
-        sharders: each with a `module_type`. One for modules with collections inside has ``parts(path, module)``.
+        sharders: each with a `module_type`.
     """
     found: dict[str, Any] = {}
     outer: list[str] = []
@@ -313,21 +313,8 @@ def sharders_by_path(submodules: Mapping[str, Any], sharders: Sequence[Any]) -> 
         if sharder is None or any(path.startswith(f"{taken}." if taken else "") for taken in outer):
             continue
         outer.append(path)
-        parts = getattr(sharder, "parts", None)
-        found |= {own: sharder for own, _, _ in parts(path, module)} if callable(parts) else {path: sharder}
+        found[path] = sharder
     return found
-
-
-def on_one_node(
-    tables: Sequence[BaseEmbeddingConfig], constraints: Mapping[str, ParameterConstraints], topology: Topology
-) -> dict[str, ParameterConstraints]:
-    """`constraints`, with those of `tables` so that all of them are placed on the ranks of one node."""
-    changed = dict(constraints)
-    for table in tables[1:] if topology.world_size > topology.local_world_size else ():
-        own = changed.get(table.name) or ParameterConstraints()
-        together = dict.fromkeys([*(own.colocate_with or ()), tables[0].name])
-        changed[table.name] = replace(own, colocate_with=list(together))
-    return changed
 
 
 def _listed(method: Any, *args: str) -> list[str]:

@@ -26,7 +26,6 @@ from recshard_lab.planner.parts import (
     Reporter,
     StorageReservation,
     checked_part,
-    on_one_node,
     rated,
     searched,
     sharders_by_path,
@@ -149,7 +148,7 @@ class EmbeddingShardingPlanner:
             module: a torch module. Collections have ``embedding_bag_configs()`` or ``embedding_configs()``.
             sharders: plan only modules whose type is the `module_type` of a sharder, with the ``sharding_types`` and
                 ``compute_kernels`` that it allows. The tables of a module without tables are those that the sharder
-                names. All tables of a tower are placed on one node. Default: all collections.
+                names. Default: all collections.
 
         Raises:
             PlanError: no collection; the tables do not fit; a sharder and a table's constraint have nothing in common.
@@ -178,8 +177,6 @@ class EmbeddingShardingPlanner:
         for path, tables in found.items() if able else ():
             sharder = by_path[path]
             constraints = within_sharder(sharder, tables, constraints, self.topology.compute_device)
-            if getattr(sharder, "on_one_node", False):
-                constraints = on_one_node(tables, constraints, self.topology)
             if getattr(sharder, "use_index_dedup", False):
                 settings.workload = replace(settings.workload, index_dedup=True)
         if self.reservation is not None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import wrap
 from torch.nn import functional
 
-from recshard_lab.sparse import checks, drawing, exchange, full_text, keyed_checks, variable_batch
+from recshard_lab.sparse import checks, drawing, full_text, keyed_checks, variable_batch
 from recshard_lab.sparse.jagged_tensor import JaggedTensor
 from recshard_lab.sparse.keyed_arrangement import KeyedArrangement
 from recshard_lab.sparse.pytree import register
@@ -281,64 +281,6 @@ class KeyedJaggedTensor(KeyedArrangement):
             for part in self._jt_dict.values():
                 part.offsets()
         return self._jt_dict
-
-    # -- exchanged between ranks ----------------------------------------------------------------------
-
-    def dist_labels(self) -> list[str]:
-        """Names of the tensors that an all-to-all exchanges: lengths, values, strides of a variable batch, weights."""
-        return exchange.labels(self)
-
-    def dist_splits(self, key_splits: list[int]) -> list[list[int]]:
-        """How many entries of each of `dist_tensors` each rank receives.
-
-        Args:
-            key_splits: number of consecutive features for each rank; they sum to F.
-
-        >>> kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))
-        >>> dict(zip(kjt.dist_labels(), kjt.dist_splits([1, 1])))
-        {'lengths': [1, 1], 'values': [1, 2]}
-        """
-        return exchange.splits(self, key_splits)
-
-    def dist_tensors(self) -> list[Tensor]:
-        """The tensors that an all-to-all exchanges, in the order of `dist_labels`."""
-        return exchange.tensors(self)
-
-    @staticmethod
-    def dist_init(
-        keys: list[str],
-        tensors: list[Tensor],
-        variable_stride_per_key: bool,
-        num_workers: int,
-        recat: Tensor | None,
-        stride_per_rank: list[int] | None,
-        stagger: int = 1,
-    ) -> KeyedJaggedTensor:
-        """Rebuilds a batch from what all ranks sent of `keys`, joined rank after rank.
-
-        Args:
-            keys: F features that this rank received.
-            tensors: in the order of `dist_labels`.
-            variable_stride_per_key: whether `tensors` has strides.
-            num_workers: R, the number of ranks.
-            recat: the order of received segments ``[R * F]`` (or of bags) that puts feature after feature; None if the
-                received order is right.
-            stride_per_rank: ``[R]``, samples from each rank; None for a variable batch.
-            stagger: number of groups of ranks (nodes) that `recat` interleaves.
-
-        Raises:
-            ValueError: another number of tensors, or no `stride_per_rank` for a batch of one stride.
-
-        >>> received = [torch.tensor([1, 1, 1, 1]), torch.tensor([10, 20, 11, 21])]
-        >>> recat = torch.tensor([0, 2, 1, 3])
-        >>> KeyedJaggedTensor.dist_init(["a", "b"], received, False, 2, recat, [1, 1])
-        KeyedJaggedTensor(2 features x 2 samples, 4 ids, int64)
-          a  [10] [11]
-          b  [20] [21]
-        """
-        return exchange.rebuilt(
-            KeyedJaggedTensor, keys, tensors, variable_stride_per_key, num_workers, recat, stride_per_rank, stagger
-        )
 
     def clear_storage(self) -> None:
         """Frees the memory of values, weights, lengths and offsets, also for other views of it. Keeps the keys."""

@@ -66,8 +66,6 @@ from .next_item import NextItem as NextItem
 from .next_item import evaluate_next_item as evaluate_next_item
 from .next_item import rank_held_out as rank_held_out
 from .pipelines import EvalPipelineSparseDist as EvalPipelineSparseDist
-from .pipelines import GradientAccumulationConfig as GradientAccumulationConfig
-from .pipelines import GradientAccumulationWrapper as GradientAccumulationWrapper
 from .pipelines import PipelineReport as PipelineReport
 from .pipelines import PrefetchTrainPipelineSparseDist as PrefetchTrainPipelineSparseDist
 from .pipelines import StageError as StageError

@@ -14,7 +14,6 @@ from recshard_lab.compat.modules.utils import (
     construct_modulelist_from_single_module,
     convert_list_of_modules_to_modulelist,
 )
-from recshard_lab.compat.optim.semi_sync import SemisyncOptimizer
 from recshard_lab.embedding import EmbeddingBagCollection, LFU_EvictionPolicy, MCHManagedCollisionModule, PoolingType
 from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
 from recshard_lab.optim import (
@@ -84,27 +83,6 @@ def test_lists_that_do_not_fit_are_refused() -> None:
 
 def sgd(weight: nn.Parameter) -> KeyedOptimizerWrapper:
     return KeyedOptimizerWrapper({"w": weight}, lambda params: torch.optim.SGD(params, lr=0.1))
-
-
-def test_semisync_refuses_what_it_cannot_step() -> None:
-    weight = nn.Parameter(torch.ones(1))
-    with pytest.raises(ValueError, match="num_local_steps must be at least 1, got 0"):
-        SemisyncOptimizer([weight], sgd(weight), sgd(weight), 0)
-    with pytest.raises(ValueError, match="parameter 'w' is another tensor in each optimizer"):
-        SemisyncOptimizer([weight], sgd(weight), sgd(nn.Parameter(torch.ones(1))))
-    away = nn.Parameter(torch.ones(1, device="meta"))
-    with pytest.raises(
-        ValueError, match=r"offload_global_model=True needs global parameters on the CPU, got \['meta'\]"
-    ):
-        SemisyncOptimizer([away], sgd(away), sgd(away), offload_global_model=True)
-    optimizer = SemisyncOptimizer([weight], sgd(weight), sgd(weight))
-    optimizer.save_param_groups(True)
-    saved = optimizer.state_dict()
-    with pytest.raises(ValueError, match=r"param_groups of \[\['w'\]\] do not fit"):
-        optimizer.load_state_dict({**saved, "param_groups": saved["param_groups"][:1]})
-    saved["param_groups"][1]["lr"] = 7.0
-    optimizer.load_state_dict(saved)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 7.0]
 
 
 def test_gradients_that_backward_has_used_cannot_be_clipped() -> None:

@@ -48,7 +48,7 @@ import torchrec
 
 def job(rank, store):
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=2)
-    print(rank, dist.get_backend(), torchrec.JaggedTensor.__module__, flush=True)
+    sys.stdout.write(f"{rank} {dist.get_backend()} {torchrec.JaggedTensor.__module__}\\n")  # in one piece
     dist.destroy_process_group()
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ from recshard_lab.sharding import (
     table_wise,
 )
 from recshard_lab.sharding.schemes import scheme_names
-from recshard_lab.train import GradientAccumulationConfig, GradientAccumulationWrapper, TrainPipelineSparseDist
 from tests.distributed import cases, optimizer_jobs
 from tests.distributed.jobs import Case, join, sharded_model
 from tests.distributed.jobs import batch_of as batch_of_bags
@@ -242,52 +241,29 @@ def test_the_norm_may_be_watched_without_clipping(two: Any) -> None:
 # ---- accumulation ----
 
 
-def accumulated(
-    plan: str, rule: str, kernel: str, how: str, batches: int, defers: bool = True
-) -> list[dict[str, Tensor]]:
-    """Several batches a step on two ranks: in a plain loop, or in a pipeline."""
+def accumulated(plan: str, rule: str, kernel: str, batches: int, defers: bool = True) -> list[dict[str, Tensor]]:
+    """Several batches a step on two ranks."""
     rank = torch.distributed.get_rank()
     dmp, optimizer = build(plan, rule, kernel, None)
     if defers:
         dmp.fused_optimizer.defer_steps()
     found = []
-
-    def note() -> None:
-        found.append({name: value.clone() for name, value in dmp.full_state_dict().items()})
-
-    if how == "pipeline":
-        pipeline = TrainPipelineSparseDist(dmp, optimizer, torch.device("cpu"))
-        config = GradientAccumulationConfig(num_steps=batches)
-        wrapped = GradientAccumulationWrapper(pipeline, optimizer, dmp, config)
-        data = iter([batch_of(number, rank) for number in range(STEPS * batches)])
-        for number in range(STEPS * batches):
-            wrapped.progress(data)
-            if (number + 1) % batches == 0:
-                note()
-        pipeline.close()
-        return found
     for step in range(STEPS):
         optimizer.zero_grad()
         for number in range(batches):
             with dmp._dmp_wrapped_module.no_sync() if number < batches - 1 else nullcontext():  # type: ignore[operator]
                 dmp(batch_of(step * batches + number, rank))[0].backward()
         optimizer.step()
-        note()
+        found.append({name: value.clone() for name, value in dmp.full_state_dict().items()})
     return found
 
 
 @pytest.mark.parametrize(
-    ("rule", "kernel", "how"),
-    [
-        ("exact_sgd", "dense", "loop"),
-        ("exact_sgd", "dense", "pipeline"),
-        ("exact_sgd", "fused", "pipeline"),
-        ("exact_row_wise_adagrad", "fused", "loop"),
-    ],
+    ("rule", "kernel"), [("exact_sgd", "dense"), ("exact_sgd", "fused"), ("exact_row_wise_adagrad", "fused")]
 )
-def test_accumulation_is_that_of_the_unsharded_model(two: Any, rule: str, kernel: str, how: str) -> None:
+def test_accumulation_is_that_of_the_unsharded_model(two: Any, rule: str, kernel: str) -> None:
     truth, _ = unsharded(rule, None, 2.0, batches=3)
-    for found in two.run(accumulated, "mixed", rule, kernel, how, 3):
+    for found in two.run(accumulated, "mixed", rule, kernel, 3):
         compare(found, truth)
 
 
@@ -331,10 +307,9 @@ def test_every_kind_of_batch_accumulates_as_on_the_dense_kernel(two: Any, kind: 
             torch.testing.assert_close(fused[name], weight, msg=name)
 
 
-@pytest.mark.parametrize("how", ["loop", "pipeline"])
-def test_without_deferral_fused_tables_step_in_every_batch(two: Any, how: str) -> None:
+def test_without_deferral_fused_tables_step_in_every_batch(two: Any) -> None:
     truth, _ = unsharded("exact_sgd", None, 2.0, batches=3, at_once=True)
-    for found in two.run(accumulated, "mixed", "exact_sgd", "fused", how, 3, False):
+    for found in two.run(accumulated, "mixed", "exact_sgd", "fused", 3, False):
         compare(found, truth)
 
 

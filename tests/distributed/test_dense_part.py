@@ -3,7 +3,6 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from recshard_lab import (
 )
 from recshard_lab.comm import trace
 from recshard_lab.distributed import DataParallelWrapper, DefaultDataParallelWrapper, DMPCollection
-from recshard_lab.train.pipelines.accumulation import _average
 
 STEPS: dict[str, list[tuple[list[int], list[int]]]] = {  # step -> rank -> the layers that it uses
     "the same each step": [([0, 1], [0, 1])] * 3,
@@ -198,21 +196,6 @@ def sent(precision: str | None) -> float:
 def test_gradients_in_half_precision_are_half_the_bytes(two: Any) -> None:
     (full, _), (half, _) = two.run(sent, None), two.run(sent, "bf16")
     assert full == 2 * half > 0
-
-
-def accumulated() -> list[str]:
-    """Gradients kept by ``no_sync``, averaged afterwards: which layers have one. Runs on every rank."""
-    rank = torch.distributed.get_rank()
-    dmp = DistributedModelParallel(Model())
-    with dmp._dmp_wrapped_module.no_sync() if torch.distributed.get_world_size() > 1 else nullcontext():
-        dmp(batch_of(rank), [0, 1] if rank else [0]).sum().backward()
-    _average(dmp._dmp_wrapped_module)  # type: ignore[arg-type]
-    return [name for name, p in dmp.named_parameters() if p.grad is not None]
-
-
-def test_accumulated_gradients_leave_parameters_alone_that_no_rank_used(two: Any) -> None:
-    used = [f"layers.{n}.{kind}" for n in (0, 1) for kind in ("weight", "bias")]
-    assert two.run(accumulated) == [used, used]
 
 
 @pytest.mark.parametrize(

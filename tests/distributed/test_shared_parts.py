@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import recshard_lab as rs
-from recshard_lab.distributed import DMPCollection, EmbeddingTowerCollectionSharder, shard, shard_modules
-from recshard_lab.models import EmbeddingTower, EmbeddingTowerCollection
+from recshard_lab.distributed import DMPCollection, shard, shard_modules
 from recshard_lab.serving import shard_for_inference
 from recshard_lab.sharding import construct_module_sharding_plan
 from tests.distributed.test_frozen_tables import batch, built, values
@@ -137,17 +136,6 @@ def test_a_model_is_refused_by_one_process_and_by_its_other_ways_to_shard() -> N
     assert error_of(lambda: shard_modules(fresh)).startswith(MODELS["bags"][1])
     assert type(fresh.get_submodule("query.tables")) is rs.EmbeddingBagCollection  # nothing was replaced
     assert error_of(lambda: shard(tied_tables(), rs.row_wise())).startswith(MODELS["tied tables"][1])
-    tower = EmbeddingTower(built("bags"), Summed())
-    sharder = EmbeddingTowerCollectionSharder()
-    towers = EmbeddingTowerCollection([tower, tower])
-    named = "ValueError: EmbeddingBagCollection 'towers.0.embedding' is also 'towers.1.embedding' in the model"
-    assert error_of(lambda: rs.DistributedModelParallel(towers, sharders=[sharder])).startswith(named)
-    assert error_of(lambda: sharder.shard(towers, {})).startswith(named)
-
-
-class Summed(nn.Module):
-    def forward(self, pooled: Any) -> torch.Tensor:
-        return pooled.values().sum(1, keepdim=True)
 
 
 @pytest.mark.parametrize("path", ["query.tables", "candidate.tables"])

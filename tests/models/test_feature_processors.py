@@ -1,22 +1,19 @@
-"""Weights by place, and towers: values, gradients, names, refusals."""
+"""Weights by place: values, gradients, names, refusals."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models import (
     DLRM,
-    EmbeddingTower,
-    EmbeddingTowerCollection,
     FeatureProcessedEmbeddingBagCollection,
     PositionWeightedModule,
     PositionWeightedModuleCollection,
-    tower_input_params,
 )
-from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
+from recshard_lab.sparse import KeyedJaggedTensor
 
 BAGS = {"f": [[7, 3, 1], [], [3]], "g": [[2], [5, 5], []]}
 
@@ -121,38 +118,3 @@ def test_what_cannot_be_weighed_is_refused() -> None:
         FeatureProcessedEmbeddingBagCollection(collection(), {"h": PositionWeightedModule(2)})
     with pytest.raises(ValueError, match="the longest bag of feature 'f' must be an integer from 1, got 0"):
         PositionWeightedModuleCollection({"f": 0})
-
-
-class Sum(nn.Module):
-    """Reads both kinds of batches."""
-
-    def forward(self, features: KeyedJaggedTensor, weighted_features: KeyedJaggedTensor) -> Tensor:
-        return torch.stack([features["f"].lengths(), weighted_features["g"].lengths()], 1).float()
-
-
-class Dense(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 2)
-
-    def forward(self, pooled: KeyedTensor) -> Tensor:
-        return self.linear(pooled.values())
-
-
-def test_each_tower_gets_what_it_reads() -> None:
-    plain, weighted = EmbeddingTower(collection(False), Dense()), EmbeddingTower(collection(True), Dense())
-    both = EmbeddingTower(Sum(), nn.Identity())
-    kjt = ids()
-    heavy = KeyedJaggedTensor(kjt.keys(), kjt.values(), torch.rand(7), lengths=kjt.lengths())
-    found = EmbeddingTowerCollection([plain, weighted, both])(kjt, heavy)
-    parts = [plain.interaction(plain.embedding(kjt)), weighted.interaction(weighted.embedding(heavy))]
-    torch.testing.assert_close(found, torch.cat([*parts, torch.tensor([[3.0, 1], [0, 2], [1, 0]])], 1))
-    assert [tower_input_params(tower.embedding) for tower in (plain, weighted, both)] == [
-        (True, False),
-        (False, True),
-        (True, True),
-    ]
-    with pytest.raises(ValueError, match="tower 1 needs weighted_features, which is None"):
-        EmbeddingTowerCollection([plain, weighted])(kjt)
-    with pytest.raises(ValueError, match="towers is empty"):
-        EmbeddingTowerCollection([])

@@ -476,34 +476,6 @@ def semi_sync_resharded() -> tuple[list[str], int]:
     return same_weights(*models), kept
 
 
-def accumulated(kind: str, num_steps: int, warm_up: int) -> tuple[list[str], list[str]]:
-    """Beside a plain loop that accumulates by itself; ten batches, so that the last step may be a shorter one."""
-    from contextlib import nullcontext
-
-    ours, plain, data = dlrm(), dlrm(), batches()
-    optimizer = dense_optimizer(plain)
-    for number, batch in enumerate(data):
-        last = (number + 1) % num_steps == 0 or number == len(data) - 1
-        travels = last or number < warm_up
-        ddp = plain._dmp_wrapped_module
-        with nullcontext() if travels or place()[1] == 1 else ddp.no_sync():
-            plain(batch)[0].backward()
-        if last:
-            optimizer.step()
-            optimizer.zero_grad()
-    own = dense_optimizer(ours)
-    config = pipelines.GradientAccumulationConfig(num_steps=num_steps, num_warmup_steps=warm_up)
-    with getattr(pipelines, kind)(ours, own, CPU, threads=True) as pipeline:
-        wrapped = pipelines.GradientAccumulationWrapper(pipeline, own, ours, config)
-        outputs(wrapped, iter(data))
-    far = [
-        name
-        for (name, mine), theirs in zip(ours.full_state_dict().items(), plain.full_state_dict().values(), strict=True)
-        if not torch.allclose(mine, theirs, rtol=1e-5, atol=1e-6)
-    ]
-    return same_weights(ours, plain), far
-
-
 def replicas(interval: int | None) -> list[str]:
     """Two replicas of a sharded model, brought together by the pipeline."""
 

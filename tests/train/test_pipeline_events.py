@@ -92,15 +92,6 @@ def test_evaluation_scores_as_the_model_does_and_changes_nothing(ranks: Any) -> 
         assert differ == []
 
 
-@pytest.mark.parametrize(("num_steps", "warm_up"), [(2, 1), (4, 1), (4, 3)])
-def test_accumulated_gradients_step_as_those_of_a_plain_loop_do(ranks: Any, num_steps: int, warm_up: int) -> None:
-    for kind in ("TrainPipelineBase", "TrainPipelineSparseDist"):
-        for differ, far in ranks.run(jobs.accumulated, kind, num_steps, warm_up):
-            assert far == [], kind
-            if jobs.STEPS % num_steps == 0:
-                assert differ == [], kind
-
-
 @pytest.mark.parametrize("interval", [1, 3, None])
 def test_replicas_are_brought_together_as_often_as_asked(ranks: Any, interval: int | None) -> None:
     for differ in ranks.run(jobs.replicas, interval):

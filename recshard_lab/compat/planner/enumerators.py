@@ -17,7 +17,6 @@ from recshard_lab.compat.planner.options import PartitionByType, Shard, Sharding
 from recshard_lab.compat.planner.topology import Topology
 from recshard_lab.compat.planner.utils import build_sharder_data_map, sharder_name, sharder_of
 from recshard_lab.embedding import EmbeddingBagCollectionInterface
-from recshard_lab.embedding.tower import EmbeddingTower, EmbeddingTowerCollection
 from recshard_lab.sharding import EmbeddingComputeKernel, ShardingType, scheme_names
 
 _PARTITION_BY = {
@@ -141,7 +140,6 @@ class EmbeddingEnumerator(Enumerator):
         self, path: str, module: nn.Module, sharder: Any, name: str, tensor: torch.Tensor
     ) -> list[ShardingOption]:
         limit = (self._constraints or {}).get(name) or ParameterConstraints()
-        dependency = tower_of(path, module, sharder, name)
         made = []
         for scheme in self._schemes(module, sharder, limit):
             for kernel in self._kernels(sharder, scheme, limit):
@@ -167,7 +165,6 @@ class EmbeddingEnumerator(Enumerator):
                         kernel,
                         shards,
                         cache_params=limit.cache_params,
-                        dependency=dependency,
                         enforce_hbm=getattr(limit, "enforce_hbm", None),
                         stochastic_rounding=getattr(limit, "stochastic_rounding", None),
                         bounds_check_mode=getattr(limit, "bounds_check_mode", None),
@@ -207,18 +204,6 @@ class EmbeddingEnumerator(Enumerator):
         if getattr(limit, "enforce_hbm", None) and len(kernels) > 1:
             kernels = [name for name in kernels if name != EmbeddingComputeKernel.FUSED_UVM]
         return kernels
-
-
-def tower_of(path: str, module: nn.Module, sharder: Any, table: str) -> str | None:
-    """The tower of a table, whose tables are placed on one node; None for a table outside towers."""
-    if isinstance(module, EmbeddingTower):
-        return path
-    if not isinstance(module, EmbeddingTowerCollection):
-        return None
-    parts = sharder.parts(path, module)
-    return next(
-        f"{path}.tower_{n}" for n, (_, part, own) in enumerate(parts) if table in own.shardable_parameters(part)
-    )
 
 
 def even_shards(

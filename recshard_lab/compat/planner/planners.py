@@ -36,11 +36,9 @@ from recshard_lab.compat.planner.perf_models import NoopPerfModel
 from recshard_lab.compat.planner.plans import (
     extract_plan,
     options_of_plan,
-    tables_to_plan,
     to_sharding_plan,
     validate_compute_kernels,
     validate_rank_assignment,
-    with_paths_of_towers,
 )
 from recshard_lab.compat.planner.proposers import GreedyProposer, GridSearchProposer, UniformProposer
 from recshard_lab.compat.planner.reservations import HeuristicalStorageReservation
@@ -303,7 +301,7 @@ class EmbeddingShardingPlanner(EmbeddingPlannerBase):
         begun = time.perf_counter()
         takes = _sharders(sharders)
         if not self._has_parts:
-            plan = with_paths_of_towers(self._search(module, sharders), module, takes if sharders else [])
+            plan = self._search(module, sharders)
             self._last_call = (module, takes)
             if self._user_stats:
                 enumerator = self._context()[2]
@@ -318,7 +316,7 @@ class EmbeddingShardingPlanner(EmbeddingPlannerBase):
         for callback in self._callbacks:
             best = callback(best)
         validate_compute_kernels(best)
-        found = tables_to_plan(module, takes)
+        found = tables_of(module)
         own = {option.path: found[option.path] for option in best if option.path in found}
         plan = to_sharding_plan(best, self._topology)
         validate_rank_assignment(plan, self._topology)

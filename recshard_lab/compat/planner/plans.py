@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -16,9 +15,6 @@ from recshard_lab.compat.planner.enumerators import get_partition_by_type
 from recshard_lab.compat.planner.options import PartitionByType, Shard, ShardingOption
 from recshard_lab.compat.planner.topology import Topology
 from recshard_lab.compat.planner.utils import sharder_of
-from recshard_lab.embedding import BaseEmbeddingConfig
-from recshard_lab.embedding.tower import EmbeddingTower, EmbeddingTowerCollection
-from recshard_lab.planner import tables_of
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
@@ -61,45 +57,6 @@ def to_sharding_plan(sharding_options: list[ShardingOption], topology: Topology)
             topology.compute_device, topology.local_world_size
         )
     return ShardingPlan(plan)
-
-
-def tables_to_plan(module: nn.Module, sharders: Sequence[Any]) -> dict[str, list[BaseEmbeddingConfig]]:
-    """Module path -> tables. Those of a tower have the path of the module that its sharder takes, as in TorchRec."""
-    found = tables_of(module)
-    for path, (sharder, inside) in _towers(module, sharders).items():
-        found = {own: tables for own, tables in found.items() if own not in inside}
-        found[path] = list(sharder.tables(module.get_submodule(path)))
-    return found
-
-
-def with_paths_of_towers(plan: ShardingPlan, module: nn.Module, sharders: Sequence[Any]) -> ShardingPlan:
-    """A plan of this library's search with the paths that TorchRec's plans have: see `tables_to_plan`."""
-    outer = {own: path for path, (_, inside) in _towers(module, sharders).items() for own in inside}
-    if not outer:
-        return plan
-    entries: dict[str, EmbeddingModuleShardingPlan] = {}
-    for path, tables in plan.plan.items():
-        entries.setdefault(outer.get(path, path), EmbeddingModuleShardingPlan()).update(tables)
-    changed = ShardingPlan(entries)
-    planned: Any = plan.planned
-    own: dict[str, list[BaseEmbeddingConfig]] = {}
-    for path, configs in planned.tables.items():
-        own.setdefault(outer.get(path, path), []).extend(configs)
-    changed.planned = replace(planned, tables=own)
-    return changed
-
-
-def _towers(module: nn.Module, sharders: Sequence[Any]) -> dict[str, tuple[Any, list[str]]]:
-    """Path of each module whose sharder shards collections inside it -> the sharder and their paths."""
-    found: dict[str, tuple[Any, list[str]]] = {}
-    for path, part in module.named_modules():
-        if any(path.startswith(f"{outer}." if outer else "") for outer in found):
-            continue
-        if isinstance(part, EmbeddingTower | EmbeddingTowerCollection):
-            sharder = sharder_of(part, sharders)
-            if sharder is not None:
-                found[path] = (sharder, [own for own, _, _ in sharder.parts(path, part)])
-    return found
 
 
 def options_of_plan(

@@ -19,7 +19,6 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.datasets.scripts.shuffle_preproc_criteo": {"compat.datasets.scripts": "main=shuffle_main"},
     "torchrec.datasets.utils": {
         "data": "Batch",
-        "compat.datasets.pipes": "Limit LoadFiles PATH_MANAGER_KEY ParallelReadConcat ReadLinesFromCSV "
-        "idx_split_train_val rand_split_train_val safe_cast train_filter val_filter",
+        "compat.datasets.pipes": "LoadFiles PATH_MANAGER_KEY ReadLinesFromCSV safe_cast",
     },
 }

@@ -15,7 +15,6 @@ SERVED: dict[str, dict[str, str]] = {
         "sharding": "ParameterSharding",
         "train": "EvalPipelineSparseDist PrefetchTrainPipelineSparseDist TrainPipeline TrainPipelineBase "
         "TrainPipelineSparseDist",
-        "compat.distributed.pipelines": "DataLoadingThread",
         "comm": "get_local_rank get_local_size",
         "compat.distributed.types": "ShardingPlanner",
         "compat.distributed.utils": "get_unsharded_module_names",
@@ -60,11 +59,6 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed.mc_embeddingbag": {
         "distributed": "ManagedCollisionEmbeddingBagCollectionSharder ShardedManagedCollisionEmbeddingBagCollection",
         "distributed.sharded_collections": "ManagedCollisionEmbeddingBagCollectionContext=ShardedModuleContext",
-    },
-    "torchrec.distributed.embedding_tower_sharding": {
-        "compat.distributed.towers": "EmbeddingTowerCollectionSharder EmbeddingTowerSharder ShardedEmbeddingTower "
-        "ShardedEmbeddingTowerCollection",
-        "distributed.towers": "EmbeddingTowerCollectionContext=TowerContext TowerLazyAwaitable",
     },
     "torchrec.distributed.fused_embeddingbag": {
         "distributed": "FusedEmbeddingBagCollectionSharder "

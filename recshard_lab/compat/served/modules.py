@@ -24,7 +24,7 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.modules.activation": {"models": "SwishLayerNorm"},
     "torchrec.modules.crossnet": {"models": "CrossNet LowRankCrossNet LowRankMixtureCrossNet VectorCrossNet"},
     "torchrec.modules.deepfm": {"models": "DeepFM FactorizationMachine"},
-    "torchrec.modules.embedding_tower": {"models": "EmbeddingTower EmbeddingTowerCollection tower_input_params"},
+    "torchrec.modules.embedding_tower": {"compat.modules.towers": "EmbeddingTower EmbeddingTowerCollection"},
     "torchrec.modules.feature_processor": {
         "compat.modules.feature_processors": "BaseFeatureProcessor BaseGroupedFeatureProcessor PositionWeightedModule "
         "PositionWeightedProcessor offsets_to_range_traceble position_weighted_module_update_features",

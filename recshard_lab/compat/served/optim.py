@@ -10,7 +10,6 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.optim": {
         "optim": f"{_STEPPING} {_KEYED} {_WARMUP} {_CLIPPING} FusedOptimizer FusedOptimizerModule RowWiseAdagrad "
         "apply_optimizer_in_backward",
-        "compat.optim.semi_sync": "SemisyncOptimizer",
     },
     "torchrec.optim.apply_optimizer_in_backward": {"optim": "apply_optimizer_in_backward"},
     "torchrec.optim.clipping": {"optim": _CLIPPING},
@@ -18,6 +17,5 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.optim.keyed": {"optim": _KEYED},
     "torchrec.optim.optimizers": {"optim": f"{_STEPPING} in_backward_optimizer_filter"},
     "torchrec.optim.rowwise_adagrad": {"optim": "RowWiseAdagrad", "compat.optim.rowwise_adagrad": "adagrad"},
-    "torchrec.optim.semi_sync": {"compat.optim.semi_sync": "SemisyncOptimizer"},
     "torchrec.optim.warmup": {"optim": _WARMUP},
 }

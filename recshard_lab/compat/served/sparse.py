@@ -1,4 +1,4 @@
-"""Top level, jagged tensors, pools and types."""
+"""Top level, jagged tensors and types."""
 
 _JAGGED = "ComputeJTDictToKJT ComputeKJTToJTDict JaggedTensor KeyedJaggedTensor KeyedTensor jt_is_equal kjt_is_equal"
 _COLLECTIONS = "EmbeddingBagCollection EmbeddingCollection"
@@ -22,15 +22,5 @@ SERVED: dict[str, dict[str, str]] = {
         "embedding": "DataType",
         "compat.mixins": "CacheMixin CopyMixIn ModuleCopyMixin ModuleNoCopyMixin",
     },
-    "torchrec.tensor_types": {
-        "compat.packed_tensors": "UInt2Tensor UInt4Tensor UIntXTensor down_size fill_defaults find_arg_of_type up_size"
-    },
     "torchrec.modules.regroup": {"compat.regroup": "PermuteMultiEmbedding module_init"},
-    "torchrec.modules.object_pool": {"compat.pools": "ObjectPool"},
-    "torchrec.modules.tensor_pool": {"compat.pools": "TensorPool"},
-    "torchrec.modules.keyed_jagged_tensor_pool": {"compat.pools": "KeyedJaggedTensorPool"},
-    "torchrec.distributed.tensor_pool": {"compat.sharded_pools": "ShardedTensorPool TensorPoolSharder"},
-    "torchrec.distributed.keyed_jagged_tensor_pool": {
-        "compat.sharded_pools": "KeyedJaggedTensorPoolSharder ShardedKeyedJaggedTensorPool"
-    },
 }

@@ -20,7 +20,6 @@ from recshard_lab.distributed import (
     ShardedEmbeddingCollection,
 )
 from recshard_lab.distributed.shared_parts import refuse_second_names
-from recshard_lab.distributed.towers import Towers
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
@@ -407,14 +406,4 @@ def _with(
     for path, part in new.items():
         parent, _, name = path.rpartition(".")
         setattr(copy.get_submodule(parent), name, part)
-    return _with_plain_towers(copy)
-
-
-def _with_plain_towers(model: nn.Module) -> nn.Module:
-    """A model whose towers run where they are called: a sharded tower would send its batch to a node."""
-    if isinstance(model, Towers):
-        return model.unsharded()
-    for name, child in model.named_children():
-        if isinstance(child, Towers) or any(isinstance(part, Towers) for part in child.modules()):
-            setattr(model, name, _with_plain_towers(child))
-    return model
+    return copy

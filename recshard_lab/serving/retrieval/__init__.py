@@ -1,8 +1,7 @@
 """Candidate indexes over item vectors, and retrieve-then-rank models.
 
-Read in this order: `index` (the interface), `exact`, `faiss_index`, `parts` and `ranks` (split indexes), `group_ranks`
-(the ranks of torchrun), `loading`, `items` (from a trained TwoTower to an index), `two_stage` (retrieve, then rank),
-`evaluation`.
+Read in this order: `index` (the interface), `exact`, `faiss_index`, `loading`, `items` (from a trained TwoTower to an
+index), `two_stage` (retrieve, then rank), `evaluation`.
 """
 
 from recshard_lab.serving.retrieval.evaluation import TradeOff as TradeOff
@@ -11,7 +10,6 @@ from recshard_lab.serving.retrieval.evaluation import recall_of_clicks as recall
 from recshard_lab.serving.retrieval.evaluation import trade_offs as trade_offs
 from recshard_lab.serving.retrieval.exact import ExactIndex as ExactIndex
 from recshard_lab.serving.retrieval.faiss_index import FaissIndex as FaissIndex
-from recshard_lab.serving.retrieval.group_ranks import GroupRanks as GroupRanks
 from recshard_lab.serving.retrieval.index import CandidateIndex as CandidateIndex
 from recshard_lab.serving.retrieval.index import Found as Found
 from recshard_lab.serving.retrieval.index import IndexFolderError as IndexFolderError
@@ -20,9 +18,6 @@ from recshard_lab.serving.retrieval.items import ItemFeatures as ItemFeatures
 from recshard_lab.serving.retrieval.items import encode_items as encode_items
 from recshard_lab.serving.retrieval.items import index_of_items as index_of_items
 from recshard_lab.serving.retrieval.loading import load_index as load_index
-from recshard_lab.serving.retrieval.parts import PartitionedIndex as PartitionedIndex
-from recshard_lab.serving.retrieval.ranks import RankIndex as RankIndex
-from recshard_lab.serving.retrieval.ranks import hold_index as hold_index
 from recshard_lab.serving.retrieval.two_stage import RetrieveThenRank as RetrieveThenRank
 from recshard_lab.serving.retrieval.two_stage import save_retrieval_bundle as save_retrieval_bundle
 
@@ -31,16 +26,12 @@ __all__ = [
     "ExactIndex",
     "FaissIndex",
     "Found",
-    "GroupRanks",
     "IndexFolderError",
     "IndexInfo",
     "ItemFeatures",
-    "PartitionedIndex",
-    "RankIndex",
     "RetrieveThenRank",
     "TradeOff",
     "encode_items",
-    "hold_index",
     "index_of_items",
     "load_index",
     "recall_of",

@@ -195,28 +195,28 @@ class ExactIndex(CandidateIndex):
         own = torch.from_numpy(ids.copy()).to(rows.device)
         return _State(rows.clone() if rows is vectors else rows, scales, own, len(ids), None, Positions.of(ids, at))
 
-    def write(self, folder: Path, prefix: str) -> dict[str, Any]:
+    def write(self, folder: Path) -> dict[str, Any]:
         state = self._state
         kept = torch.from_numpy(state.positions.at).to(state.rows.device)  # by ascending id
-        write_array(folder / f"{prefix}ids.npy", state.positions.ids)
-        write_array(folder / f"{prefix}vectors.npy", state.rows[kept].cpu().numpy())
+        write_array(folder / "ids.npy", state.positions.ids)
+        write_array(folder / "vectors.npy", state.rows[kept].cpu().numpy())
         if state.scales is not None:
-            write_array(folder / f"{prefix}scales.npy", state.scales[kept].cpu().numpy())
+            write_array(folder / "scales.npy", state.scales[kept].cpu().numpy())
         settings = {"storage": self.storage, "slice_rows": self._slice_rows}
         return {"kind": "exact", "dim": self.dim, "metric": self.metric, "metadata": self.metadata, **settings}
 
     @classmethod
-    def read(cls, folder: Path, prefix: str, content: dict[str, Any], memory_map: bool) -> ExactIndex:
+    def read(cls, folder: Path, content: dict[str, Any], memory_map: bool) -> ExactIndex:
         """What `write` wrote."""
         index = cls.__new__(cls)
         index.dim, index.metric, index.metadata = content["dim"], content["metric"], content["metadata"]
         index.storage, index._slice_rows = content["storage"], content["slice_rows"]
-        ids = read_array(folder / f"{prefix}ids.npy", np.int64, 1, memory_map=False)
+        ids = read_array(folder / "ids.npy", np.int64, 1, memory_map=False)
         dtype = np.dtype(index.storage)
-        rows = torch.from_numpy(read_array(folder / f"{prefix}vectors.npy", dtype, 2, memory_map))
+        rows = torch.from_numpy(read_array(folder / "vectors.npy", dtype, 2, memory_map))
         scales = None
         if index.storage == "int8":
-            scales = torch.from_numpy(read_array(folder / f"{prefix}scales.npy", np.float32, 1, memory_map))
+            scales = torch.from_numpy(read_array(folder / "scales.npy", np.float32, 1, memory_map))
         if tuple(rows.shape) != (len(ids), index.dim) or (scales is not None and len(scales) != len(ids)):
             raise ValueError(f"{folder} has {len(ids)} ids for vectors {list(rows.shape)} of dim {index.dim}")
         positions = Positions(ids, np.arange(len(ids)))

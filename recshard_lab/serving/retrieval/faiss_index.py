@@ -214,25 +214,25 @@ class FaissIndex(CandidateIndex):
         if self._ivf_or_none() is not None and not self._mapped and len(at):
             self._index.remove_ids(at)
 
-    def write(self, folder: Path, prefix: str) -> dict[str, Any]:
+    def write(self, folder: Path) -> dict[str, Any]:
         faiss = load_faiss()
         with self._lock.shared():
-            with (folder / f"{prefix}index.faiss").open("wb") as file:
+            with (folder / "index.faiss").open("wb") as file:
                 faiss.write_index(self._index, faiss.PyCallbackIOWriter(file.write))
                 sync_file(file)
-            write_array(folder / f"{prefix}ids.npy", self._ids)
-            write_array(folder / f"{prefix}live.npy", self._live)
+            write_array(folder / "ids.npy", self._ids)
+            write_array(folder / "live.npy", self._live)
         same = {"kind": "faiss", "dim": self.dim, "metric": self.metric, "metadata": self.metadata}
         return {**same, "name": self.kind, "factory": self.factory}
 
     @classmethod
-    def read(cls, folder: Path, prefix: str, content: dict[str, Any], memory_map: bool) -> FaissIndex:
+    def read(cls, folder: Path, content: dict[str, Any], memory_map: bool) -> FaissIndex:
         """What `write` wrote."""
         faiss = load_faiss()
         index = cls.__new__(cls)
         index.dim, index.metric, index.metadata = content["dim"], content["metric"], content["metadata"]
         index.kind, index.factory = content["name"], content["factory"]
-        path = str(folder / f"{prefix}index.faiss")
+        path = str(folder / "index.faiss")
         index._lock, index._mapped = SharedLock(), memory_map
         if not memory_map:
             index._index = faiss.read_index(path)
@@ -240,8 +240,8 @@ class FaissIndex(CandidateIndex):
             index._index = faiss.read_index(path, faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
         else:
             index._index = faiss.read_index(path, faiss.IO_FLAG_MMAP_IFC)
-        index._ids = read_array(folder / f"{prefix}ids.npy", np.int64, 1, memory_map)
-        index._live = read_array(folder / f"{prefix}live.npy", np.bool_, 1, memory_map)
+        index._ids = read_array(folder / "ids.npy", np.int64, 1, memory_map)
+        index._live = read_array(folder / "live.npy", np.bool_, 1, memory_map)
         if index._index.d != index.dim or len(index._ids) != len(index._live) or index._index.ntotal > len(index._ids):
             raise ValueError(
                 f"{path} has {index._index.ntotal} vectors of {index._index.d} columns for {len(index._ids)} ids "

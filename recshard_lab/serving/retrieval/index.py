@@ -63,7 +63,7 @@ class IndexInfo:
     """What an index is.
 
     Attributes:
-        kind: "exact", "ivf", "hnsw", "parts" or "ranks"; of another FAISS index, its factory string.
+        kind: "exact", "ivf" or "hnsw"; of another FAISS index, its factory string.
         items: N.
         dim: K.
         metric: "inner_product" or "cosine".
@@ -181,12 +181,12 @@ class CandidateIndex(ABC):
             OSError: the disk is full, or the path cannot be written.
         """
         with Staging(FORMAT, Path(path)) as staging:
-            content = self.write(staging.path, "")
+            content = self.write(staging.path)
             staging.commit(described(staging.path.iterdir()), index=content)
 
     @abstractmethod
-    def write(self, folder: Path, prefix: str) -> dict[str, Any]:
-        """Writes files whose names begin with ``prefix``. Returns what `load_index` needs beside them."""
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Writes the files. Returns what `load_index` needs beside them."""
 
     @abstractmethod
     def _find(self, queries: Tensor, k: int, exclude: list[Tensor] | None) -> Found:

@@ -12,7 +12,6 @@ from recshard_lab.arguments import checks_arguments, shown
 from recshard_lab.serving.retrieval.exact import ExactIndex
 from recshard_lab.serving.retrieval.faiss_index import FaissIndex, FaissMissingError, load_faiss
 from recshard_lab.serving.retrieval.index import FORMAT, CandidateIndex, IndexFolderError
-from recshard_lab.serving.retrieval.parts import PartitionedIndex
 
 
 @checks_arguments
@@ -33,11 +32,11 @@ def load_index(path: str | Path, memory_map: bool = False) -> CandidateIndex:
     files = manifest["files"]
     checked = len(files) if memory_map else 0  # `check_files` hashes the files from this one on
     FORMAT.check_files(folder, files, checked, checked + 1)
-    return read_index(folder, "", manifest.get("index"), memory_map)
+    return read_index(folder, manifest.get("index"), memory_map)
 
 
-def read_index(folder: Path, prefix: str, content: Any, memory_map: bool) -> CandidateIndex:
-    """The index that `CandidateIndex.write` wrote with this prefix.
+def read_index(folder: Path, content: Any, memory_map: bool) -> CandidateIndex:
+    """The index that `CandidateIndex.write` wrote.
 
     Raises:
         IndexFolderError: the content does not describe an index.
@@ -45,17 +44,14 @@ def read_index(folder: Path, prefix: str, content: Any, memory_map: bool) -> Can
     readers: dict[str, Any] = {"exact": ExactIndex.read, "faiss": FaissIndex.read}
     try:
         kind = content["kind"]
-        if kind == "parts":
-            parts = content["parts"]
-            read = [read_index(folder, f"{prefix}part{n:03d}.", own, memory_map) for n, own in enumerate(parts)]
-            return PartitionedIndex(read, content["metadata"])
         if kind not in readers:
             raise IndexFolderError(
-                f"{folder} has an index of kind {shown(kind)}. Supported: {', '.join(readers)}, parts"
+                f"{folder} has an index of kind {shown(kind)}. Supported: {', '.join(readers)}. Fix: build the index "
+                f"again from its vectors"
             )
         if kind == "faiss":
             load_faiss()
-        index: CandidateIndex = readers[kind](folder, prefix, content, memory_map)
+        index: CandidateIndex = readers[kind](folder, content, memory_map)
         return index
     except (IndexFolderError, FaissMissingError):
         raise

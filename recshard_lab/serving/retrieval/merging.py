@@ -1,11 +1,9 @@
-"""The best of scored items: equal scores by item id, without excluded items, out of several parts.
+"""The best of scored items: equal scores by item id, without excluded items.
 
-Shape letters: Q queries, n columns, k results a query, P parts.
+Shape letters: Q queries, n columns, k results a query.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -69,20 +67,6 @@ def without(scores: Tensor, ids: Tensor, k: int, exclude: list[Tensor] | None) -
 def longest(exclude: list[Tensor] | None) -> int:
     """The most ids that one query excludes: a search of k results finds this many more."""
     return max(map(len, exclude)) if exclude else 0
-
-
-def merged(found: Sequence[Found], k: int) -> Found:
-    """The k best of the results of P parts, each ``[Q, k]``.
-
-    >>> one = Found(torch.tensor([[3.0, -torch.inf]]), torch.tensor([[8, -1]]), torch.tensor([1]))
-    >>> two = Found(torch.tensor([[5.0, 3.0]]), torch.tensor([[2, 4]]), torch.tensor([2]))
-    >>> merged([one, two], 2).ids
-    tensor([[2, 4]])
-    """
-    if len(found) == 1:
-        return found[0]
-    scores, ids = best(torch.cat([own.scores for own in found], 1), torch.cat([own.ids for own in found], 1), k)
-    return without(scores, ids, k, None)
 
 
 def _order(scores: Tensor, ids: Tensor) -> Tensor:

@@ -26,10 +26,10 @@ def construct_module_sharding_plan(
     """The plan of one embedding collection, table by table.
 
     Args:
-        module: anything with ``embedding_bag_configs()`` or ``embedding_configs()``; or a tower, with its sharder.
+        module: anything with ``embedding_bag_configs()`` or ``embedding_configs()``; or a module of `sharder`.
         per_param_sharding: table name -> `table_wise(...)`, `row_wise(...)`, ...; every table once.
-        sharder: names the tables of a module that has collections inside: a tower. For others the plan does not
-            depend on it.
+        sharder: names the tables of a module that does not have them itself. For others the plan does not depend
+            on it.
         local_size: ranks per node. Default: ``LOCAL_WORLD_SIZE``, otherwise all ranks.
         world_size: number of ranks. Default: that of the process group, or 1 without one.
         device_type: "cpu" or "cuda", in the placements of each ``sharding_spec``. Default: where ranks compute.

@@ -1,7 +1,5 @@
 """Pipelines: the stages of training steps overlap, with the same results."""
 
-from recshard_lab.train.pipelines.accumulation import GradientAccumulationConfig as GradientAccumulationConfig
-from recshard_lab.train.pipelines.accumulation import GradientAccumulationWrapper as GradientAccumulationWrapper
 from recshard_lab.train.pipelines.base import Pipeline as Pipeline
 from recshard_lab.train.pipelines.base import TrainPipeline as TrainPipeline
 from recshard_lab.train.pipelines.calls import PipelinedCall as PipelinedCall
@@ -15,8 +13,6 @@ from recshard_lab.train.pipelines.train import TrainPipelineSparseDist as TrainP
 
 __all__ = [
     "EvalPipelineSparseDist",
-    "GradientAccumulationConfig",
-    "GradientAccumulationWrapper",
     "Pipeline",
     "PipelineReport",
     "PipelinedCall",

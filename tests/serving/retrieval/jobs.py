@@ -6,7 +6,7 @@ import torch.distributed as dist
 from recshard_lab.distributed import DistributedModelParallel
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models import TwoTower
-from recshard_lab.serving.retrieval import ExactIndex, ItemFeatures, encode_items, hold_index
+from recshard_lab.serving.retrieval import ItemFeatures, encode_items
 from recshard_lab.sharding import ShardingPlan
 from recshard_lab.sparse import JaggedTensor
 
@@ -37,21 +37,9 @@ def items(start: int = 0, end: int = ITEMS) -> ItemFeatures:
     return ItemFeatures(1000 + numbers, {"movie": movie, "genre": genres})
 
 
-def encode_own_items(plan: str, name: str) -> None:
-    """On a rank: this rank's half of the items under the sharded model, kept as an index."""
+def encode_own_items(plan: str) -> torch.Tensor:
+    """On a rank: vectors of this rank's half of the items, by the sharded model."""
     dmp = DistributedModelParallel(two_tower(), plan=ShardingPlan.from_json(plan))
     bounds = [0, ITEMS // 2, ITEMS]
     own = items(*bounds[dist.get_rank() :][:2])
-    hold_index(name, ExactIndex(encode_items(dmp.module, own, batch_size=10), own.ids))
-
-
-def hold_the_same(name: str) -> None:
-    """On a rank: items that the other ranks have too."""
-    hold_index(name, ExactIndex(torch.eye(3)))
-
-
-def held() -> int:
-    """On a rank: the number of indexes."""
-    from recshard_lab.serving.retrieval.ranks import _HELD
-
-    return len(_HELD)
+    return encode_items(dmp.module, own, batch_size=10)

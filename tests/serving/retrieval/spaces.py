@@ -7,18 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.serving.retrieval import CandidateIndex, ExactIndex, FaissIndex, PartitionedIndex
-
-
-def partitioned(vectors: Tensor, ids: Tensor, **settings: Any) -> PartitionedIndex:
-    """Three exact parts."""
-    return PartitionedIndex.build(vectors, ids, partial(ExactIndex, **settings), min(3, len(ids)))
-
+from recshard_lab.serving.retrieval import CandidateIndex, ExactIndex, FaissIndex
 
 MAKERS: dict[str, Callable[..., CandidateIndex]] = {
     "exact": ExactIndex,
     "exact, slices": partial(ExactIndex, slice_rows=7),
-    "parts": partitioned,
     "flat": partial(FaissIndex, kind="Flat"),
     "ivf": partial(FaissIndex, kind="ivf", cells=4, nprobe=4),  # every cell is searched
     "hnsw": partial(FaissIndex, kind="hnsw", links=16, ef_search=400),

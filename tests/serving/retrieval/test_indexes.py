@@ -1,6 +1,5 @@
 """Every index against a sort of all scores, also after changes."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -8,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recshard_lab.serving.retrieval import CandidateIndex, ExactIndex, FaissIndex, PartitionedIndex
-from tests.serving.retrieval.spaces import MAKERS, by_definition, partitioned, space, table_of, whole_numbers
+from recshard_lab.serving.retrieval import CandidateIndex, ExactIndex, FaissIndex
+from tests.serving.retrieval.spaces import MAKERS, by_definition, space, table_of, whole_numbers
 
 KINDS = pytest.mark.parametrize("kind", MAKERS)
 
@@ -101,32 +100,19 @@ def test_removing_almost_everything_leaves_the_rest(kind: str) -> None:
     check(index, table_of(vectors[:9], ids[:9]), queries, 5)
 
 
-def test_equal_scores_come_by_id_in_one_index_and_in_parts() -> None:
+@pytest.mark.parametrize("slice_rows", [4, 90])
+def test_equal_scores_come_by_id(slice_rows: int) -> None:
     vectors, ids, queries = whole_numbers()
-    table = table_of(vectors, ids)
-    for index in (ExactIndex(vectors, ids), ExactIndex(vectors, ids, slice_rows=4), partitioned(vectors, ids)):
-        for k in (1, 5, 30, 90):
-            check(index, table, queries, k)
+    for k in (1, 5, 30, 90):
+        check(ExactIndex(vectors, ids, slice_rows=slice_rows), table_of(vectors, ids), queries, k)
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    data=st.data(),
-    items=st.integers(1, 30),
-    parts=st.integers(1, 4),
-    slice_rows=st.integers(1, 9),
-    k=st.integers(1, 35),
-)
-def test_parts_find_exactly_what_the_whole_finds(data: Any, items: int, parts: int, slice_rows: int, k: int) -> None:
+@given(data=st.data(), items=st.integers(1, 30), slice_rows=st.integers(1, 9), k=st.integers(1, 35))
+def test_slices_find_exactly_what_the_definition_finds(data: Any, items: int, slice_rows: int, k: int) -> None:
     vectors, ids, queries = whole_numbers(items, 3, 2)
     exclude = data.draw(st.lists(st.lists(st.integers(-16, 16), max_size=8), min_size=3, max_size=3))
-    whole = ExactIndex(vectors, ids)
-    split = PartitionedIndex.build(vectors, ids, partial(ExactIndex, slice_rows=slice_rows), min(parts, items))
-    for ours, theirs in zip(
-        split.search_up_to(queries, k, exclude), whole.search_up_to(queries, k, exclude), strict=True
-    ):
-        assert torch.equal(ours, theirs)
-    check(whole, table_of(vectors, ids), queries, k, exclude)
+    check(ExactIndex(vectors, ids, slice_rows=slice_rows), table_of(vectors, ids), queries, k, exclude)
 
 
 @pytest.mark.parametrize("storage", ["float16", "int8"])
@@ -242,10 +228,3 @@ def test_wrong_settings_are_refused() -> None:
         FaissIndex(vectors, ids, kind="hnsw", cells=3)
     with pytest.raises(ValueError, match="FAISS cannot build 'IVF300,Flat'"):
         FaissIndex(vectors, ids, cells=300)
-    one = ExactIndex(vectors[:5], ids[:5])
-    with pytest.raises(ValueError, match=f"item {ids[:5].sort().values[0]} is in two parts"):
-        PartitionedIndex([one, one])
-    with pytest.raises(ValueError, match=r"part 1 has dim 3 and metric 'inner_product', part 0 \(8"):
-        PartitionedIndex([one, ExactIndex(torch.eye(3))])
-    with pytest.raises(ValueError, match="parts=6 is outside 1 to 5"):
-        PartitionedIndex.build(vectors[:5], ids[:5], ExactIndex, 6)

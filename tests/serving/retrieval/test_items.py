@@ -5,7 +5,9 @@ from functools import partial
 import pytest
 import torch
 
+import recshard_lab
 from recshard_lab.serving.retrieval import FaissIndex, ItemFeatures, encode_items, index_of_items
+from recshard_lab.sharding import ShardingPlan, construct_module_sharding_plan, row_wise
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 from tests.serving.retrieval import jobs
 
@@ -82,3 +84,13 @@ def test_items_of_samples_have_the_features_of_their_first_sample() -> None:
         ItemFeatures.from_samples(columns, "movie", ["studio"])
     with pytest.raises(ValueError, match="'genre' has bags of ids"):
         ItemFeatures.from_samples(columns, "genre", ["year"])
+
+
+def test_a_sharded_model_encodes_on_each_rank_what_the_whole_model_encodes() -> None:
+    model = jobs.two_tower()
+    plan = construct_module_sharding_plan(
+        model.embedding_bag_collection, {name: row_wise() for name in ("users", "movies", "genres")}, world_size=2
+    )
+    with recshard_lab.launch(2) as two:
+        found = two.run(jobs.encode_own_items, ShardingPlan({"embedding_bag_collection": plan}).to_json())
+    torch.testing.assert_close(torch.cat(found), encode_items(model, jobs.items(), batch_size=10))

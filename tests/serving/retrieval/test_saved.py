@@ -77,7 +77,7 @@ def test_a_loaded_index_can_be_changed_and_saved_over_the_old_one(tmp_path: Path
     assert len(again) == 181
 
 
-@pytest.mark.parametrize("kind", ["exact", "ivf", "parts"])
+@pytest.mark.parametrize("kind", ["exact", "ivf"])
 def test_a_damaged_folder_is_refused_by_file(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "7"
     index, _ = changed(kind)
@@ -116,10 +116,13 @@ def test_other_folders_and_versions_are_refused(tmp_path: Path) -> None:
     rewrite(version=2)
     with pytest.raises(IndexFolderError, match="format version 2, but this recshard_lab reads version 1"):
         load_index(tmp_path / "7")
-    for content in (None, {}, {"kind": "tree"}, {**inner["index"], "dim": 4}, {"kind": "exact"}, {"kind": "parts"}):
+    for content in (None, {}, {"kind": "tree"}, {**inner["index"], "dim": 4}, {"kind": "exact"}):
         rewrite(index=content)
         with pytest.raises(IndexFolderError):
             load_index(tmp_path / "7")
+    rewrite(index={"kind": "parts", "parts": [inner["index"]], "metadata": {}})
+    with pytest.raises(IndexFolderError, match=r"has an index of kind 'parts'. Supported: exact, faiss. Fix: "):
+        load_index(tmp_path / "7")
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("exact", 500), ("flat", 1000), ("ivf", 1000)])

@@ -13,7 +13,7 @@ from tests.serving.retrieval.spaces import MAKERS
 ROUNDS = 40
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind != "parts"])
+@pytest.mark.parametrize("kind", MAKERS)
 def test_each_search_sees_whole_changes(kind: str) -> None:
     """Pairs of items change together, so that their scores are equal in every state."""
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def test_each_search_sees_whole_changes(kind: str) -> None:
 
 
 def test_threads_add_their_own_items() -> None:
-    for kind in ("exact", "ivf", "hnsw", "parts"):
+    for kind in ("exact", "ivf", "hnsw"):
         index: CandidateIndex = MAKERS[kind](torch.randn(160, 4), torch.arange(160))
 
         def add(thread: int, index: CandidateIndex = index) -> None:

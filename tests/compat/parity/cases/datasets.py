@@ -1,7 +1,6 @@
 """Readers of Criteo and MovieLens files, pipes of lines, and splits. Files are written by the cases."""
 
 import tempfile
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.datapipes.iter import IterableWrapper
 from torchrec.datasets import criteo, movielens
 from torchrec.datasets.criteo import (
     BinaryCriteoUtils,
@@ -24,15 +22,9 @@ from torchrec.datasets.scripts import contiguous_preproc_criteo, npy_preproc_cri
 from torchrec.datasets.utils import (
     PATH_MANAGER_KEY,
     Batch,
-    Limit,
     LoadFiles,
-    ParallelReadConcat,
     ReadLinesFromCSV,
-    idx_split_train_val,
-    rand_split_train_val,
     safe_cast,
-    train_filter,
-    val_filter,
 )
 
 from tests.compat.parity.case import case, raised
@@ -354,39 +346,6 @@ def lines_of_csv_files() -> Any:
         "length": len(LoadFiles([path], length=4)),
         "no length": raised(lambda: len(LoadFiles([path]))),
     }
-
-
-@case(f"{UTILS}.Limit")
-def the_first_samples() -> Any:
-    return list(Limit(IterableWrapper(range(5)), 3)), list(Limit(IterableWrapper(range(2)), 3))
-
-
-@case(f"{UTILS}.ParallelReadConcat")
-def several_pipes() -> Any:
-    pipes = [IterableWrapper([number]) for number in range(5)]
-    return [
-        list(ParallelReadConcat(*pipes)),
-        list(DataLoader(ParallelReadConcat(*pipes), num_workers=2, batch_size=None)),
-        list(ParallelReadConcat(*pipes, dp_selector=lambda found: found[::2])),
-    ]
-
-
-@case(f"{UTILS}.rand_split_train_val")
-def a_random_split() -> Any:
-    train, val = rand_split_train_val(IterableWrapper(range(30)), 0.7)
-    other, _ = rand_split_train_val(IterableWrapper(range(30)), 0.7, random_seed=5)
-    refused = [raised(partial(rand_split_train_val, IterableWrapper(range(3)), share)) for share in (0.0, 1.0, 1.5)]
-    return list(train), list(val), list(train), list(other), refused
-
-
-@case(f"{UTILS}.idx_split_train_val", f"{UTILS}.train_filter", f"{UTILS}.val_filter")
-def a_split_by_number() -> Any:
-    train, val = idx_split_train_val(IterableWrapper(range(120)), 0.545)
-    keyed, _ = idx_split_train_val(IterableWrapper(range(30)), 0.55, decimal_places=1, key_fn=lambda number: number * 3)
-    filters = [
-        [kind(lambda number: number, 0.7, 2, idx) for idx in (0, 69, 70, 100)] for kind in (train_filter, val_filter)
-    ]
-    return list(train), list(val), list(keyed), filters, raised(lambda: idx_split_train_val(IterableWrapper([]), 1.0))
 
 
 @case(RANDOM)

@@ -5,12 +5,11 @@ from typing import Any
 from torchrec.distributed.train_pipeline import (
     EvalPipelineSparseDist,
     TrainPipelineBase,
-    TrainPipelineFusedSparseDist,
     TrainPipelineSparseDist,
 )
 
 from tests.compat.parity.case import case, on_ranks, raised
-from tests.compat.parity.cases.pipelines import CPU, Batch, batches, parts, trained
+from tests.compat.parity.cases.pipelines import CPU, Batch, parts, trained
 
 PIPELINES = "torchrec.distributed.train_pipeline"
 SPARSE = f"{PIPELINES}.TrainPipelineSparseDist"
@@ -66,19 +65,6 @@ def positional_arguments_of_the_pipeline() -> Any:
         return TrainPipelineSparseDist(dmp, optimizer, CPU, True, False, kind, True, forward, 1, True, True)
 
     return trained(make, 3)
-
-
-@case(f"{PIPELINES}.TrainPipelineFusedSparseDist", differs="TorchRec's needs CUDA; here it is the plain loop")
-def the_fused_pipeline_with_all_arguments() -> Any:
-    def job(rank: int) -> Any:
-        dmp, optimizer = parts(rank)
-        return raised(
-            lambda: TrainPipelineFusedSparseDist(
-                dmp, optimizer, CPU, enable_inplace_copy_batch=True, enqueue_batch_after_forward=True
-            ).progress(iter(batches(rank)))
-        )
-
-    return on_ranks(2, job)
 
 
 @case(SPARSE, differs="refused: the features of a batch may share memory with the user's data, so they are not freed")

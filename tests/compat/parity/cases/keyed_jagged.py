@@ -244,58 +244,6 @@ def flattening_lengths() -> Any:
 
 
 @case(KJT)
-def parts_for_a_distribution() -> Any:
-    return {
-        name: [kjt.dist_labels(), kjt.dist_splits([1, 1]), kjt.dist_splits([0, 2]), kjt.dist_tensors()]
-        for name, kjt in (("plain", batch()), ("weighted", weighted()), ("variable", variable()))
-    }
-
-
-@case(KJT)
-def rebuilt_after_a_distribution() -> Any:
-    tensors = [torch.cat([part, part]) for part in weighted().dist_tensors()]
-    recat = torch.tensor([0, 2, 1, 3], dtype=torch.int32)
-    kjt = KeyedJaggedTensor.dist_init(["a", "b"], tensors, False, 2, recat, [2, 2])
-    return [kjt, kjt.stride(), kjt.length_per_key()]
-
-
-@case(KJT)
-def rebuilt_from_one_worker() -> Any:
-    return KeyedJaggedTensor.dist_init(
-        keys=["a", "b"],
-        tensors=batch().dist_tensors(),
-        variable_stride_per_key=False,
-        num_workers=1,
-        recat=None,
-        stride_per_rank=[2],
-    )
-
-
-@case(KJT)
-def rebuilt_from_ranks_with_different_strides() -> Any:
-    one = KeyedJaggedTensor(["a", "b"], torch.tensor([7, 8]), lengths=torch.tensor([1, 1]))
-    tensors = [torch.cat(pair) for pair in zip(batch().dist_tensors(), one.dist_tensors(), strict=True)]
-    recat = torch.tensor([0, 1, 4, 2, 3, 5], dtype=torch.int32)
-    kjt = KeyedJaggedTensor.dist_init(["a", "b"], tensors, False, 2, recat, [2, 1])
-    return [kjt, kjt.stride(), kjt.stride_per_key()]
-
-
-@case(KJT)
-def rebuilt_from_variable_batches() -> Any:
-    tensors = [torch.cat([part, part]) for part in variable().dist_tensors()]
-    recat = torch.tensor([0, 2, 1, 3], dtype=torch.int32)
-    kjt = KeyedJaggedTensor.dist_init(["a", "b"], tensors, True, 2, recat, None)
-    return [kjt, kjt.stride_per_key(), kjt.stride_per_key_per_rank()]
-
-
-@case(KJT)
-def rebuilt_with_a_stagger() -> Any:
-    tensors = [torch.cat([part + shift for shift in range(4)]) for part in batch().dist_tensors()[1:]]
-    lengths = batch().lengths().repeat(4)
-    return KeyedJaggedTensor.dist_init(["a", "b"], [lengths, *tensors], False, 4, None, [2, 2, 2, 2], stagger=2)
-
-
-@case(KJT)
 def clearing_the_storage() -> Any:
     kjt = weighted()
     kjt.clear_storage()

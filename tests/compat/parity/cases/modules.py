@@ -1,4 +1,4 @@
-"""Collections, MLP, cross networks, DeepFM, towers, regrouping, lazy modules: first weights, names and outputs."""
+"""Collections, MLP, cross networks, DeepFM, regrouping, lazy modules: first weights, names and outputs."""
 
 from typing import Any
 
@@ -24,7 +24,6 @@ from torchrec.modules.embedding_modules import (
     process_pooled_embeddings,
     reorder_inverse_indices,
 )
-from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection, tower_input_params
 from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     convert_optimizer_type_and_kwargs,
@@ -269,34 +268,6 @@ def deepfm_parts() -> Any:
     inputs = [torch.rand(2, 3), torch.rand(2, 2, 2)]
     module = DeepFM(nn.Linear(7, 2))
     return {"deep": module(inputs), "fm": FactorizationMachine()(inputs), "names": list(module.state_dict())}
-
-
-def tower(name: str, weighted: bool) -> Any:
-    class Interaction(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 2)
-
-        def forward(self, pooled: KeyedTensor) -> torch.Tensor:
-            return self.linear(pooled.values())  # type: ignore[no-any-return]
-
-    tables = EmbeddingBagCollection([bag(name, ["f"])], is_weighted=weighted)
-    return EmbeddingTower(tables, Interaction())
-
-
-@case(f"{MODULES}.embedding_tower.EmbeddingTower", f"{MODULES}.embedding_tower.EmbeddingTowerCollection")
-def towers() -> Any:
-    module = EmbeddingTowerCollection([tower("a", False), tower("b", True)])
-    kjt = KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([2, 0]))
-    weighted = KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([0, 2]), weights=torch.ones(2) / 2)
-    return {"out": module(kjt, weighted), **drawn(module)}
-
-
-@case(f"{MODULES}.embedding_tower.tower_input_params")
-def inputs_of_towers() -> Any:
-    plain, weighted = (EmbeddingBagCollection([bag("a", ["f"])], is_weighted=w) for w in (False, True))
-    rows, both = EmbeddingCollection([sequence("a", ["f"])]), nn.Bilinear(1, 1, 1)
-    return [tower_input_params(module) for module in (plain, weighted, rows, both)]
 
 
 @case(f"{MODULES}.regroup.KTRegroupAsDict")

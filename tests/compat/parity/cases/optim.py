@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.optim import SemisyncOptimizer
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
@@ -339,93 +338,3 @@ def parameters_with_an_optimizer_in_backward() -> Any:
     apply_optimizer_in_backward(torch.optim.SGD, [model.bias], {"lr": 0.1})
     found = [in_backward_optimizer_filter(model.named_parameters(), include) for include in (False, True)]
     return [[name for name, _ in own] for own in found]
-
-
-class Halve(torch.optim.SGD):
-    """A global optimizer: halves the weights, and counts."""
-
-    def global_step(self, *arguments: Any) -> None:
-        for group in self.param_groups:
-            for weight in group["params"]:
-                own = self.state[weight]
-                own["calls"] = own.get("calls", torch.zeros(())) + 1
-                own["at"] = torch.as_tensor(arguments[0]).clone()
-                weight.data.mul_(0.5)
-
-
-def semisync(every: int, names: str = "wb", **options: Any) -> tuple[list[nn.Parameter], SemisyncOptimizer]:
-    weights = [nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.tensor([3.0]))]
-    inner = KeyedOptimizerWrapper(
-        dict(zip("wb", weights, strict=True)), lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9)
-    )
-    outer = KeyedOptimizerWrapper(dict(zip(names, weights, strict=True)), lambda ps: Halve(ps, lr=1.0))
-    return weights, SemisyncOptimizer(weights, inner, outer, every, **options)
-
-
-def advance(weights: list[nn.Parameter], optimizer: SemisyncOptimizer, steps: int = 1) -> None:
-    for _ in range(steps):
-        for weight in weights:
-            weight.grad = torch.ones_like(weight)
-        optimizer.step()
-
-
-@case(f"{OPTIM}.SemisyncOptimizer")
-def semisync_steps() -> Any:
-    found = []
-    for every, options in ((1, {}), (2, {}), (2, {"offload_global_model": True, "non_blocking": True})):
-        weights, optimizer = semisync(every, **options)
-        advance(weights, optimizer, 5)
-        found.append(weights)
-    return found
-
-
-@case(f"{OPTIM}.SemisyncOptimizer")
-def semisync_state() -> Any:
-    weights, optimizer = semisync(2)
-    states = [optimizer.state_dict()]
-    for _ in range(3):
-        advance(weights, optimizer)
-        states.append(copy.deepcopy(optimizer.state_dict()))
-    return {"states": states, "params": list(optimizer.params), "groups": len(optimizer.param_groups)}
-
-
-@case(f"{OPTIM}.SemisyncOptimizer")
-def semisync_state_is_loaded() -> Any:
-    (weights, optimizer), (others, other) = semisync(2), semisync(2)
-    advance(weights, optimizer, 3)
-    advance(others, other, 2)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    advance(others, other)
-    return {"state": other.state_dict(), "weights": others}
-
-
-@case(f"{OPTIM}.SemisyncOptimizer")
-def semisync_state_of_a_new_optimizer() -> Any:
-    (weights, optimizer), (_, fresh) = semisync(2), semisync(2)
-    advance(weights, optimizer, 3)
-    return raised(lambda: fresh.load_state_dict(optimizer.state_dict()))
-
-
-@case(f"{OPTIM}.SemisyncOptimizer")
-def semisync_param_groups() -> Any:
-    _, optimizer = semisync(2)
-    optimizer.save_param_groups(True)
-    saved = optimizer.state_dict()
-    return [[group["params"], group["lr"], group["momentum"]] for group in saved["param_groups"]]
-
-
-@case(f"{OPTIM}.SemisyncOptimizer")
-def semisync_under_other_names() -> Any:
-    weights, optimizer = semisync(2, names="xy")
-    advance(weights, optimizer, 2)
-    optimizer.zero_grad()
-    return {"weights": weights, "params": list(optimizer.params), "grads": [weight.grad for weight in weights]}
-
-
-@case(f"{OPTIM}.SemisyncOptimizer")
-def semisync_closures() -> Any:
-    weights, optimizer = semisync(1)
-    advance(weights, optimizer)
-    calls: list[int] = []
-    returned = optimizer.step(lambda: calls.append(1))
-    return {"returned": returned, "calls": len(calls), "add": raised(lambda: optimizer.add_param_group({"params": []}))}

@@ -8,19 +8,11 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.train_pipeline import (
-    DataLoadingThread,
     EvalPipelineSparseDist,
-    GradientAccumulationConfig,
-    GradientAccumulationWrapper,
     PrefetchTrainPipelineSparseDist,
-    StagedTrainPipeline,
-    TorchCompileConfig,
-    TrainPipeline,
     TrainPipelineBase,
-    TrainPipelinePT2,
     TrainPipelineSparseDist,
 )
-from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -238,18 +230,6 @@ def scoring() -> Any:
     return trained(make, 3)
 
 
-@case(f"{PIPELINES}.TrainPipeline", f"{PIPELINES}.GradientAccumulationWrapper")
-def generics_take_parameters() -> Any:
-    kinds = (TrainPipeline, TrainPipelineBase, TrainPipelineSparseDist, EvalPipelineSparseDist, StagedTrainPipeline,
-             GradientAccumulationWrapper, DataLoadingThread)  # fmt: skip
-
-    class Mine(TrainPipelineSparseDist[Batch, torch.Tensor]):
-        """A user's pipeline."""
-
-    return [kind[Batch, torch.Tensor] is not None if kind not in (StagedTrainPipeline,
-            DataLoadingThread) else True for kind in kinds] + [issubclass(Mine, TrainPipeline)]  # fmt: skip
-
-
 @case(f"{PIPELINES}.TrainPipeline")
 def a_pipeline_of_the_user() -> Any:
     class Mine(TrainPipelineBase[Batch, torch.Tensor]):
@@ -259,81 +239,7 @@ def a_pipeline_of_the_user() -> Any:
     return trained(lambda dmp, optimizer: Mine(dmp, optimizer, CPU), 2)
 
 
-@case(f"{PIPELINES}.GradientAccumulationConfig", f"{PIPELINES}.GradientAccumulationWrapper")
-def gradients_of_two_batches() -> Any:
-    def make(dmp: Any, optimizer: Any) -> Any:
-        config = GradientAccumulationConfig(is_enabled=True, num_steps=2, num_warmup_steps=1)
-        return GradientAccumulationWrapper(TrainPipelineSparseDist(dmp, optimizer, CPU), optimizer, dmp, config)
-
-    return trained(make, 4)
-
-
-@case(f"{PIPELINES}.GradientAccumulationConfig")
-def settings_of_accumulation() -> Any:
-    own = GradientAccumulationConfig()
-    return [own.is_enabled, own.num_steps, own.num_warmup_steps]
-
-
-@case(f"{PIPELINES}.TrainPipelinePT2", f"{PIPELINES}.TorchCompileConfig")
-def the_model_is_compiled() -> Any:
-    model = nn.Linear(2, 1)
-    with torch.no_grad():
-        model.weight.fill_(0.5)
-        model.bias.fill_(0.0)
-    seen: list[str] = []
-
-    class Loss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = model
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            found = self.layer(x)
-            return found.sum(), found.detach()
-
-    own = Loss()
-    pipeline = TrainPipelinePT2(
-        own, torch.optim.SGD(own.parameters(), lr=0.1), CPU,
-        TorchCompileConfig(backend="eager", compile_on_iter=1, fullgraph=False),
-        pre_compile_fn=lambda _: seen.append("before"), post_compile_fn=lambda _: seen.append("after"),
-        input_transformer=lambda x: x * 2,
-    )  # fmt: skip
-    iterator = iter([torch.ones(1, 2) * n for n in range(4)])
-    outputs = [pipeline.progress(iterator) for _ in range(4)]
-    return {"outputs": outputs, "weight": model.weight, "seen": seen}
-
-
-@case(f"{PIPELINES}.TorchCompileConfig")
-def settings_of_compilation() -> Any:
-    own = TorchCompileConfig()
-    return [own.fullgraph, own.dynamic, own.backend, own.compile_on_iter]
-
-
 # ---- stages ----
-
-
-class CpuStream(torch.cpu.Stream):
-    """The stream of a stage on the CPU, on which all streams are the same."""
-
-    device = CPU
-
-    def record_event(self, event: Any = None) -> "CpuEvent":
-        return CpuEvent()
-
-    def wait_event(self, event: Any) -> None:
-        """Nothing to wait for."""
-
-
-class CpuEvent:
-    def record(self, stream: Any = None) -> None:
-        """Nothing to record."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
-
-
-def stage(name: str, runnable: Any, **callbacks: Any) -> PipelineStage:
-    return PipelineStage(name=name, runnable=runnable, stream=CpuStream(), **callbacks)
 
 
 class Item(Multistreamable):
@@ -346,104 +252,8 @@ class Item(Multistreamable):
         """Nothing."""
 
 
-def staged(stages: list[PipelineStage], **options: Any) -> StagedTrainPipeline:
-    return StagedTrainPipeline(stages, compute_stream=CpuStream(), **options)
-
-
 def items(*numbers: int) -> Any:
     return iter([Item(number) for number in numbers])
 
 
-def drained(pipeline: StagedTrainPipeline, iterator: Any, seen: list[Any]) -> list[int]:
-    outputs = []
-    while (found := pipeline.progress(iterator)) is not None:
-        seen.append(f"out {found.number}")
-        outputs.append(found.number)
-    return outputs
-
-
-@case(f"{PIPELINES}.StagedTrainPipeline", f"{PIPELINES}.StageOut")
-def stages_of_the_user() -> Any:
-    order: list[str] = []
-
-    def first(item: Item) -> Item:
-        order.append(f"first {item.number}")
-        return Item(item.number * 10)
-
-    def second(item: Item) -> Item:
-        order.append(f"second {item.number}")
-        return Item(item.number + 1)
-
-    pipeline, iterator = staged([stage("first", first), stage("second", second)]), items(1, 2, 3, 4)
-    outputs = drained(pipeline, iterator, order)
-    return {"outputs": outputs, "order": order, "stages": pipeline.num_stages, "again": pipeline.progress(iterator)}
-
-
-@case(f"{PIPELINES}.StagedTrainPipeline")
-def callbacks_of_stages() -> Any:
-    seen: list[str] = []
-    pipeline = staged(
-        [
-            stage("one", lambda x: x, data_exhausted_callback=lambda: seen.append("one ended")),
-            stage("two", lambda x: x, fill_callback=lambda: seen.append("filled"),
-                  data_exhausted_callback=lambda: seen.append("two ended")),
-        ]
-    )  # fmt: skip
-    return {"outputs": drained(pipeline, items(1, 2, 3), seen), "seen": seen}
-
-
-@case(f"{PIPELINES}.StagedTrainPipeline")
-def a_pipeline_is_flushed() -> Any:
-    seen: list[Any] = []
-    pipeline = staged(
-        [stage("one", lambda x: x), stage("two", lambda x: x)], on_flush_end=lambda: seen.append("flushed")
-    )
-    iterator = items(*range(1, 8))
-    for number in range(8):
-        found = pipeline.progress(iterator)
-        seen.append(None if found is None else found.number)
-        if number == 1:
-            pipeline.set_flush(True)
-    return seen
-
-
-@case(f"{PIPELINES}.StagedTrainPipeline",
-      differs="a new iterator fills an empty pipeline again; TorchRec returns its batches one run later")  # fmt: skip
-def a_second_run_of_stages() -> Any:
-    pipeline = staged([stage("one", lambda x: Item(x.number + 1)), stage("two", lambda x: Item(x.number * 2))])
-    return [drained(pipeline, items(*data), []) for data in ([1, 2, 3], [4], [], [5, 6])]
-
-
-@case(f"{PIPELINES}.StagedTrainPipeline")
-def three_stages() -> Any:
-    order: list[str] = []
-
-    def noted(name: str) -> Any:
-        return lambda item: order.append(f"{name} {item.number}") or item
-
-    pipeline = staged([stage(name, noted(name)) for name in ("a", "b", "c")])
-    return {"outputs": drained(pipeline, items(1, 2, 3, 4, 5), order), "order": order}
-
-
 # ---- loading ----
-
-
-@case(f"{PIPELINES}.DataLoadingThread", "torchrec.distributed.DataLoadingThread")
-def batches_from_a_thread() -> Any:
-    thread = DataLoadingThread(CPU, iter(batches(0, 3)), to_device_non_blocking=False)
-    thread.start()
-    labels = []
-    while (found := thread.get_next_batch()) is not None:
-        labels.append(found.labels)
-    again = thread.get_next_batch()
-    thread.stop()
-    return {"labels": labels, "again": again}
-
-
-@case(f"{PIPELINES}.DataLoadingThread")
-def the_end_of_a_thread() -> Any:
-    thread = DataLoadingThread(CPU, iter([]), False)
-    thread.start()
-    found = raised(lambda: thread.get_next_batch(none_throws=True))
-    thread.stop()
-    return found

@@ -14,7 +14,7 @@ JAGGED = (
     "weights_or_none"
 )
 KEYED_JAGGED = (
-    "clear_storage concat copy_ device dist_init dist_labels dist_splits dist_tensors empty empty_like flatten_lengths "
+    "clear_storage concat copy_ device empty empty_like flatten_lengths "
     "from_jt_dict from_lengths_sync from_offsets_sync index_per_key inverse_indices inverse_indices_or_none keys "
     "length_per_key length_per_key_or_none lengths lengths_offset_per_key lengths_or_none offset_per_key "
     "offset_per_key_or_none offsets offsets_or_none permute pin_memory record_stream size_in_bytes split stride "

@@ -12,15 +12,13 @@ from torchrec import (
     EmbeddingCollection,
     EmbeddingConfig,
     KeyedJaggedTensor,
-    KeyedTensor,
 )
 from torchrec.distributed.types import LazyNoWait, NoWait
-from torchrec.fx import Tracer, symbolic_trace
+from torchrec.fx import symbolic_trace
 from torchrec.fx.tracer import is_fx_tracing
 from torchrec.fx.utils import assert_fx_safe, fx_marker, is_marker_node
 from torchrec.models.deepfm import SimpleDeepFMNN
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
-from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.regroup import KTRegroupAsDict
@@ -64,17 +62,6 @@ def sequences() -> EmbeddingCollection:
     )
 
 
-class Flat(nn.Module):
-    """A linear layer over the pooled rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 2)
-
-    def forward(self, rows: KeyedTensor) -> Tensor:
-        return self.linear(rows.values())
-
-
 class Grouped(nn.Module):
     """A collection whose output is grouped."""
 
@@ -90,10 +77,6 @@ class Grouped(nn.Module):
 
 def processed() -> FeatureProcessedEmbeddingBagCollection:
     return FeatureProcessedEmbeddingBagCollection(pooled(True), PositionWeightedModuleCollection({"a": 4, "b": 4}))
-
-
-def towers() -> EmbeddingTowerCollection:
-    return EmbeddingTowerCollection([EmbeddingTower(pooled(), Flat())])
 
 
 def dlrm() -> DLRM:
@@ -171,11 +154,6 @@ def fx_of_deepfm() -> Any:
     return traced(deepfm, both)
 
 
-@case(TRACER, "torchrec.modules.embedding_tower.EmbeddingTowerCollection")
-def fx_of_towers() -> Any:
-    return traced(towers, ids)
-
-
 @case(TRACER, "torchrec.modules.fp_embedding_modules.FeatureProcessedEmbeddingBagCollection")
 def fx_of_position_weights() -> Any:
     return traced(processed, ids)
@@ -221,11 +199,6 @@ def export_of_deepfm() -> Any:
     return exported(deepfm, both)
 
 
-@case("torchrec.modules.embedding_tower.EmbeddingTowerCollection", "torchrec.modules.embedding_tower.EmbeddingTower")
-def export_of_towers() -> Any:
-    return [exported(towers, ids), exported(lambda: EmbeddingTower(pooled(), Flat()), ids)]
-
-
 @case("torchrec.modules.fp_embedding_modules.FeatureProcessedEmbeddingBagCollection")
 def export_of_position_weights() -> Any:
     return exported(processed, ids)
@@ -234,12 +207,6 @@ def export_of_position_weights() -> Any:
 @case("torchrec.modules.regroup.KTRegroupAsDict")
 def export_of_regrouping() -> Any:
     return exported(Grouped, ids)
-
-
-@case("torchrec.fx.tracer.Tracer")
-def leaves_by_the_name_of_their_class() -> Any:
-    graph = Tracer(leaf_modules=["EmbeddingBagCollection", "Flat"]).trace(towers())
-    return [str(node.target) for node in graph.nodes if node.op == "call_module"]
 
 
 @case("torchrec.fx.tracer.Tracer", TRACER)

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, settings
 
 from recshard_lab.data import MovieLens, RatingsDataset
 from tests import durations, programs
-from tests.alone import is_alone
 from tests.grid import NIGHT, examples
 from tests.patience import scaled
 
@@ -36,7 +35,7 @@ LAST = ("notebooks", "browser")
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Orders the rooms. A test that asserts a time is nightly. A time limit against hangs grows on a slow machine."""
+    """Orders the rooms, and marks: clocks are nightly, browsers in the gate, limits against hangs scaled."""
 
     def place(item: pytest.Item) -> int:
         room = item.path.relative_to(item.config.rootpath).parts[:2][-1]
@@ -44,10 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     for item in items:
-        if is_alone(item.path):
-            item.add_marker(pytest.mark.clock)
         if item.get_closest_marker("clock"):
             item.add_marker(pytest.mark.nightly)
+        if item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.gate)
         limit = item.get_closest_marker("timeout")
         item.add_marker(pytest.mark.timeout(scaled(limit.args[0] if limit else LIMIT_S)), append=False)
 

@@ -12,8 +12,9 @@ Most faults need one value or a pair of them: a scheme, or a scheme on three ran
 some case. Of 8 schemes x 4 world sizes x 2 optimizers it has 32 cases, and the product has 64.
 """
 
+import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -21,6 +22,10 @@ import pytest
 
 NIGHT = os.environ.get("RECSHARD_NIGHT") == "1"
 """Whether this is ``.ci/night``."""
+
+
+BY_DAY = 2
+"""The number of ranks by day."""
 
 
 def examples(by_day: int, at_night: int) -> int:
@@ -50,6 +55,52 @@ def grid(gate: Mapping[str, Iterable[Any]] | None = None, **axes: Sequence[Any])
         rest = [values for values in product(*axes.values()) if values not in cover]
         cases += [_case(axes, values, [pytest.mark.nightly]) for values in rest]
     return list(axes), cases
+
+
+def every(values: Iterable[Any], label: Callable[[Any], str] = str) -> Callable[[Callable[..., None]], Any]:
+    """One test of a rule over many values, which names every offender. The value is the rule's first argument.
+
+    >>> @every([1, 2, 3])
+    ... def test_numbers_are_odd(number):
+    ...     assert number % 2 == 1
+    >>> test_numbers_are_odd()
+    Traceback (most recent call last):
+    AssertionError: 2: AssertionError...
+    """
+
+    def decorate(rule: Callable[..., None]) -> Any:
+        _, *fixtures = inspect.signature(rule).parameters.values()
+
+        def test(**given: Any) -> None:
+            wrong = []
+            for value in values:
+                try:
+                    rule(value, **given)
+                except Exception as error:
+                    wrong.append(f"{label(value)}: {type(error).__name__}: {error}")
+            assert not wrong, "\n".join(wrong)
+
+        test.__name__, test.__doc__, test.__module__ = rule.__name__, rule.__doc__, rule.__module__
+        test.__signature__ = inspect.Signature(fixtures)  # type: ignore[attr-defined]
+        test.pytestmark = getattr(rule, "pytestmark", [])  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def worlds(*sizes: int) -> list[Any]:
+    """World sizes as ``params=`` of a fixture of ranks: two ranks by day, other sizes in the gate.
+
+    >>> [(size.id, [mark.name for mark in size.marks]) for size in worlds(1, 2)]
+    [('W1', ['gate']), ('W2', [])]
+    """
+    return [pytest.param(n, id=f"W{n}", marks=[] if n == BY_DAY else [pytest.mark.gate]) for n in sizes]
+
+
+def on_ranks(*sizes: int, **axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrizes a test by its fixture ``ranks`` and other axes: two ranks by day, other sizes in the gate."""
+    names, cases = grid(gate={"ranks": [n for n in sizes if n != BY_DAY]}, ranks=sizes, **axes)
+    return pytest.mark.parametrize(names, cases, indirect=["ranks"])
 
 
 def pairwise(axes: list[list[Any]], first: Sequence[tuple[Any, ...]] = ()) -> list[tuple[Any, ...]]:

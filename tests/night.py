@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from tests import durations
@@ -36,6 +37,7 @@ class Part:
     seconds: float = 0.0
 
 
+@cache
 def rooms() -> list[str]:
     """All rooms.
 

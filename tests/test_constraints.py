@@ -4,9 +4,10 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.grid import every
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -25,7 +26,7 @@ def test_every_line_is_a_name_and_a_version_without_paths_hosts_or_builds() -> N
     assert len(PINNED) == len(LINES) > 100
 
 
-@pytest.mark.parametrize("wanted", sorted(set(INSTALLED)))
+@every(sorted(set(INSTALLED)))
 def test_every_requirement_of_the_project_is_pinned_to_a_version_that_it_allows(wanted: str) -> None:
     requirement = Requirement(wanted)
     assert requirement.specifier.contains(PINNED[canonicalize_name(requirement.name)])
@@ -36,7 +37,8 @@ def test_the_project_itself_is_not_pinned() -> None:
 
 
 def test_ci_installs_the_pinned_versions() -> None:
-    installs = [line for line in (ROOT / ".ci/run").read_text().splitlines() if "pip install" in line and "-e" in line]
+    lines = (ROOT / ".ci/environment").read_text().splitlines()
+    installs = [line for line in lines if "pip install" in line and "-e" in line]
     commands = [line for line in installs if not line.lstrip().startswith("section")]
     assert commands
     assert all("-c constraints.txt" in line for line in commands)

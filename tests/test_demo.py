@@ -47,6 +47,7 @@ def found() -> Comparison:
     return compare_schemes(ratings, 4, recipe=SMALL, on_progress=PROGRESS.append, on_outcome=on_outcome)
 
 
+@pytest.mark.nightly
 def test_every_registered_scheme_and_the_planners_plan_are_compared_with_the_unsharded_model(found: Comparison) -> None:
     names = [run.name for run in found.runs]
     assert names[: 1 + len(scheme_names())] == ["unsharded", *scheme_names()]

@@ -41,6 +41,7 @@ def test_there_are_pages_with_code() -> None:
     assert len(BLOCKS) >= 30
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("code", "output"), BLOCKS)
 def test_every_block_runs_and_prints_what_the_page_states(
     code: str, output: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -155,6 +156,7 @@ def test_the_table_of_the_parameter_server_is_what_its_block_computes() -> None:
         assert f"| {point.workers} | {point.servers} | {' | '.join(cells)} |" in page
 
 
+@pytest.mark.gate
 def test_the_client_of_the_serving_page_asks_a_server_with_the_model_of_that_page() -> None:
     blocks = [block.values[0] for block in BLOCKS if str(block.id).startswith("serving-")]
     made, client = (next(code for code in blocks if word in code) for word in ("save_bundle", "def predict"))

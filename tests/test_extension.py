@@ -153,6 +153,7 @@ def test_a_new_scheme_is_drawn_by_every_view(scheme: str, ratings: SyntheticRati
     assert "top quarter" in views.placement(plan, tables).svg
 
 
+@pytest.mark.gate
 def test_a_new_scheme_is_offered_by_the_comparison_and_by_the_demo(scheme: str, ratings: SyntheticRatings) -> None:
     widget = rs.PlanCompare(Recipe().tables(ratings), rs.Topology(2))
     widget.set({"movie": scheme})

@@ -94,6 +94,7 @@ def test_every_room_is_an_attribute_of_the_library_in_a_fresh_interpreter() -> N
     assert run_python(code).split() == [f"recshard_lab.{room}" for room in ROOMS]
 
 
+@pytest.mark.gate
 def test_every_name_of_the_stubs_is_there_in_a_fresh_interpreter() -> None:
     """Also where all names are imported at once, in any order, as EAGER_IMPORT of lazy_loader does."""
     packages = [".".join(stub.relative_to(PACKAGE.parent).parent.parts) for stub in PACKAGE.rglob("__init__.pyi")]

@@ -756,6 +756,7 @@ def one() -> Iterator[Ranks]:
         yield ranks
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("must", [pytest.param(must, id=must.__name__) for must in USES])
 def test_private_parts_do_what_the_library_needs(one: Ranks, must: Callable[[], None]) -> None:
     one.run(must)
@@ -772,6 +773,7 @@ def test_an_allocation_on_a_gpu_is_recorded() -> None:
     assert any(entry["action"] == "alloc" for trace in snapshot["device_traces"] for entry in trace)
 
 
+@pytest.mark.gate
 def test_every_private_use_of_another_package_is_in_the_table() -> None:
     listed = {name for names in USES.values() for name in names}
     found = private_uses()

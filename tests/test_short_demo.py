@@ -43,6 +43,7 @@ def in_terminal(*arguments: str, columns: int) -> tuple[int, list[tuple[float, s
     return program.wait(30), shown
 
 
+@pytest.mark.clock
 @pytest.mark.real_data
 def test_the_demo_shows_a_result_in_20_s_and_ends_in_60_s_and_its_time_left_is_right(
     movielens_path: Path, tmp_path: Path

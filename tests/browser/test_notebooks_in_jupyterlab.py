@@ -1,9 +1,8 @@
-"""Notebooks 01, 06 and 11 as a reader has them: Run All in JupyterLab, then controls moved and numbers read back. The
-sweep runs the others too.
+"""Notebooks 01, 06 and 11 as a reader has them: Run All in JupyterLab, then controls moved and numbers read back. At
+night the others too.
 
 What the page says is compared with what the notebook's kernel says when asked past the widgets, and with what this
-process computes of the same tables. The outputs of the run are kept for `tests/notebooks`, which then need not run
-these notebooks again.
+process computes of the same tables.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ import recshard_lab as rs
 from recshard_lab.lab.draw.theme import ms_text
 from tests.browser.lab_server import command, jupyter_lab, notebook_page
 from tests.browser.reader import ROOT, ask, numbers_of, picture, processes_of, run_every_cell, saved, scroll_to
-from tests.notebooks.runs import keep
 
-pytestmark = [pytest.mark.browser, pytest.mark.clock]  # its runs are measured
+pytestmark = pytest.mark.browser
 
 FIRST, SCHEMES, PLANNER = "01_shard_your_first_model", "06_sharding_schemes", "11_the_planner"
 OTHERS = sorted({path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} - {FIRST, SCHEMES, PLANNER})
@@ -59,9 +57,8 @@ def read(lab: tuple[Path, str, str]) -> Iterator[Callable[[str], Any]]:
         def opened(name: str) -> Any:
             page = stack.enter_context(notebook_page(address, token, f"{name}.ipynb", height=1500))
             stack.callback(shut_down, page)
-            seconds = run_every_cell(page)
+            run_every_cell(page)
             done = saved(page, folder / f"{name}.ipynb")
-            keep(name, done, seconds)
             for cell in (cell for cell in done.cells if cell.cell_type == "code"):
                 meant = "raises-exception" in cell.metadata.get("tags", [])
                 wrong = [

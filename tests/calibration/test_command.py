@@ -8,7 +8,7 @@ import pytest
 
 from recshard_lab.sharding import Topology
 
-pytestmark = pytest.mark.clock  # calibration measures
+pytestmark = pytest.mark.gate
 
 
 def test_the_command_writes_a_profile_and_says_how_to_use_it(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def test_bench_without_a_name_lists_the_files_of_the_folder() -> None:
     assert all(name in listed for name in files)
 
 
+@pytest.mark.gate
 def test_json_is_one_object_and_nothing_else() -> None:
     figures = json.loads(CliRunner().invoke(app, ["bench", "plan", "--json"]).stdout)
     plan = figures["plan of 26 tables x 8 ranks"]

@@ -24,6 +24,7 @@ def tables(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.gate
 def test_it_prints_what_python_predicts_and_writes_the_page(tables: Path, tmp_path: Path) -> None:
     read = read_source(str(tables))
     workload = read.workload(batch_size=64, optimizer="exact_sgd")

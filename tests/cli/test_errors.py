@@ -93,6 +93,7 @@ def names_of(command: Any) -> set[str]:
     return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -166,6 +167,7 @@ def test_what_is_no_size_is_refused_with_a_fix(text: str) -> None:
         size_in("GB", text)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["plan make", "plan explain", "plan compare {} planner row_wise a=table_wise"])
 @pytest.mark.parametrize("columns", [80, 120])
 def test_output_fits_the_terminal(

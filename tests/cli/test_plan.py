@@ -212,6 +212,7 @@ def changed(document: dict[str, Any], change: Callable[[dict[str, Any], dict[str
     return found
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "change",
     [
@@ -371,6 +372,7 @@ def torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.nightly
 def test_the_exported_script_trains_under_the_plan_with_torchrun(tables: Path, tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "plan.json"
     command = (tables, "--ranks", 2, "--batch-size", 32, "--optimizer", "exact_row_wise_adagrad")
@@ -398,6 +400,7 @@ def run_alone(script: str, steps: int = 2) -> None:
         scope["train"](place, steps, None)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", ["dlrm", "ready", "not_on_meta", "TwoTowers", "bare", "listed"])
 @pytest.mark.parametrize("place", [MODELS, str(ROOT / "tests/cli/models.py")])
 def test_a_script_of_a_live_model_makes_that_model(name: str, place: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -485,6 +488,7 @@ def test_an_exported_plan_is_still_pickled_with_what_is_known_of_it() -> None:
 # ---- refusals ----
 
 
+@pytest.mark.gate
 def test_a_refusal_names_an_option_of_the_command_line_that_works(tmp_path: Path) -> None:
     tables = tmp_path / "tables.yaml"
     tables.write_text("- {name: movies, num_embeddings: 100000000, embedding_dim: 64, feature_names: [seen]}\n")

@@ -66,6 +66,7 @@ def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "recshard"
 
 
+@pytest.mark.gate
 def test_the_wheel_contains_the_library_the_notebooks_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     ours = {name for name in names if ".dist-info/" not in name}
@@ -98,6 +99,7 @@ def test_one_place_holds_the_version(wheel: Path) -> None:
     assert re.search(rf"^## {re.escape(recshard_lab.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
+@pytest.mark.gate
 def test_an_installed_program_prints_versions_plans_the_example_and_copies_the_notebooks(
     program: Path, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def ours() -> dict[str, Any]:
     return observed(sys.executable, "recshard_lab")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("fact", EXPECTED)
 def test_served_names_behave_as_torchrec(ours: dict[str, Any], fact: str) -> None:
     assert ours[fact] == EXPECTED[fact]

@@ -15,6 +15,7 @@ from recshard_lab.compat.difference_list import differences, differences_of
 from recshard_lab.compat.not_served import explain, reason_of
 from recshard_lab.compat.served import served_modules
 from recshard_lab.compat.torchrec_names import PUBLIC
+from tests.grid import every
 
 
 def run_python(code: str, *path: Path) -> subprocess.CompletedProcess[str]:
@@ -30,8 +31,8 @@ def other_torchrec(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("module", sorted(served_modules()))
-def test_every_name_that_the_table_serves_is_there(served: None, module: str) -> None:
+@every(sorted(served_modules()))
+def test_every_name_that_the_table_serves_is_there(module: str, served: None) -> None:
     imported = importlib.import_module(module)
     for name in served_modules()[module]:
         assert getattr(imported, name) is not None
@@ -84,6 +85,7 @@ def test_uninstalling_takes_every_module_away() -> None:
     assert not shim.installed()
 
 
+@pytest.mark.gate
 def test_an_installed_torchrec_is_not_shadowed_unless_asked_for(other_torchrec: Path) -> None:
     install = "from recshard_lab.compat.torchrec import install; "
     refused = run_python(f"{install} install()", other_torchrec)

@@ -16,6 +16,7 @@ TUTORIALS = os.environ.get("RECSHARD_TUTORIALS", "")
 COPIES = sorted(path for kind in ("*.py", "*.ipynb") for path in Path(TUTORIALS).glob(kind)) if TUTORIALS else []
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("run", RUNS)
 def test_a_script_gives_the_losses_of_torchrec(run: str) -> None:
     name, ranks = RUNS[run]
@@ -56,6 +57,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.gate
 def test_processes_that_a_script_spawns_run_it_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SPAWNS)
     done = run(tmp_path, "--translate", "train.py", str(tmp_path / "store"))
@@ -63,6 +65,7 @@ def test_processes_that_a_script_spawns_run_it_too(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == printed, done.stderr
 
 
+@pytest.mark.gate
 def test_a_notebook_runs_without_its_shell_lines(tmp_path: Path) -> None:
     cells = [["!pip install torchrec\n", "import torchrec"], ["print(torchrec.PoolingType.SUM.value, __name__)"]]
     code = [{"cell_type": "code", "source": source} for source in cells]

@@ -145,6 +145,7 @@ def a_dlrm(rank: int) -> list[float]:
             return losses
 
 
+@pytest.mark.nightly
 def test_the_training_example_runs_on_ranks_and_learns_its_batches_by_heart() -> None:
     with recshard_lab.launch(2) as ranks:
         results = ranks.run(lambda: a_dlrm(torch.distributed.get_rank()))
@@ -192,6 +193,7 @@ for process in processes:
 """
 
 
+@pytest.mark.gate
 def test_ranks_that_a_tutorial_spawns_know_the_names_as_well(tmp_path: Path) -> None:
     script = "\n".join(
         [

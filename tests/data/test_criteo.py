@@ -33,6 +33,7 @@ def content(folder: Path) -> dict[str, str]:
     return {name: digest for name, digest in told.items() if name not in ("manifest.json", "lock")}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("form", ["npy", "parquet"])
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(("threshold", "max_ind_range"), [(1, 0), (3, 0), (3, 50)])
@@ -116,6 +117,7 @@ lines = st.builds(
 )
 
 
+@pytest.mark.gate
 @given(st.lists(lines, min_size=1, max_size=5), st.sampled_from([b"\n", b"\r\n"]))
 @settings(max_examples=60, deadline=None)
 def test_the_parser_reads_what_python_reads(written: list[bytes], end: bytes) -> None:

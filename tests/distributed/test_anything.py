@@ -19,12 +19,13 @@ from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.anything import NODES, Life, lives
 from tests.distributed.anything_jobs import Told, live, truth_of
+from tests.grid import examples, worlds
 
 SOAK = int(os.environ.get("RECSHARD_SOAK", "0"))
-EXAMPLES = {1: 40, 2: 50, 3: 30, 4: 40}
+EXAMPLES = {1: examples(8, 40), 2: examples(20, 50), 3: examples(10, 30), 4: examples(15, 40)}
 
 
-@pytest.fixture(scope="module", params=NODES, ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=worlds(*NODES))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Ranks on one virtual node or two, one set a world size."""
     with recshard_lab.launch(request.param, nodes=NODES[request.param]) as launched:
@@ -84,7 +85,9 @@ def test_any_life_is_the_unsharded_one(ranks: Any) -> None:
     is_unsharded()
 
 
-@pytest.mark.parametrize("ranks", [2, 4], indirect=True)
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(2, marks=pytest.mark.gate), pytest.param(4, marks=pytest.mark.nightly)], indirect=True
+)
 @pytest.mark.parametrize("sequence", [False, True], ids=["pooled", "sequence"])
 @pytest.mark.parametrize(
     "data_type", [kind for kind in TORCH_DTYPES if kind is not DataType.FP32], ids=lambda kind: kind.value

@@ -28,6 +28,7 @@ def two() -> Iterator[Any]:
         yield launched
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("saved", "loaded"), [("row_wise", "column_wise"), ("pinwheel", "data_parallel")])
 def test_training_continues_while_the_state_at_the_call_is_written(
     two: Any, tmp_path: Path, saved: str, loaded: str
@@ -130,6 +131,7 @@ if rank == 0:
 """
 
 
+@pytest.mark.gate
 def test_processes_that_end_during_a_save_complete_it_and_exit_with_code_0(tmp_path: Path) -> None:
     children = [
         subprocess.Popen(

@@ -25,9 +25,10 @@ from recshard_lab.embedding.kernels import kernel_named
 from recshard_lab.sharding import CacheParams
 from tests.distributed import cached_jobs
 from tests.distributed.cached_jobs import CACHED
+from tests.grid import worlds
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=worlds(1, 2, 4))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     with recshard_lab.launch(request.param) as launched:
         yield launched

@@ -129,6 +129,7 @@ def weights(module: Any) -> torch.Tensor:
     return module.embedding_bags["t"].weight.detach().clone()
 
 
+@pytest.mark.gate
 def test_a_process_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """Children forked at every fsync, rename and rmdir of a save, and killed there."""
     first, second = weights(small(1)), weights(small(2))
@@ -335,6 +336,7 @@ def python(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.gate
 def test_a_disk_that_fills_in_mid_save_is_named_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
     done = python(_FULL, str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
@@ -365,6 +367,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.gate
 def test_ranks_that_saved_and_loaded_end_with_exit_code_0(tmp_path: Path) -> None:
     children = [
         subprocess.Popen(

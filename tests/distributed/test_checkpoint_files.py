@@ -19,6 +19,7 @@ def two() -> Iterator[Any]:
         yield launched
 
 
+@pytest.mark.gate
 def test_a_flipped_bit_in_the_file_of_any_rank_is_found_by_all(two: Any, tmp_path: Path) -> None:
     case, folder = case_of(2, "exact_sgd", steps=0), tmp_path / "run"
     two.run(state_jobs.train_and_save, case, str(folder))

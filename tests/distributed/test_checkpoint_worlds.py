@@ -27,6 +27,8 @@ from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Case
 
+pytestmark = pytest.mark.gate
+
 SIZES = range(1, 5)
 
 

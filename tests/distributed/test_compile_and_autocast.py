@@ -110,6 +110,7 @@ def two() -> Iterator[Any]:
         yield launched
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("autocast", ["forward", "backward too"])
 def test_autocast_leaves_tables_alone_and_trains_as_the_unsharded_model(two: Any, autocast: str) -> None:
     truth = unsharded(True)
@@ -128,6 +129,7 @@ def test_matmul_precision_leaves_lookups_alone(two: Any) -> None:
                 torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5, msg=f"{name} at {precision}")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("compiled", ["model", "parts before", "parts after"])
 def test_compiled_models_train_as_the_eager_one(two: Any, compiled: str) -> None:
     truth = unsharded(False)

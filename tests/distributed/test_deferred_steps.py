@@ -166,6 +166,7 @@ def compare(found: Any, truth: Any) -> None:
             torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5, msg=f"{name} after step {step}")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("plan", "rule", "norm_type", "kernel", "backend"),
     [

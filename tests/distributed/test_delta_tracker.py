@@ -41,6 +41,7 @@ from recshard_lab.embedding import (
 from recshard_lab.sharding import CacheParams
 from recshard_lab.sharding.schemes import scheme_named, scheme_names
 from tests.distributed.cached_jobs import world
+from tests.grid import worlds
 
 ROWS, FEATURES = {"a": 400, "b": 120}, {"a": ["fa", "fb"], "b": ["fc"]}
 VARIANTS: dict[str, tuple[str, str]] = {
@@ -56,7 +57,7 @@ VARIANTS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=worlds(1, 2))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     with recshard_lab.launch(request.param) as launched:
         yield launched

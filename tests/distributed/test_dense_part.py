@@ -127,6 +127,7 @@ def compare(found: Any, truth: Any) -> None:
                 torch.testing.assert_close(weight, weight_truth, rtol=1e-4, atol=1e-4, msg=f"weight in step {step}")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("two_dimensional", [False, True], ids=["DMP", "2D"])
 @pytest.mark.parametrize("steps", STEPS)
 def test_gradients_are_averaged_in_every_step(two: Any, steps: str, two_dimensional: bool) -> None:

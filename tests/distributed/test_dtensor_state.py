@@ -33,6 +33,7 @@ def case_of(schemes: list[str], optimizer: str = "exact_row_wise_adagrad") -> Ca
     return Case(cases.TABLES, plan_text(schemes), [], optimizer=optimizer)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("optimizer", ["exact_row_wise_adagrad", "adam"])
 @pytest.mark.parametrize("turn", range(4))
 def test_dtensors_hold_the_shards_under_the_unsharded_names(two: Any, turn: int, optimizer: str) -> None:

@@ -35,6 +35,7 @@ from recshard_lab.sharding import (
     scheme_named,
     table_wise,
 )
+from tests.grid import on_ranks, worlds
 
 SAMPLES = 8
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -138,7 +139,7 @@ def trained(kind: str, optimizer: str, scheme: str, admission: str = "all") -> i
     return compared(collection(kind, optimizer, **ADMISSIONS[admission]), dmp, 20, 1)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=worlds(1, 2, 3, 4))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     with recshard_lab.launch(request.param) as launched:
         yield launched
@@ -197,6 +198,7 @@ def weights_alone(path: str, world: int) -> float:
     return float((dmp(batch_of(parts, range(rank, rank + 1))).values() - expected).abs().max())
 
 
+@pytest.mark.gate
 def test_a_checkpoint_loads_at_another_number_of_ranks_with_what_admission_has_counted(tmp_path: Path) -> None:
     launched(4, saved, str(tmp_path))
     for world in (1, 2):
@@ -255,6 +257,7 @@ def trained_while_growing() -> list[int]:
     return [reference.table("user").capacity, evictions]
 
 
+@pytest.mark.gate
 def test_every_scheme_and_output_path_of_the_planner_trains_as_the_whole_table() -> None:
     with recshard_lab.launch(4, nodes=2) as ranks:
         for evictions in ranks.run(trained_everywhere):
@@ -280,22 +283,21 @@ def test_every_scheme_and_output_path_of_the_planner_trains_as_the_whole_table()
             assert ((counted - expected >= 0) & (counted - expected <= 16 * 4)).all(), scheme
 
 
-@pytest.mark.parametrize("kind", ["pooled", "sequence"])
-@pytest.mark.parametrize(
-    ("scheme", "optimizer"),
-    [
-        ("row_wise", "sgd"),
-        ("row_wise", "adam"),
-        ("buckets", "adagrad"),
-        ("planned", "adagrad"),
-        ("table_wise", "adagrad"),
-        ("column_wise", "adagrad"),
-        ("column_wise", "row-wise adagrad"),
+@on_ranks(
+    *(1, 2, 3, 4),
+    kind=["pooled", "sequence"],
+    trained_with=[
+        "row_wise, sgd",
+        "row_wise, adam",
+        "buckets, adagrad",
+        "planned, adagrad",
+        "table_wise, adagrad",
+        "column_wise, adagrad",
+        "column_wise, row-wise adagrad",
     ],
 )
-def test_shards_train_as_the_whole_table_and_evict_the_same_ids(
-    ranks: Any, kind: str, scheme: str, optimizer: str
-) -> None:
+def test_shards_train_as_the_whole_table_and_evict_the_same_ids(ranks: Any, kind: str, trained_with: str) -> None:
+    scheme, optimizer = trained_with.split(", ")
     for evictions in ranks.run(trained, kind, optimizer, scheme):
         assert evictions > 500
 

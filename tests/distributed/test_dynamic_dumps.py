@@ -77,6 +77,7 @@ def same_unsharded(where: str, alone: Any, reference: Any) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.gate
 def test_a_dump_and_its_delta_load_at_another_number_of_ranks_and_another_split(tmp_path: Path) -> None:
     (rows, *others) = base.launched(3, dumped, str(tmp_path))
     assert all(other == rows for other in others)
@@ -236,6 +237,7 @@ def _dump_twice(rank: int, folder: Path, victims: tuple[int, ...], moment: str) 
     dmp.dump(folder / "dump")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("victims", "moment"),
     [

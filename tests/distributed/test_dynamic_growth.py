@@ -11,6 +11,8 @@ from recshard_lab import DistributedModelParallel
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from tests.distributed.test_dynamic import batch_of, batches, collection, compared, dmp_ranks, index_of, plan_of
 
+pytestmark = pytest.mark.gate
+
 MOST = 4096  # rows, from 1,024 ("user") and 2,048 ("item")
 
 

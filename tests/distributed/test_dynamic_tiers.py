@@ -72,6 +72,7 @@ def trained(scheme: str, optimizer: str, last: Tier, other: Tier) -> tuple[Count
     return reference.counters()["user"], counted(dmp)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("scheme", "optimizer"), [("row_wise", "adam"), ("table_wise", "sgd"), ("column_wise", "adagrad")]
 )
@@ -234,6 +235,7 @@ def walked(optimizer: str, last: Tier | None, plans: list[str], max_extra_bytes:
     return hits
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("optimizer", "last", "max_extra_bytes"),
     [

@@ -53,11 +53,13 @@ PARKED = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("step", BEFORE)
 def test_a_reshard_that_fails_on_one_rank_before_any_move_leaves_every_rank_as_it_was(two: Any, step: str) -> None:
     unchanged(two, *BEFORE[step], None)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("bound", [None, 1 << 10], ids=["beside", "parked"])
 def test_a_reshard_that_fails_on_one_rank_leaves_every_rank_as_it_was(two: Any, step: str, bound: int | None) -> None:

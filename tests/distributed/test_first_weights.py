@@ -52,6 +52,7 @@ def four() -> Iterator[Any]:
         yield launched
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize(("scheme", "replicas"), [("data_parallel", 1), ("row_wise", 1), ("row_wise", 2)])
 def test_replicas_of_a_model_start_with_the_weights_of_rank_0(

@@ -135,6 +135,7 @@ CASES = [
 ]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("kind", "scheme", "kernel", "when"), CASES)
 def test_training_refuses_a_frozen_table_and_inference_reads_it(
     two: Any, kind: str, scheme: str, kernel: Any, when: str

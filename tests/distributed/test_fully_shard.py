@@ -67,6 +67,7 @@ def two() -> Iterator[Any]:
         yield launched
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("modules", "clips"), [([], False), ([nn.Linear], True)], ids=["whole", "by module, clipped"])
 def test_weights_are_those_of_distributed_data_parallel(two: Any, modules: list[type], clips: bool) -> None:
     replicated = two.run(trained, DefaultDataParallelWrapper(), clips)

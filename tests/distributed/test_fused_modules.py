@@ -80,6 +80,7 @@ def pair() -> Any:
         yield launched
 
 
+@pytest.mark.gate
 def test_fused_collections_are_sharded_with_the_optimizer_they_bring(pair: Any) -> None:
     for result in pair.run(lambda: trained(torch.distributed.get_rank())):
         assert result["kinds"] == ["ShardedEmbeddingBagCollection", "ShardedEmbeddingCollection"]

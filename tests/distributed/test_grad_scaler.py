@@ -12,12 +12,13 @@ from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.optim import CombinedOptimizer, KeyedOptimizerWrapper
 from recshard_lab.sharding import construct_module_sharding_plan
 from recshard_lab.train import TrainPipelineSemiSync, TrainPipelineSparseDist
+from tests.grid import worlds
 
 SCALE, LR = 1024.0, 0.1
 REFUSED = "GradScaler multiplied the loss by 1024, and table 't' steps inside backward, before scaler.step divides"
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=worlds(1, 2))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     with rs.launch(request.param) as launched:
         yield launched

@@ -14,6 +14,7 @@ from recshard_lab.sharding import EmbeddingModuleShardingPlan, tiling
 from tests.distributed import cases, hot_jobs, state_jobs
 from tests.distributed.jobs import Case
 from tests.distributed.test_parity import OPTIMIZERS, check
+from tests.grid import worlds
 
 ROWS = 101
 TABLES: list[dict[str, Any]] = [
@@ -29,7 +30,7 @@ TABLES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=worlds(2, 3, 4))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     """One rank has no replicas."""
     with recshard_lab.launch(request.param) as launched:

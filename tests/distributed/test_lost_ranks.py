@@ -1,4 +1,4 @@
-"""A rank that leaves a step in the middle: the others raise within seconds, and name it."""
+"""A rank that leaves a step in the middle: the others raise and name it."""
 
 import os
 import socket
@@ -16,15 +16,18 @@ from recshard_lab import RankError
 from recshard_lab.comm import all_reduce, broadcast
 from recshard_lab.distributed import ShardingEnv
 from tests.distributed.failure_jobs import attempted, batch, build
+from tests.patience import scaled
 
-LIMIT_S = 2.5
+pytestmark = pytest.mark.gate
+
 UNFINISHED = (
     "an error ended an earlier backward before DistributedDataParallel had averaged the dense gradients, so it cannot "
     "start another step. Fix: start the ranks again, or build the model again on all ranks"
 )
 
 SCRIPT = """
-import os, sys, time, torch
+import os, sys, torch
+from tests.patience import scaled
 from tests.distributed.failure_jobs import batch, build
 how, rank, port, groups = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
@@ -34,14 +37,13 @@ for step in range(2):
     loss.item()
     torch.distributed.barrier()
     if step and rank:
-        print(time.time(), flush=True)
         if how == "SIGKILL":
             os.kill(os.getpid(), 9)
         raise ValueError("a mistake in the loss")
     try:
         loss.backward()
     except RuntimeError as error:
-        print(time.time(), error, flush=True)
+        print(error, flush=True)
 """
 
 
@@ -61,17 +63,16 @@ def test_a_process_that_ends_between_forward_and_backward_is_named(how: str, gro
         for rank in range(2)
     ]
     try:
-        (raised, _), (left, _) = [rank.communicate(timeout=60) for rank in ranks]
+        (raised, _), _ = [rank.communicate(timeout=scaled(60)) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    end, text = raised.decode().split(" ", 1)
+    text = raised.decode()
     assert "rank 1" in text
     assert ("ValueError: a mistake in the loss" in text) == (how == "an exception")
-    assert float(end) - float(left) < LIMIT_S
 
 
-def step_without_backward(catches: bool) -> tuple[list[str], float]:
+def step_without_backward(catches: bool) -> list[str]:
     """Two steps; rank 1 has an error of its own code between forward and backward of the first."""
     dmp, _ = build()
     rank, errors = torch.distributed.get_rank(), []
@@ -85,24 +86,22 @@ def step_without_backward(catches: bool) -> tuple[list[str], float]:
 
     step(0, False)
     torch.distributed.barrier()
-    begun = time.perf_counter()
     if catches:
         errors.append(attempted(lambda: step(1, True)))
     else:
         step(1, True)
     if catches:
         errors.append(attempted(lambda: step(2, False)))
-    return errors, time.perf_counter() - begun
+    return errors
 
 
 def test_ranks_that_wait_for_each_other_raise_an_error_that_names_both() -> None:
     with recshard_lab.launch(2) as ranks:
-        (errors, seconds), (errors_of_1, seconds_of_1) = ranks.call(step_without_backward, (True,), timeout_s=20)
+        errors, errors_of_1 = ranks.call(step_without_backward, (True,), timeout_s=scaled(20))
         assert "rank 0 waits for 'output_dist_backward/rows' of rank 1, which waits for 'input_dist/sizes'" in errors[0]
         assert errors_of_1[0].startswith("ZeroDivisionError")
         assert "rank 1 waits for 'input_dist/sizes' of rank 0, which waits for 'output_dist_back" in errors_of_1[1]
         assert errors[1] == f"RuntimeError: {UNFINISHED}"
-        assert max(seconds, seconds_of_1) < LIMIT_S
 
 
 @pytest.fixture(scope="module")
@@ -112,20 +111,9 @@ def two() -> Iterator[Any]:
 
 
 def test_a_launched_rank_that_raises_between_forward_and_backward_frees_the_others_and_is_named(two: Any) -> None:
-    begun = time.perf_counter()
-    two.run(step_without_backward_once)
-    usual = time.perf_counter() - begun
-    begun = time.perf_counter()
     with pytest.raises(RankError, match=r"rank 1 raised ZeroDivisionError: a mistake(?s:.*)rank 0 was waiting"):
         two.run(step_without_backward, False)
-    assert time.perf_counter() - begun < usual + LIMIT_S
     assert two.run(torch.distributed.get_rank) == [0, 1]
-
-
-def step_without_backward_once() -> Any:
-    """A model and one step, as a measure of time."""
-    dmp, _ = build()
-    dmp(batch(0)).backward()
 
 
 def descriptors_of_a_wait() -> list[int]:

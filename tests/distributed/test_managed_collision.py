@@ -46,6 +46,7 @@ from recshard_lab.optim import RowWiseAdagrad
 from recshard_lab.planner.planner import within_sharder
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.sharding import column_wise, construct_module_sharding_plan, data_parallel, row_wise, table_wise
+from tests.grid import worlds
 
 SAMPLES, BUCKETS = 6, 4
 ROWS = {"user": 64, "item": 128}
@@ -243,12 +244,14 @@ def sharded_with_owners() -> list[int]:
     return found
 
 
+@pytest.mark.gate
 def test_a_module_with_owners_is_sharded_with_them() -> None:
     with recshard_lab.launch(2) as ranks:
         for evictions in ranks.run(sharded_with_owners):
             assert min(evictions) > 0
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("module", MODULES)
 def test_weights_alone_have_the_owners_of_rows(tmp_path: Path, module: str) -> None:
     path = str(tmp_path / "run")
@@ -277,6 +280,7 @@ def test_weights_of_other_buckets_are_refused() -> None:
             assert "ids outside of their buckets" in error
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("module", MODULES)
 def test_a_checkpoint_loads_at_another_number_of_ranks(tmp_path: Path, module: str) -> None:
     path = str(tmp_path / "run")
@@ -400,13 +404,14 @@ def trains_a_planned_model() -> int:
     return len(plan.tables()["odd"].shards)
 
 
+@pytest.mark.gate
 def test_a_planner_finds_a_plan_for_managed_tables() -> None:
     assert set(DistributedModelParallel(collection(True, "zch", "sgd")).plan.plan) == {""}
     with recshard_lab.launch(3) as ranks:
         assert ranks.run(trains_a_planned_model) == [3, 3, 3]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=worlds(1, 2, 4))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     with recshard_lab.launch(request.param) as launched:
         yield launched

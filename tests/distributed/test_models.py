@@ -26,6 +26,7 @@ def plan_of(schemes: list[str], tables: list[dict[str, Any]] = TABLES) -> str:
     return ShardingPlan({"embedding_bag_collection": plan.plan[cases.PATH]}).to_json()
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sharded_model_trains_as_its_plain_twin(two: Any, name: str) -> None:
     losses, weights = model_jobs.plain(name, two.world_size)

@@ -17,11 +17,12 @@ from tests.distributed import cases
 from tests.distributed.jobs import batch_of
 from tests.distributed.optimizer_jobs import collection_of, merged, plan_at, train_dense, train_fused, train_sharded
 from tests.embedding.lookups import can
+from tests.grid import worlds
 
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=worlds(2, 4))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Two ranks, and four on two virtual nodes."""
     with recshard_lab.launch(request.param) as launched:

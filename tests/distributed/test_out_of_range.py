@@ -12,6 +12,7 @@ from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from tests.distributed import cases
 from tests.distributed.jobs import Case
 from tests.distributed.test_parity import check
+from tests.grid import on_ranks
 
 MIXES = [["row_wise", "column_wise", "data_parallel", "table_wise"], ["grid_shard", "table_row_wise", "row_wise"]]
 #: a feature that two tables of different sizes read: an id may be a row of one of them alone
@@ -30,9 +31,7 @@ def astray(seed: int, tables: list[dict[str, Any]], steps: list[Any]) -> list[An
     return steps
 
 
-@pytest.mark.parametrize("policy", ["clamp", "ignore"])
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence", "variable"])
+@on_ranks(1, 2, 3, 4, kind=["pooled", "weighted", "sequence", "variable"], mix=list(MIXES), policy=["clamp", "ignore"])
 def test_ids_that_are_no_rows_change_what_they_change_unsharded(
     ranks: Any, kind: str, mix: list[str], policy: str
 ) -> None:

@@ -13,14 +13,12 @@ from recshard_lab.sharding import ROUTES, EmbeddingModuleShardingPlan
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
-from tests.distributed.conftest import WORLD_SIZES
 from tests.distributed.jobs import Case, Result, train_sharded, train_unsharded
-from tests.grid import NIGHT
+from tests.grid import NIGHT, on_ranks
 
 TOLERANCE = 1e-5
 OPTIMIZERS = ["exact_sgd", "exact_row_wise_adagrad"]
 STEPS = 20 if NIGHT else 5
-NATIVE_WORLDS = WORLD_SIZES if NIGHT else [1, 3]
 
 
 def error(found: torch.Tensor, truth: torch.Tensor) -> float:
@@ -68,15 +66,12 @@ def check(case: Case, ranks: Any) -> list[Result]:
     return results
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("scheme", scheme_names())
+@on_ranks(1, 2, 3, 4, scheme=scheme_names(), optimizer=OPTIMIZERS)
 def test_every_scheme_equals_the_unsharded_model(ranks: Any, scheme: str, optimizer: str) -> None:
     check(every_scheme(ranks.world_size, scheme, optimizer, None), ranks)
 
 
-@pytest.mark.parametrize("ranks", NATIVE_WORLDS, indirect=True, ids=lambda n: f"W{n}")
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("scheme", scheme_names())
+@on_ranks(1, 2, 3, 4, scheme=scheme_names(), optimizer=OPTIMIZERS)
 def test_every_scheme_on_the_native_kernel_equals_the_unsharded_model(ranks: Any, scheme: str, optimizer: str) -> None:
     check(every_scheme(ranks.world_size, scheme, optimizer, "native"), ranks)
 

@@ -58,6 +58,7 @@ def served_rows(plan: str, folder: str) -> tuple[list[str], list[int]]:
     return [name for one, other in found for name in differences(one, other)], sizes
 
 
+@pytest.mark.gate
 def test_every_scheme_gives_the_bytes_of_the_unsharded_model(two: Any, tmp_path: Path) -> None:
     plan = cases.plan_of(cases.TABLES, list(scheme_names()), 2).to_json()
     largest = max(table.num_embeddings for table in TABLES)
@@ -189,6 +190,7 @@ def grown(plan: str, folder: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.gate
 def test_no_whole_table_is_in_memory_in_fp32(two: Any, tmp_path: Path) -> None:
     table: dict[str, Any] = {"name": "t", "num_embeddings": ROWS, "embedding_dim": DIM, "feature_names": ["f"]}
     plan = rs.ShardingPlan({"": cases.plan_of([table], ["row_wise"], 2).plan[cases.PATH]})

@@ -34,6 +34,7 @@ def bad_id_on_rank_1() -> None:
     dmp(batch_of({"f": [[10 if torch.distributed.get_rank() == 1 else 0]]}))
 
 
+@pytest.mark.gate
 def test_an_id_out_of_range_on_one_rank_frees_the_others_and_is_named() -> None:
     with recshard_lab.launch(2) as launched:
         with pytest.raises(RankError, match=r"(?s)rank 1.*feature 'f', sample 0: id 10 is not a row"):
@@ -123,6 +124,7 @@ STEPS = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", STEPS)
 def test_an_error_at_any_place_of_a_step_is_raised_on_all_ranks_at_the_latest_with_the_next_batch(
     two: Any, name: str

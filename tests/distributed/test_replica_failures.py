@@ -11,6 +11,8 @@ from tests.distributed import failure_jobs as jobs
 from tests.distributed.step_failure_jobs import PLACES
 from tests.distributed.test_failures import BUILDING, STEPS, all_raise, call, unchanged
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Any]:

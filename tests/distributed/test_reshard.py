@@ -194,6 +194,7 @@ def test_old_kernels_are_freed(ranks: Any, bound: int | None) -> None:
     assert ranks.run(state_jobs.old_kernels_left, case, plan_named("pinwheel", world), bound) == [0] * world
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 def test_the_bound_on_extra_memory_holds_for_the_process(ranks: Any) -> None:

@@ -112,7 +112,13 @@ def test_the_walk_has_every_ordered_pair_once() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "optimizer"),
-    [(2, "exact_row_wise_adagrad"), (2, "exact_adagrad"), (2, "adam"), (2, "lamb"), (4, "partial_row_wise_adam")],
+    [
+        pytest.param(2, "exact_row_wise_adagrad", marks=pytest.mark.gate),
+        *(
+            pytest.param(ranks, optimizer, marks=pytest.mark.nightly)
+            for ranks, optimizer in [(2, "exact_adagrad"), (2, "adam"), (2, "lamb"), (4, "partial_row_wise_adam")]
+        ),
+    ],
     indirect=["ranks"],
 )
 def test_state_goes_from_every_scheme_into_every_scheme(ranks: Any, optimizer: str) -> None:

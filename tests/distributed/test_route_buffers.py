@@ -37,6 +37,7 @@ def held(plan: str) -> tuple[int, int]:
     return forward, dmp.memory_bytes()["output_buffers"]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("scheme", ["row_wise", "table_row_wise"])
 @pytest.mark.parametrize("route", ROUTES)
 def test_output_buffers_are_those_of_the_cost_model(nodes: Any, route: str, scheme: str) -> None:

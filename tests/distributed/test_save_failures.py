@@ -18,6 +18,8 @@ from tests.distributed import failure_jobs as jobs
 from tests.distributed.test_checkpoint import small, weights
 from tests.distributed.test_failures import all_raise, call
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Any]:

@@ -139,6 +139,7 @@ def compare(found: Any, truth: Any) -> None:
                 torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6, msg=f"{name} after step {step}")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_reach_fused_tables_and_survive_state_dicts(two: Any, name: str) -> None:
     compare(two.run(sharded, name, False), unsharded(name, False))

@@ -58,6 +58,7 @@ def warmed_up(plan: str, bags: list[Any]) -> list[tuple[float, float, float]]:
     return found
 
 
+@pytest.mark.gate
 def test_a_warm_up_over_tables_and_dense_part_holds_at_once(ranks: Any) -> None:
     plan = cases.plan_of(cases.TABLES, scheme_names(), ranks.world_size)
     bags = cases.random_steps(5, cases.TABLES, ranks.world_size, steps=1, samples=4)[0]

@@ -65,6 +65,7 @@ def sequences(scheme: str, fused: bool, policy: str, dedup: bool) -> list[str]:
     return wrong
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("policy", ["error", "clamp", "ignore"])
 @pytest.mark.parametrize("kind", ["plain", "dedup", "fused"])
 def test_sequences_carry_their_ids_under_every_scheme(two: Any, kind: str, policy: str) -> None:

@@ -44,6 +44,7 @@ def half_and_half(tables: list[dict[str, Any]], world: int) -> str:
     return ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)}).to_json()
 
 
+@pytest.mark.gate
 def test_a_plan_by_measured_use_equals_the_unsharded_model() -> None:
     """Ids renumbered by use, hot rows in device memory, the others in the host's: as the planner places them."""
     world = 2

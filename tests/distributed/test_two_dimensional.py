@@ -64,6 +64,7 @@ def check(case: Case, results: list[Trained], size: int, every: int, contiguous:
                     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("scheme", scheme_names())
 def test_sgd_with_a_sync_after_every_step_is_the_unsharded_model_on_all_batches(four: Any, scheme: str) -> None:
     case = case_of([scheme], 2)

@@ -27,6 +27,7 @@ def two() -> Iterator[Any]:
         yield launched
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", views.KINDS)
 def test_every_scheme_reads_and_trains_the_rows_of_views(two: Any, kind: str) -> None:
     for scheme in views.SCHEMES:

@@ -17,6 +17,7 @@ SECONDS = float(os.environ.get("RECSHARD_FUZZ", "0"))
 FROM = int(os.environ.get("RECSHARD_FUZZ_FROM", "1000"))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_keep_to_the_model(seed: int) -> None:

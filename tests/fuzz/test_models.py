@@ -30,6 +30,7 @@ def numbers(world: int) -> Iterator[int]:
         yield number
 
 
+@pytest.mark.gate
 @pytest.mark.timeout(0 if SECONDS else 300)
 @pytest.mark.parametrize("world", NODES)
 def test_any_case_is_the_reference(world: int) -> None:

@@ -145,6 +145,8 @@ def at_rest(widget: Any) -> None:
     assert widget.worker.wait("run", "work", "export", timeout_s=30)
 
 
+@pytest.mark.clock
+@pytest.mark.gate
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", WIDGETS)
 def test_every_control_answers_within_150_ms_for_26_tables_on_8_ranks(ranks: Ranks, name: str) -> None:

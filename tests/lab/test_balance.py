@@ -122,6 +122,7 @@ def test_waiting_is_what_a_rank_is_longer_in_an_exchange_than_the_last_to_come()
     assert Measured.of([one, one], 1, {}).waited_ms == {}
 
 
+@pytest.mark.gate
 def test_the_rank_that_holds_all_tables_is_the_one_that_others_wait_for() -> None:
     tables = [table(f"t{n}", 20_000, 64) for n in range(6)]
     plan = plan_of(tables, 1, ("table_wise",))  # all on rank 0

@@ -133,6 +133,7 @@ def charts(case: str) -> dict[str, View]:
     return {name: view for name, view in drawn.items() if view.chart is not None}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("case", [case for case in CASES if case != "nothing"])
 def test_both_renderings_of_every_chart_show_the_same(case: str) -> None:
     found = charts(case)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from typing import Any
 
 import pytest
@@ -313,15 +312,12 @@ def test_a_wrong_argument_is_a_value_error(argument: str) -> None:
 
 def test_many_ranks_are_planned_in_a_thread_and_the_newest_request_wins() -> None:
     widget = PlanCompare(many(40), Topology(8, ddr_cap=10**12), schemes={"t001": "row_wise"})
-    begun = time.perf_counter()
     for ranks in (32, 48, 64):
         widget.world_size.value = ranks
     assert "computing" in widget.cards["mine"].value
     assert "Computing 2 plans of 40 tables on 64 ranks" in widget.verdict.value
-    answered = time.perf_counter() - begun
     assert widget.mine.topology.world_size == 64  # asking waits
     assert widget.answers["auto"].topology.world_size == 64
-    assert time.perf_counter() - begun > answered
     assert not [key for key in widget._cached if key[5] == 48]  # nobody waited for it
     assert float(shown(widget, "mine")["step-ms"]) == widget.mine.estimate.step_ms  # type: ignore[union-attr]
 

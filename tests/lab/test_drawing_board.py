@@ -146,6 +146,7 @@ def test_without_ranks_it_says_how_to_start_them() -> None:
         board().run()
 
 
+@pytest.mark.gate
 def test_what_is_drawn_runs_and_equals_the_unsharded_table() -> None:
     with launch(4) as ranks:
         made = board(tiles=PINWHEEL)

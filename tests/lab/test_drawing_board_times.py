@@ -13,6 +13,7 @@ from tests.lab.plans import table
 pytestmark = pytest.mark.clock  # it compares times that others measure
 
 
+@pytest.mark.gate
 def test_a_run_is_timed_as_the_plan_comparison_times_it() -> None:
     """The unsharded table that is trained beside it takes several times as long, and is not in the figure."""
     large = table("movies", 50_000, 64)

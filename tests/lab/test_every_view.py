@@ -42,6 +42,7 @@ def wrong_numbers(svg: str) -> list[str]:
     return found
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("case", CASES)
 def test_every_view_has_its_input_here(case: str) -> None:
     missing = set(views.view_names()) - set(views.views_of(*CASES[case]()))
@@ -81,6 +82,7 @@ def test_a_view_is_a_picture_or_a_message_in_every_form(name: str, case: str, wi
         assert view.numbers.rows
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", views.view_names())
 def test_of_a_large_plan_a_view_is_a_small_picture_within_half_a_second(name: str) -> None:
     known, took = large(), []

@@ -10,6 +10,7 @@ import pytest
 HEAVY = ("IPython", "plotly", "ipywidgets", "jupyterlab", "anywidget")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "statement",
     [

@@ -16,6 +16,7 @@ from recshard_lab.sharding import PlanError, Topology
 from tests.lab.plans import movielens, plan_of
 
 
+@pytest.mark.gate
 def test_two_ranks_report_bytes_that_the_estimate_predicts() -> None:
     tables, workload = movielens(), Workload(batch_size=64, optimizer="exact_row_wise_adagrad")
     plan = plan_of(tables, 2)

@@ -61,6 +61,7 @@ def test_backward_allocates_gradients() -> None:
     assert history.size["activations"].max() >= 2 * MATRIX
 
 
+@pytest.mark.gate
 def test_ranks_report_the_memory_of_a_step() -> None:
     with launch(2) as ranks:
         build(ranks, plan_of("row_wise"))

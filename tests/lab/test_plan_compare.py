@@ -122,6 +122,7 @@ def test_run_without_ranks_says_how_to_launch_them() -> None:
         widget.run()
 
 
+@pytest.mark.gate
 def test_after_a_run_a_moved_control_leaves_nothing_measured_on_card_or_picture() -> None:
     widget = compare(world_size=2)
     widget.picture.value = "memory"

@@ -109,6 +109,7 @@ def check(step: RecordedStep, truth: Truth) -> None:
             check_rows(step, truth, feature, rank)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("scheme", scheme_names())
 def test_every_tensor_is_that_of_the_unsharded_model(ranks: Ranks, truth: Truth, scheme: str) -> None:
     check(recorded(ranks, plan_of(scheme)), truth)

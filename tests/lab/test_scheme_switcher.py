@@ -17,7 +17,7 @@ from recshard_lab.launcher import RankError, Ranks, launch
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
 
-pytestmark = pytest.mark.clock  # it waits for steps that are timed
+pytestmark = pytest.mark.gate
 
 MODEL = """
 import torch
@@ -75,6 +75,7 @@ def card(switcher: SchemeSwitcher, side: str) -> dict[str, str]:
     return dict(re.findall(r'data-([\w-]+)="([^"]*)"', switcher.cards[side].value))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("scheme", scheme_names())
 def test_a_scheme_is_predicted_applied_and_proved(switcher: SchemeSwitcher, scheme: str) -> None:
     switcher.train(2)

@@ -44,6 +44,7 @@ def running_server(notebook: Notebook) -> psutil.Process:
     return psutil.Process(int(notebook.ok("print(server.pid)").stdout))
 
 
+@pytest.mark.nightly
 def test_a_server_is_started_replaced_and_stopped(notebook: Notebook, bundles: Path) -> None:
     assert "no server is running" in notebook.ok("%recshard_serve").stdout
     assert "nothing to stop" in notebook.ok("%recshard_serve --stop").stdout
@@ -78,6 +79,7 @@ def test_a_variable_of_that_name_is_not_overwritten(notebook: Notebook, bundles:
     assert "no server is running" in notebook.ok("%recshard_serve").stdout
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("end", ["the extension is unloaded", "the kernel is killed"])
 def test_a_server_does_not_outlive_what_started_it(notebook: Notebook, bundles: Path, end: str) -> None:
     notebook.ok(f"%recshard_serve {bundles / 'v1'}")

@@ -155,6 +155,7 @@ class Soak:
         assert total == f"[all] {float(RANKS)}\n"
 
 
+@pytest.mark.clock
 def test_two_hundred_random_cells_leave_what_a_model_of_them_predicts_and_no_orphan() -> None:
     seed = int(os.environ.get("RECSHARD_SOAK_SEED", SEED))
     notebook = Notebook()

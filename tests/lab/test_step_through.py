@@ -56,6 +56,7 @@ def only(pieces: list[Piece], sample: str, label: str) -> Piece:
     return found
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("scheme", scheme_names())
 def test_frames_show_the_rows_of_the_unsharded_model(ranks: Ranks, scheme: str) -> None:
     truth, _ = Truth(), build(ranks, plan_of(scheme))

@@ -30,7 +30,7 @@ from tests.lab.traffic_jobs import (
     random_batch,
 )
 
-pytestmark = pytest.mark.clock  # it trains while it watches
+pytestmark = pytest.mark.gate
 
 TABLES = [table("movie", 64), table("user", 32), table("genre", 16, 32)]
 NODES = Topology(4, local_world_size=2)
@@ -56,6 +56,7 @@ def same(predicted: Estimate, counted: dict[str, np.ndarray], within: float = 1e
     np.testing.assert_allclose(predicted.traffic_bytes, sum(expected.values()))
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("scheme", scheme_names())
 def test_every_phase_sends_what_is_predicted(ranks: Ranks, scheme: str) -> None:
     """To the byte where ids spread evenly; replicas send the rows that a batch touches, about as many as expected."""

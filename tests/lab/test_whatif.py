@@ -70,6 +70,7 @@ def test_integers_know_binary_thousands() -> None:
     assert integers("0.5,80", "x", 10**9) == [5 * 10**8, 80 * 10**9]
 
 
+@pytest.mark.nightly
 def test_the_worked_example_prints_itself_and_writes_a_page_with_other_machines(tmp_path: Path) -> None:
     page, points = tmp_path / "mlperf.html", tmp_path / "mlperf.csv"
     command = [

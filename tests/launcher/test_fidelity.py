@@ -151,6 +151,7 @@ def test_any_type_of_large_tensor_travels(ranks: Ranks, dtype: torch.dtype) -> N
     assert torch.equal(ranks.pull("sent", ranks=[2])[0], sent)
 
 
+@pytest.mark.clock
 @pytest.mark.skipif(sys.platform != "linux", reason="anonymous shared memory is Linux's")
 def test_shared_memory_is_faster_than_the_socket_and_leaves_no_file(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
@@ -170,6 +171,7 @@ def test_shared_memory_is_faster_than_the_socket_and_leaves_no_file(
     assert took[True] < took[False]
 
 
+@pytest.mark.gate
 def test_a_cell_that_uses_a_public_name_or_a_room_can_be_carried() -> None:
     for name in dir(recshard_lab):
         space: dict[str, Any] = {"it": getattr(recshard_lab, name), "__name__": "__main__"}

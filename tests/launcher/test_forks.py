@@ -116,6 +116,7 @@ time.sleep(30)
 """
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_ranks_end_with_their_kernel_though_a_fork_of_it_lives_on(method: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", KERNEL.format(method=method)]

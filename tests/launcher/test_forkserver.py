@@ -79,6 +79,7 @@ print(server.process.pid, *ranks.pids, *started, server.folder, flush=True)
 """
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "then",
     [

@@ -40,6 +40,7 @@ def torchrun(node: int, port: int, folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.gate
 @hosts.needs_hosts
 def test_two_hosts_train_to_the_losses_and_weights_of_the_unsharded_model(tmp_path: Path) -> None:
     log = tmp_path / "log"

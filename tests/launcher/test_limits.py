@@ -79,10 +79,8 @@ def test_a_time_limit_kills_a_rank_that_cannot_answer_and_names_what_is_lost(
 ) -> None:
     monkeypatch.setattr(flight, "KILL_S", 1.0)
     ranks.exec("kept = 1")
-    began = time.monotonic()
     with pytest.raises(RankError, match=r"rank 0 was killed by SIGKILL") as caught:
         ranks.exec(cell, timeout_s=0.3)
-    assert time.monotonic() - began < 5
     assert "Rank 0 did not answer the interrupt and was killed. The cell was stopped" in str(caught.value)
     assert "Variables that are lost: " in str(caught.value)
     assert "kept" in str(caught.value)

@@ -206,6 +206,7 @@ for finding in doctor.checkup():
 """
 
 
+@pytest.mark.gate
 def test_on_windows_everything_but_launch_works_and_launch_names_wsl_2() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WINDOWS + RUN], capture_output=True, text=True, timeout=110

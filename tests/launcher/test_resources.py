@@ -92,6 +92,7 @@ def test_large_values_that_are_kept_hold_no_descriptor() -> None:
     assert [tensor[-1].item() for tensor in kept] == [0, 1, 2, 3]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("closed", ["<&- >&-", "<&- >&- 2>&-"])
 def test_ranks_start_from_a_process_whose_streams_are_closed(closed: str) -> None:
     script = """

@@ -31,6 +31,7 @@ def pools() -> dict[str, Any]:
     return {**found, **{name: ("torch", int(number)) for name, number in told}}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 @pytest.mark.parametrize("threads", [4, 1])
 def test_torch_openmp_mkl_and_numpys_blas_have_the_requested_threads(start_method: str, threads: int) -> None:

@@ -60,6 +60,7 @@ def test_threads_that_launch_two_shapes_get_one_and_an_error() -> None:
     assert not left()
 
 
+@pytest.mark.gate
 def test_threads_that_restart_and_stop_at_once_leave_one_world_or_none() -> None:
     with launch(2) as ranks:
         at_once(ranks.restart, ranks.restart)

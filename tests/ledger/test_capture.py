@@ -41,6 +41,7 @@ def program_of(room: Any, kind: str, scheme: str, dtype: str | None, whole: Any)
     return waits, runs
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["pooled", "weighted", "sequence"])
 @pytest.mark.parametrize("dtype", [None, "int8"])
 @pytest.mark.parametrize("scheme", ["row_wise", "column_wise"])

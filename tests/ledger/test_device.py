@@ -29,6 +29,7 @@ MIXTURES = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixed_devices_are_refused(one_rank: Any, name: str) -> None:
     with pytest.raises(RankError, match=r"same device|not supported for tensor subclasses"):

@@ -67,6 +67,7 @@ def both(device: str) -> tuple[list[Tensor], list[Tensor], int]:
     return found[0], found[1], sum(own["fast"]["evictions"] for own in module.counters().values())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1], indirect=True)
 def test_a_device_chooses_the_slots_and_rows_of_the_cpu(ranks: Any, device: str) -> None:
     ((on_device, on_cpu, evictions),) = ranks.run(both, device)
@@ -89,6 +90,7 @@ def waits(tables: int) -> tuple[int, int]:
     return found[0], found[1]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("device", ["ledger"], scope="module", indirect=True)
 @pytest.mark.parametrize("ranks", [1], indirect=True)
 def test_a_step_without_new_ids_waits_once_for_any_number_of_tables(ranks: Any, device: str) -> None:
@@ -113,6 +115,7 @@ def sharded(device: str) -> tuple[list[Tensor], list[Tensor]]:
     return found[0], found[1]
 
 
+@pytest.mark.gate
 def test_sharded_tables_train_on_a_device_as_on_the_cpu(ranks: Any, device: str) -> None:
     for on_device, on_cpu in ranks.run(sharded, device):
         torch.testing.assert_close(on_device, on_cpu, rtol=1e-5, atol=1e-6)

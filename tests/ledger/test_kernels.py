@@ -92,6 +92,7 @@ def compare(spec: OptimizerSpec | None, device: str) -> None:
             torch.testing.assert_close(trained(shape, spec, device, wide), trained(shape, spec, "cpu", wide), **loose)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("ranks", [1], indirect=True)
 @pytest.mark.parametrize("spec", [*SPECS, *MORE], ids=lambda spec: "dense" if spec is None else str(spec.optimizer))
 def test_the_native_kernel_never_waits(ranks: Any, device: str, spec: OptimizerSpec | None) -> None:

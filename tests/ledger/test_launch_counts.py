@@ -54,6 +54,7 @@ def numbers(by_phase: list[dict[str, int]]) -> np.ndarray:
     return np.array([[sum(phase.values()) for phase in by_phase], kernels])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_property_launches_what_the_cost_model_charges_for_it(counted: Counted, name: str) -> None:
     case, without = PAIRS[name]

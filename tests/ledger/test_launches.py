@@ -38,6 +38,7 @@ def mirrored() -> list[StepCounts]:
     return launches.count_in_new_process([small(*layout) for layout in LAYOUTS])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[layout for layout, _ in LAYOUTS])
 def test_a_mirrored_rank_counts_what_a_real_rank_counts(
     real: list[StepCounts], mirrored: list[StepCounts], number: int
@@ -46,6 +47,7 @@ def test_a_mirrored_rank_counts_what_a_real_rank_counts(
     assert mirrored[number].collectives == (5 if LAYOUTS[number][1] == ROWWISE else 4)
 
 
+@pytest.mark.gate
 def test_kernels_to_join_outputs_do_not_grow_with_ranks_or_tables() -> None:
     sizes = [{"ranks": 2, "tables": 8}, {"ranks": 8, "tables": 8}, {"ranks": 8, "tables": 16}]
     layouts = {"table_wise": 1, "row_wise": 1, "column_wise": 1, "grid_shard": 1, "mixed": 2}
@@ -54,6 +56,7 @@ def test_kernels_to_join_outputs_do_not_grow_with_ranks_or_tables() -> None:
         assert counts.join <= layouts[case.layout], launches.label(case)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kernel", launches.OWN_KERNELS)
 def test_a_step_is_split_into_phases_whichever_kernel_looks_rows_up(kernel: str) -> None:
     (counts,) = launches.count_in_new_process([replace(small("row_wise"), kernel=kernel)])
@@ -62,6 +65,7 @@ def test_a_step_is_split_into_phases_whichever_kernel_looks_rows_up(kernel: str)
     assert lookups.isdisjoint({name for phase in (0, 2) for name in counts.by_phase[phase]})
 
 
+@pytest.mark.gate
 def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     coded = replace(small("row_wise"), wire="fp16")
     monkeypatch.setattr(launches, "cases", lambda: [small("row_wise", ranks=4), coded])
@@ -76,6 +80,7 @@ def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatc
     assert {figure.name for figure in most} == promised
 
 
+@pytest.mark.gate
 def test_a_step_that_fails_on_the_device_is_told_with_its_error() -> None:
     with pytest.raises(RuntimeError, match="W=2 diagonal, SGD could not be counted"):
         launches.count_in_new_process([small("diagonal")])

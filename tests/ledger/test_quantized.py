@@ -60,6 +60,7 @@ def looked_up(room: Any, kind: str, policy: str) -> tuple[list[str], list[torch.
     return [str(sync) for sync in counts.syncs], plain(output), collection.out_of_range_count()
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["pooled", "mean", "weighted", "sequence"])
 @pytest.mark.parametrize("policy", ["clamp", "ignore"])
 def test_the_host_waits_for_nothing(one_rank: Any, policy: str, kind: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from recshard_lab import DynamicEmbeddingBagCollection, DynamicEmbeddingConfig, KeyedJaggedTensor
@@ -52,6 +53,7 @@ def trained(path: str, device: str) -> tuple[list[float], Fixed, Fixed]:
     return differences, *held  # type: ignore[return-value]
 
 
+@pytest.mark.gate
 def test_rows_move_between_a_device_and_the_tiers(one_rank: Any, tmp_path: Path) -> None:
     ((differences, cpu, device),) = one_rank.run(trained, str(tmp_path), "ledger")
     assert max(differences) == 0.0

@@ -9,6 +9,7 @@ from tests.distributed import model_jobs
 from tests.models import test_feature_processors, test_two_tower
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", model_jobs.MODELS)
 def test_a_model_compiles_into_one_graph_and_trains_alike(name: str) -> None:
     torch._dynamo.reset()

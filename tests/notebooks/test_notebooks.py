@@ -1,4 +1,4 @@
-"""Every notebook: runs as its stored outputs show, within its time, and keeps the rules that lessons have in common."""
+"""Every notebook keeps the rules that lessons have in common."""
 
 import ast
 import inspect
@@ -8,24 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import pytest
 
-from benchmarks.gate.record import Record
-from benchmarks.gate.reference import time_reference
 from recshard_lab.lab import views
-from tests.notebooks.outputs import MOST_BYTES, difference, problems, stored_form, stored_forms
-from tests.notebooks.runs import FOLDER, run
+from tests.grid import every
+from tests.notebooks.outputs import MOST_BYTES, problems, stored_form
+from tests.notebooks.runs import FOLDER, NOTEBOOKS
 
-pytestmark = pytest.mark.clock  # `run` measures
-
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_LINES, MOST_HELPER_LINES, MOST_WORDS = 10, 6, 25
-MOST_SECONDS, MOST_SECONDS_OF_ALL = 45, 600  # lessons aim at 30 s
 CHECK = re.compile(r"\blab\.check\(\s*mine")
-SECONDS: dict[str, float] = {}  # of the runs of this session, on a machine as fast as that of .ci/figures.json
-FAILED: set[str] = set()  # notebooks that raised, which their own tests report
 
-every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+every_notebook = every(NOTEBOOKS, lambda path: path.stem)
 
 
 def cells_of(path: Path) -> list[Any]:
@@ -52,65 +44,9 @@ def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
             yield node
 
 
-def measured(path: Path) -> Any:
-    """A notebook after a run from top to bottom. A machine that is twice as slow may take twice as long."""
-    before = time_reference().wall
-    FAILED.add(path.stem)
-    notebook, seconds = run(path)
-    FAILED.remove(path.stem)
-    (recorded,) = {own.step_ms for own in Record(FOLDER.parent / ".ci/figures.json").figures("launch").values()}
-    assert recorded
-    SECONDS[path.stem] = seconds / max(1.0, (before + time_reference().wall) / 2 / recorded)
-    return notebook
-
-
-@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
-def executed(request: pytest.FixtureRequest) -> tuple[Path, Any]:
-    """A notebook's path, and the notebook after a run."""
-    return request.param, measured(request.param)
-
-
 def test_notebooks_are_numbered_without_gaps() -> None:
     assert [path.stem[:3] for path in NOTEBOOKS] == [f"{number:02}_" for number in range(len(NOTEBOOKS))]
     assert NOTEBOOKS[0].stem == "00_index"
-
-
-def test_it_runs_top_to_bottom_in_time_and_writes_nothing_to_stderr(executed: tuple[Path, Any]) -> None:
-    path, notebook = executed
-    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source)
-    assert not [
-        cell.source for cell in notebook.cells for out in cell.get("outputs", []) if out.get("name") == "stderr"
-    ]
-    assert SECONDS[path.stem] < MOST_SECONDS
-
-
-def test_its_outputs_are_those_that_are_stored(executed: tuple[Path, Any], movielens_path: Path) -> None:
-    """Of cells tagged ``timed`` their kinds and words; of all others everything."""
-    path, notebook = executed
-    stored = code_cells(path)
-    ran = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    found = [
-        f"cell {cell.source.splitlines()[:1]}: {apart}"
-        for cell, now in zip(stored, ran, strict=True)
-        if (apart := difference(stored_forms(cell.outputs), stored_forms(now.outputs), tagged(cell, "timed")))
-    ]
-    assert not found, f"Fix: python -m tests.notebooks.refresh {path.stem[:2]}\n" + "\n".join(found)
-
-
-def test_the_teachers_page_says_how_long_it_takes(executed: tuple[Path, Any]) -> None:
-    """Within a factor of three, and three seconds of a kernel's start."""
-    path, _ = executed
-    page = (FOLDER / "TEACHING.md").read_text()
-    (told,) = re.findall(rf"\({path.name}\) \| (\d+) s \|", page)
-    assert int(told) / 3 - 3 <= SECONDS[path.stem] <= 3 * int(told) + 3
-
-
-@pytest.mark.timeout(1200)  # alone, it runs all notebooks
-def test_all_notebooks_run_within_ten_minutes() -> None:
-    for path in NOTEBOOKS:
-        if path.stem not in SECONDS.keys() | FAILED:
-            measured(path)
-    assert sum(SECONDS.values()) < MOST_SECONDS_OF_ALL, SECONDS
 
 
 @every_notebook

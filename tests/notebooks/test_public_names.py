@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import pytest
 import typer
 
 import recshard_lab as rs
 from recshard_lab import lab
 from recshard_lab.cli import app
 from recshard_lab.lab.magics import RecshardMagics
+from tests.grid import every
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -28,8 +28,8 @@ NO_NAMES = {"load_ipython_extension", "unload_ipython_extension", "__version__",
 """Of ``rs``: what %load_ext calls, what ``recshard --version`` prints, and rooms that are commands."""
 IMPORTS = re.compile(r"\b(?:from (recshard_lab[\w.]*) import (\([^)]*\)|[^\n`]*)|import (recshard_lab[\w.]+))")
 
-every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-every_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+every_notebook = every(NOTEBOOKS, lambda path: path.stem)
+every_page = every(PAGES, lambda path: str(path.relative_to(ROOT)))
 
 
 def text_of(path: Path) -> str:

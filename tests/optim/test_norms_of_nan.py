@@ -68,6 +68,7 @@ def clipped_tables(kernel: str, norm_type: float) -> list[tuple[float, dict[str,
     return found
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("norm_type", [INF, 2.0])
 @pytest.mark.parametrize("kernel", ["fused", "dense"])
 def test_of_tables(ranks: Any, kernel: str, norm_type: float) -> None:

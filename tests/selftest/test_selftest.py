@@ -85,6 +85,7 @@ def test_gpus_that_are_missing_are_an_error_that_names_the_reason() -> None:
     assert re.search(r"selftest --gpu found 0 GPUs: \w.*Fix: \w", done.stderr.replace("\n", " "))
 
 
+@pytest.mark.gate
 def test_a_scheme_with_a_wrong_result_fails_and_the_others_pass(launched: Launched) -> None:
     def wrong(launched: Launched, way: Way, scheme: str) -> Seen:
         """One rank looks up the unsharded rows of other ids while this scheme is checked."""

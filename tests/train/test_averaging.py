@@ -95,6 +95,7 @@ def test_a_decay_outside_0_to_1_is_refused(decay: float) -> None:
         WeightAverage(nn.Linear(2, 2), decay)
 
 
+@pytest.mark.gate
 def test_a_recipe_leaves_the_average_of_its_steps() -> None:
     data = ratings()
     plain = Recipe(embedding_dim=8, over_arch_layer_sizes=(8, 1), batch_size=21, epochs=2, average_decay=None)
@@ -110,6 +111,7 @@ def test_a_recipe_leaves_the_average_of_its_steps() -> None:
         assert not torch.allclose(weight, model.state_dict()[name], atol=1e-4), name
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("backend", ["native", None])
 def test_averaged_sharded_weights_equal_averaged_unsharded_ones(backend: str | None) -> None:
     """Each rank averages its own rectangles; a decay of 0.8 reaches the exponential part within 10 steps."""

@@ -47,6 +47,7 @@ def test_dense_parts_are_what_has_no_collection_inside() -> None:
     assert list(dense_modules(a_model())) == ["model.dense_arch", "model.inter_arch", "model.over_arch"]
 
 
+@pytest.mark.gate
 @pytest.mark.filterwarnings("default:The .grad attribute:UserWarning")  # torch's own, which it hides by another filter
 def test_a_compiled_dense_part_trains_alike() -> None:
     plain, compiled = a_model(), a_model()

@@ -38,6 +38,7 @@ def test_an_epoch_is_plain_sgd_over_the_batches() -> None:
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_replicas_train_as_one_process_does(world_size: int) -> None:
     """85 samples in batches of 21: the last batch has one sample, so all ranks but one step on nothing."""

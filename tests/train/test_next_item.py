@@ -19,6 +19,7 @@ def two() -> Iterator[Any]:
         yield ranks
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("scheme", ["row_wise", "column_wise", "data_parallel"])
 def test_ranks_train_as_the_plain_twin_does(two: Any, scheme: str) -> None:
     course = Course(SMALL.ratings, scheme, SMALL.epochs, SMALL.max_length)

@@ -25,6 +25,7 @@ def test_collections_that_share_no_message_do_not_change_a_bit(ranks: Any) -> No
             assert found.losses == found.plain
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("at", ["load", "copy", "input_dist"])
 @pytest.mark.parametrize("kind", SAME)
 def test_what_fails_ahead_on_one_rank_is_told_on_all_and_costs_that_batch_alone(ranks: Any, kind: str, at: str) -> None:

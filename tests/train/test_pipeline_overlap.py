@@ -30,6 +30,7 @@ def slowest(ranks: Any, kind: str, message_ms: float, compute_ms: float, label: 
     return float(max(found["ms"] for found in ranks.run(jobs.step_ms, kind, message_ms, compute_ms, label, **options)))
 
 
+@pytest.mark.gate
 def test_ids_travel_behind_computing(ranks: Any) -> None:
     """Two messages of 20 ms, 45 ms in the model: 85 ms one after the other, 45 ms side by side.
 

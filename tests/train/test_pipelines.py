@@ -18,6 +18,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield launched
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("threads", [True, False])
 @pytest.mark.parametrize("model", jobs.MODELS)
 @pytest.mark.parametrize("kind", SAME)
@@ -78,6 +79,7 @@ def test_a_semi_synchronous_pipeline_is_the_plain_loop_before_its_start(ranks: A
         assert found.losses == found.plain
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("threads", [True, False])
 @pytest.mark.parametrize("kind", [*AHEAD, "TrainPipelineSemiSync"])
 def test_ranks_that_stumble_neither_hang_nor_differ(ranks: Any, kind: str, threads: bool) -> None:

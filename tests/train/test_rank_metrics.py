@@ -131,6 +131,7 @@ def check(values: dict[str, float], steps: list[list[jobs.Step]]) -> None:
         assert values[f"lifetime_{name}"] == pytest.approx(lifetime[name], rel=1e-9), name
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("seed", [0, 1])
 def test_ranks_measure_what_others_do_on_the_gathered_samples(some: Any, seed: int) -> None:
     steps = jobs.rank_steps(seed, some.world_size, 9)

@@ -53,6 +53,7 @@ def test_movielens_100k_is_read_whole(movielens_100k: RatingsDataset) -> None:
     assert first == "Kolya (1996)"
 
 
+@pytest.mark.gate
 def test_a_recipe_learns_what_is_planted() -> None:
     train, test = SyntheticRatings(20_000, num_users=300, num_movies=300).split()
     model = SMALL.model(train)

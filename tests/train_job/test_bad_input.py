@@ -126,6 +126,7 @@ def test_a_schedule_rises_stays_and_falls_as_mlperfs() -> None:
 # ---- data ----
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("train", [True, False])
 def test_a_label_that_is_not_0_or_1_is_named_on_every_rank_and_what_was_saved_stays(
     tmp_path: Path, train: bool

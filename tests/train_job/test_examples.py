@@ -44,6 +44,7 @@ def test_the_sample_has_criteos_columns_and_planted_clicks() -> None:
     assert [label == "1" for label, *_ in lines] == planted.tolist()
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", ["criteo_kaggle", "criteo_1tb"])
 def test_criteos_text_becomes_a_trained_model(tmp_path: Path, name: str) -> None:
     """The config as it is, but for smaller layers, a smaller batch and the path."""

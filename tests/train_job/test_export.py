@@ -42,6 +42,7 @@ def check_trained(config: dict[str, Any], folder: Path) -> None:
     assert apart(weights, weights_of(alone)[0]) <= 1e-5
 
 
+@pytest.mark.nightly
 @hosts.needs_hosts
 def test_the_script_for_slurm_trains_on_the_hosts_of_its_job(tmp_path: Path) -> None:
     config = exported(tmp_path, "slurm")

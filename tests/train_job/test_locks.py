@@ -62,6 +62,7 @@ def command_of(folder: Path) -> list[str]:
     return runs.recshard("train", "--config", str(file))
 
 
+@pytest.mark.nightly
 def test_a_second_run_is_refused_on_all_ranks_and_the_first_ends_right(tmp_path: Path, gate: Path, whole: Path) -> None:
     config, command = gated(tmp_path), command_of(tmp_path)
     with subprocess.Popen(command, env={**runs.environment(), "GATE": str(gate)}) as first:
@@ -83,6 +84,7 @@ def test_a_second_run_is_refused_on_all_ranks_and_the_first_ends_right(tmp_path:
     assert locks_in(tmp_path) == []
 
 
+@pytest.mark.gate
 def test_after_a_kill_the_next_run_resumes(tmp_path: Path, gate: Path, whole: Path) -> None:
     with subprocess.Popen(command_of(tmp_path), env={**runs.environment(), "GATE": str(gate)}) as first:
         (gate / "reached").read_text()

@@ -53,6 +53,7 @@ def never_killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Te
     return weights_of(config)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pipeline", ["base", "sparse_dist", "prefetch"])
 def test_a_run_killed_at_a_random_step_ends_with_the_weights_of_one_never_killed(
     never_killed: Any, tmp_path: Path, pipeline: str
@@ -71,6 +72,7 @@ def test_a_run_killed_at_a_random_step_ends_with_the_weights_of_one_never_killed
     assert told["step"] == STEPS
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_it_goes_on_with_another_number_of_ranks(never_killed: Any, tmp_path: Path, world_size: int) -> None:
     expected, notes = never_killed
@@ -118,6 +120,7 @@ def test_a_run_that_fails_completes_the_save_that_it_began(tmp_path: Path, monke
     assert rs.distributed.state.checkpoint.read_extra(tmp_path / "checkpoint")["step"] == 4
 
 
+@pytest.mark.nightly
 def test_stale_rows_and_random_layers_repeat_bit_for_bit_too(tmp_path: Path) -> None:
     for name, changes in {
         "semi_sync": {"pipeline": {"name": "semi_sync", "start_batch": 2}},
@@ -130,6 +133,7 @@ def test_stale_rows_and_random_layers_repeat_bit_for_bit_too(tmp_path: Path) -> 
         assert apart(weights_of(cut)[0], weights_of(whole)[0]) == 0.0, name
 
 
+@pytest.mark.gate
 def test_it_goes_on_under_another_plan_where_one_is_asked_for(never_killed: Any, tmp_path: Path) -> None:
     config = config_of(tmp_path, max_steps=7)
     launched(2, config)
@@ -148,6 +152,7 @@ MODELS = {
 }
 
 
+@pytest.mark.gate
 def test_every_model_trains_by_its_name_and_goes_on_with_other_ranks(tmp_path: Path) -> None:
     assert set(model_names()) == set(MODELS)
     configs = {
@@ -245,6 +250,7 @@ def test_two_nodes_of_torchrun_killed_with_9_end_as_ranks_never_killed(never_kil
     assert apart(found, never_killed[0]) <= 1e-5, f"killed at {at}"
 
 
+@pytest.mark.gate
 def test_alone_in_a_terminal_it_prints_lines_and_ends_with_the_same_weights(never_killed: Any, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     config["log"] |= {"progress": "lines", "tensorboard": "board"}

@@ -17,6 +17,7 @@ def test_no_record_is_left_over() -> None:
     assert {path.stem for path in RECORDED.glob("*.json")} == {path.stem for path in CASES}
 
 
+@pytest.mark.nightly
 def test_a_file_that_cannot_be_imported_fails_and_later_files_run(observer: Observer) -> None:
     assert "no_such_file" in observer.results("no_such_file")["import"]["error"]
     assert observer.results("signatures").keys() == recorded("signatures").keys()

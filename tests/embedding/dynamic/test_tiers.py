@@ -548,6 +548,7 @@ def test_a_tier_that_fails_is_named_and_loses_no_row(call: int, broken: int, mod
     assert not lost
 
 
+@pytest.mark.clock
 def test_an_emulated_cost_is_the_least_time_of_an_access() -> None:
     format = RowFormat(250, torch.float32)
     store = HostStore(format, 128, cost=EmulatedCost(latency_us=5000, gb_per_s=0.01))

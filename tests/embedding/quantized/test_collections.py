@@ -323,6 +323,7 @@ def test_plain_tensors_below_the_batch() -> None:
         QuantEmbeddingCollection(rows_of((8, 4, 8))).lookup(ordered.values(), ordered.offsets())
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("backend", [None, "native"])
 @pytest.mark.parametrize("policy", ["error", "clamp", "ignore"])
 def test_torch_export_keeps_every_number(backend: Any, policy: str) -> None:

@@ -7,6 +7,7 @@ from recshard_lab.serving import Batch, LoadTest, ServeError, Server, load_test
 from tests.serving.server.stub import batch
 
 
+@pytest.mark.nightly
 def test_every_request_of_every_connection_is_timed(server: Server) -> None:
     before = _answered(server)
     found = load_test(server, batch(), connections=3, requests=5)

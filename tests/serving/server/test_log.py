@@ -65,6 +65,7 @@ def test_a_reader_that_is_gone_is_ignored() -> None:
         lines.close()
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("real_start")
 def test_a_log_that_is_not_read_blocks_no_request_and_no_end(folder: Path) -> None:
     config = ServerConfig(str(folder), port=0, loader=LOADER, watch_s=0, drain_s=0)
@@ -94,6 +95,7 @@ def test_a_log_that_is_not_read_blocks_no_request_and_no_end(folder: Path) -> No
             process.wait()
 
 
+@pytest.mark.gate
 def test_tokens_and_inputs_are_not_in_the_log(folder: Path) -> None:
     with serve(folder, token=TOKEN, loader=LOADER, watch_s=0, drain_s=0) as server:
         body = json.dumps(request(user=USER)).encode()

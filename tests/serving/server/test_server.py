@@ -36,6 +36,7 @@ def log_lines(server: Server) -> list[dict[str, Any]]:
     return [json.loads(line) for line in server.log_path.read_text().splitlines()]
 
 
+@pytest.mark.gate
 def test_both_formats_are_answered_on_one_connection(server: Server) -> None:
     with server.client() as client:
         assert client.predict(**request(5, 7)) == {"probability": [12.0]}
@@ -194,6 +195,7 @@ def test_the_page_takes_nothing_from_elsewhere(server: Server) -> None:
     assert not re.search(rb"https?://(?!www\.w3\.org)", body)
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("real_start")
 def test_a_token_guards_all_but_health_and_page(folder: Path) -> None:
     with serve(folder, token="s3cret", loader=LOADER, watch_s=0, drain_s=0) as server:
@@ -236,6 +238,7 @@ def test_connections_are_bounded_and_so_are_all_bodies_together(folder: Path) ->
         wait_until(lambda: raw(server.address, post(GOOD))[0] == 200)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
     write(tmp_path, "v1", sleep_s=0.4)
@@ -254,6 +257,7 @@ def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.nightly
 def test_a_server_ends_with_the_process_that_started_it(folder: Path) -> None:
     code = (
         "import os, sys\n"

@@ -56,6 +56,7 @@ def is_empty(server: Server) -> bool:
     ) == (0, 0, 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900 if NIGHT else 120)
 def test_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
     write(tmp_path, "v1", sleep_s=0.002)

@@ -43,6 +43,7 @@ def test_the_newest_complete_version_is_found(tmp_path: Path) -> None:
             find_versions(path)
 
 
+@pytest.mark.gate
 def test_a_new_version_replaces_the_old_one_which_is_freed(folder: Path) -> None:
     served = versions(folder)
     assert served.refresh() == []
@@ -87,6 +88,7 @@ def test_a_broken_version_is_refused_once_and_the_old_one_is_served(
     assert name_of(served) == "v3"
 
 
+@pytest.mark.gate
 def test_reload_answers_with_the_version_or_why_it_was_refused(folder: Path) -> None:
     with serve(folder, token="t", loader=LOADER, watch_s=0, drain_s=0) as server, server.client() as client:
         write(folder, "v2", scale=2.0)

@@ -38,6 +38,7 @@ def replaced(server: Server, killed: psutil.Process) -> bool:
     return killed not in workers and len(workers) == 2 and serving(server, "v1") == 2
 
 
+@pytest.mark.gate
 def test_a_killed_worker_is_restarted_and_nothing_else_is_lost(folder: Path) -> None:
     async def test(server: Server) -> Traffic:
         async with Traffic(server.address, 8, {"v1": 1.0, "v2": 2.0}) as traffic:
@@ -69,6 +70,7 @@ def test_a_killed_worker_is_restarted_and_nothing_else_is_lost(folder: Path) -> 
         assert not any(worker.is_running() for worker in running)
 
 
+@pytest.mark.nightly
 def test_workers_end_with_a_supervisor_that_is_killed_and_a_broken_model_ends_all(folder: Path, tmp_path: Path) -> None:
     server = serve(folder, workers=2, loader=LOADER, watch_s=0, drain_s=0)
     running = workers_of(server)

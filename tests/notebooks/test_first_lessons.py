@@ -1,0 +1,22 @@
+"""Notebooks 01 and 06 run as their stored outputs show."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.notebooks.runs import FIRST, check_outputs, check_run, run
+
+
+@pytest.fixture(scope="module", params=FIRST, ids=lambda path: path.stem)
+def executed(request: pytest.FixtureRequest) -> tuple[Path, Any]:
+    return request.param, run(request.param)[0]
+
+
+def test_it_runs_top_to_bottom_and_writes_nothing_to_stderr(executed: tuple[Path, Any]) -> None:
+    check_run(executed[1])
+
+
+@pytest.mark.real_data
+def test_its_outputs_are_those_that_are_stored(executed: tuple[Path, Any], movielens_path: Path) -> None:
+    check_outputs(*executed)

@@ -47,7 +47,7 @@ class Recorded:
     def most(self, target: float) -> float | None:
         """The largest number of reference steps that keeps a figure; None for other units than time.
 
-        By the clock it is the target, which holds on the recorded machine. By CPU time it is a little more than recorded.
+        By the clock it is the target, which holds on the recorded machine. By CPU time it is 50% more than recorded.
 
         >>> Recorded(50.0, "ms", step_ms=4.0).most(target=80.0)
         20.0

@@ -80,9 +80,7 @@ def test_one_process_has_no_backend() -> None:
     assert compute_device(env) == message_device(env) == torch.device("cpu")
 
 
-def test_the_device_of_the_launched_rank_is_that_of_its_models(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_device_of_the_launched_rank_is_that_of_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECSHARD_DEVICE", "cuda:1")
     assert compute_device(ShardingEnv.from_local(1, 0)) == torch.device("cuda", 1)
 

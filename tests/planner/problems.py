@@ -5,9 +5,7 @@ from typing import Any
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import Workload
-from recshard_lab.sharding import (
-    Topology,
-)
+from recshard_lab.sharding import Topology
 
 
 def table(name: str, rows: int, cols: int, **more: Any) -> EmbeddingBagConfig:

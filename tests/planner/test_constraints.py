@@ -81,10 +81,7 @@ def test_a_constraint_without_which_the_table_fits_is_named() -> None:
     small = Topology(4, "cuda", hbm_cap=3 * 10**9, reserve_fraction=0)
     whole = (0, 10_000_000), (0, 128)
     for constraint, said in [
-        (
-            {"shards": [Shard(0, *whole)]},
-            "does not fit on the ranks of its constraint: .*Fix: remove its shards=",
-        ),
+        ({"shards": [Shard(0, *whole)]}, "does not fit on the ranks of its constraint: .*Fix: remove its shards="),
         ({"ranks": [2]}, r"allow more ranks than \[2\]"),
         ({"forbidden_ranks": [0, 1, 2]}, r"allow a rank of forbidden_ranks=\[0, 1, 2\]"),
         (

@@ -172,10 +172,7 @@ def test_files_have_dynamic_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "dynamic: true, num_embeddings: 9",
-            "field 'num_embeddings': a dynamic table does not have it. Fix: write",
-        ),
+        ("dynamic: true, num_embeddings: 9", "field 'num_embeddings': a dynamic table does not have it. Fix: write"),
         ("dynamic: true", "field 'capacity' is missing. Fix: add it"),
         ("dynamic: 1, capacity: 9", "field 'dynamic': must be true or false, got 1. Fix: dynamic: true"),
         ("num_embeddings: 9, evict: lru", "field 'evict': a static table does not have it. Fix: add dynamic: true"),

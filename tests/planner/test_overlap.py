@@ -200,10 +200,7 @@ def test_a_plan_for_a_pipeline_is_no_worse_under_it_than_one_made_without(seed: 
 def test_the_milp_keeps_a_bound_under_a_pipeline() -> None:
     tables, load = random_tables(4, 5)
     planner = EmbeddingShardingPlanner(
-        Topology(4, "cuda", hbm_cap=10**12),
-        workload=replace(load, pipeline="prefetch"),
-        solver="exact",
-        time_limit_s=5,
+        Topology(4, "cuda", hbm_cap=10**12), workload=replace(load, pipeline="prefetch"), solver="exact", time_limit_s=5
     )
     plan = planner.plan_tables(tables)
     found = plan.estimate

@@ -15,14 +15,7 @@ from recshard_lab.planner.model.loads import MEMORY
 from recshard_lab.planner.search.greedy import Search
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.planner.search.problem import Problem
-from recshard_lab.sharding import (
-    ParameterConstraints,
-    PlanError,
-    ShardingPlan,
-    Topology,
-    scheme_named,
-    scheme_names,
-)
+from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_named, scheme_names
 from tests.grid import examples
 from tests.planner.problems import random_problem, table
 

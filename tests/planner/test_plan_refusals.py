@@ -11,11 +11,7 @@ import pytest
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.planner.answers.refusals import PlanDoesNotFit
-from recshard_lab.sharding import (
-    ParameterConstraints,
-    PlanError,
-    Topology,
-)
+from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
 from tests.planner.problems import random_tables, table
 
 

@@ -7,13 +7,7 @@ import pytest
 
 from recshard_lab.lab import compare_plans, views
 from recshard_lab.planner import Estimate, Workload, estimate
-from recshard_lab.sharding import (
-    EmbeddingModuleShardingPlan,
-    ParameterSharding,
-    Shard,
-    ShardingPlan,
-    Topology,
-)
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, Shard, ShardingPlan, Topology
 from tests.planner.problems import table
 
 LOAD = Workload(64)

@@ -25,12 +25,7 @@ NEEDS_PEERS = pytest.mark.skipif(
 GPUS, BIG = {"compute_device": "cuda", "local_world_size": 8}, 2_000_003
 PROBLEMS = {
     "one node, half precision, two features": (Topology(8, **GPUS), Workload(512, {"a": 0.25, "b": 3.7}), True, "FP16"),
-    "two nodes, row-wise": (
-        Topology(16, **GPUS),
-        Workload(300, 7.3, optimizer="exact_row_wise_adagrad"),
-        True,
-        "FP32",
-    ),
+    "two nodes, row-wise": (Topology(16, **GPUS), Workload(300, 7.3, optimizer="exact_row_wise_adagrad"), True, "FP32"),
     "three nodes, weighted": (Topology(24, **GPUS), Workload(512, 7.3, optimizer="adam", weighted=True), True, "FP32"),
     "sequences": (Topology(16, **GPUS), Workload(128, 7.3, optimizer="exact_adagrad"), False, "FP32"),
     "CPUs": (Topology(4, "cpu", local_world_size=2, cores_per_host=2), Workload(64, 2.6), True, "FP32"),

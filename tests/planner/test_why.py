@@ -206,10 +206,7 @@ def test_bytes_that_move_are_the_overlaps_that_resharding_sends(optimizer: str) 
         old, new = before.tables()[config.name].shards, full[config.name].shards
         held = [[Shard(s.rank, s.rows, (0, 1)) for s in shards] for shards in (old, new)]
         sent = 0.0
-        for sources, targets, size in (
-            (old, new, config.data_type.bytes_per_element + per_element),
-            (*held, per_row),
-        ):
+        for sources, targets, size in ((old, new, config.data_type.bytes_per_element + per_element), (*held, per_row)):
             for way in transfers(sources, targets):
                 (r0, r1), (c0, c1) = way.rect
                 sent += size * (r1 - r0) * (c1 - c0) * (way.source_rank != way.target_rank)

@@ -25,11 +25,7 @@ shards_drawn = st.builds(
 )
 sharding_drawn = st.builds(
     lambda name, kernel, shards, bare, route: ParameterSharding(
-        name,
-        kernel,
-        bare if not shards else None,
-        shards=shards,
-        route="direct" if name == "data_parallel" else route,
+        name, kernel, bare if not shards else None, shards=shards, route="direct" if name == "data_parallel" else route
     ),
     st.sampled_from(["table_wise", "data_parallel", "drawn by händ"]),
     st.sampled_from(["fused", "dense"]),

@@ -28,11 +28,7 @@ def test_zipf_shares_and_distinct_rows_are_the_sums_over_rows(rows: int, alpha: 
 
 
 @given(
-    rows=st.integers(1, 5000),
-    alpha=st.floats(0, 2),
-    count=st.integers(1, 9),
-    evenness=st.floats(0, 1),
-    data=st.data(),
+    rows=st.integers(1, 5000), alpha=st.floats(0, 2), count=st.integers(1, 9), evenness=st.floats(0, 1), data=st.data()
 )
 def test_row_shards_cover_the_rest_of_the_table_and_balance_lookups(
     rows: int, alpha: float, count: int, evenness: float, data: st.DataObject

@@ -55,11 +55,7 @@ class Batch:
     def cut(self) -> dict[str, Any]:
         """The arguments that say how many bags each feature has."""
         strides = [[len(row)] for row in self.rows] if self.variable else None
-        return {
-            "stride": self.stride,
-            "stride_per_key_per_rank": strides,
-            "inverse_indices": self.inverse_indices(),
-        }
+        return {"stride": self.stride, "stride_per_key_per_rank": strides, "inverse_indices": self.inverse_indices()}
 
 
 @st.composite

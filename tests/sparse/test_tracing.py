@@ -23,6 +23,7 @@ from recshard_lab.models import (
     SimpleDeepFMNN,
 )
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from tests.grid import grid
 
 
 def batch(size: int, variable: bool = False) -> KeyedJaggedTensor:
@@ -38,10 +39,7 @@ def batch(size: int, variable: bool = False) -> KeyedJaggedTensor:
     )
 
 
-POOLED = [
-    EmbeddingBagConfig(10, 8, "t", feature_names=["a", "b"]),
-    EmbeddingBagConfig(10, 4, "u", feature_names=["a"]),
-]
+POOLED = [EmbeddingBagConfig(10, 8, "t", feature_names=["a", "b"]), EmbeddingBagConfig(10, 4, "u", feature_names=["a"])]
 CALLS: dict[str, Callable[[KeyedJaggedTensor], Tensor]] = {
     "values": lambda kjt: kjt.values() + 1,
     "item": lambda kjt: kjt["b"].values() + 1,
@@ -55,15 +53,15 @@ CALLS: dict[str, Callable[[KeyedJaggedTensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("synced", [True, False])
-@pytest.mark.parametrize("name", CALLS)
-def test_a_method_is_one_graph_for_batches_of_any_size(name: str, synced: bool) -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(CALLS[name], backend="eager", fullgraph=True)
-    for size in (3, 5):
-        kjt = batch(size)
-        wanted = CALLS[name](kjt)
-        assert torch.equal(compiled(kjt if synced else kjt.unsync()), wanted)
+@pytest.mark.parametrize(*grid(synced=[False, True], gate={"synced": [True]}))
+def test_a_method_is_one_graph_for_batches_of_any_size(synced: bool) -> None:
+    for name, call in CALLS.items():
+        torch._dynamo.reset()
+        compiled = torch.compile(call, backend="eager", fullgraph=True)
+        for size in (3, 5):
+            kjt = batch(size)
+            wanted = call(kjt)
+            assert torch.equal(compiled(kjt if synced else kjt.unsync()), wanted), name
 
 
 class Model(nn.Module):
@@ -141,22 +139,17 @@ def weighted(size: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(kjt.keys(), kjt.values(), torch.rand(kjt.values().shape[0]), kjt.lengths())
 
 
+def with_numbers(size: int) -> tuple[Any, ...]:
+    return torch.rand(size, 3), batch(size)
+
+
 EXPORTED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]]]] = {
     "pooled": (lambda: EmbeddingBagCollection(POOLED), lambda size: (batch(size),)),
     "weighted": (lambda: EmbeddingBagCollection(POOLED, is_weighted=True), lambda size: (weighted(size),)),
     "model": (Model, lambda size: (batch(size),)),
-    "DLRM": (
-        lambda: DLRM(EmbeddingBagCollection(POOLED[:1]), 3, [8], [4, 1]),
-        lambda size: (torch.rand(size, 3), batch(size)),
-    ),
-    "DLRM_DCN": (
-        lambda: DLRM_DCN(EmbeddingBagCollection(POOLED[:1]), 3, [8], [4, 1], 2, 4),
-        lambda size: (torch.rand(size, 3), batch(size)),
-    ),
-    "DeepFM": (
-        lambda: SimpleDeepFMNN(3, EmbeddingBagCollection(POOLED[:1]), 4, 4),
-        lambda size: (torch.rand(size, 3), batch(size)),
-    ),
+    "DLRM": (lambda: DLRM(EmbeddingBagCollection(POOLED[:1]), 3, [8], [4, 1]), with_numbers),
+    "DLRM_DCN": (lambda: DLRM_DCN(EmbeddingBagCollection(POOLED[:1]), 3, [8], [4, 1], 2, 4), with_numbers),
+    "DeepFM": (lambda: SimpleDeepFMNN(3, EmbeddingBagCollection(POOLED[:1]), 4, 4), with_numbers),
     "position weights": (
         lambda: FeatureProcessedEmbeddingBagCollection(
             EmbeddingBagCollection(POOLED, is_weighted=True), PositionWeightedModuleCollection({"a": 4})
@@ -166,7 +159,7 @@ EXPORTED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ..
 }
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize(*grid(name=list(EXPORTED), gate={"name": {*EXPORTED} - {"pooled", "model"}}))
 def test_an_exported_or_traced_model_takes_batches_of_any_size(name: str) -> None:
     build, arguments = EXPORTED[name]
     model = build()

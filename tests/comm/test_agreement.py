@@ -11,8 +11,23 @@ from recshard_lab import PlanError
 from recshard_lab.comm import agreed, from_first_rank, gathered, refuse_differences
 from recshard_lab.distributed import ShardingEnv
 from recshard_lab.saved.files import CheckpointError
+from tests.patience import scaled
 
-LIMIT_S = 60
+KINDS: dict[str, tuple[Any, str, str, int | None]] = {
+    "plan": (lambda rank: PlanError(f"no plan {rank}"), "PlanError", "no plan 1", None),
+    "checkpoint": (lambda _: CheckpointError("damaged"), "CheckpointError", "damaged", None),
+    "disk": (
+        lambda _: OSError(28, "No space left on device"), "OSError", "[Errno 28] No space left on device", 28
+    ),
+    "key": (lambda _: KeyError("t"), "LookupError", "KeyError: 't'", None),
+    "unicode": (
+        lambda _: UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), "UnicodeError",
+        "UnicodeDecodeError: 'utf-8' codec can't decode byte 0x78", None,
+    ),
+    "odd": (lambda _: _Odd("a", "b"), "ValueError", "_Odd: a and b", None),
+    "unreadable": (lambda _: _Unreadable(), "RuntimeError", "_Unreadable: an error without a readable message", None),
+    "memory": (lambda _: MemoryError(), "MemoryError", "", None),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +55,7 @@ def raised(kind: str, failing: list[int]) -> tuple[str, str, Any, bool]:
 
     def action() -> int:
         if rank in failing:
-            raise {
-                "plan": lambda: PlanError(f"no plan {rank}"),
-                "checkpoint": lambda: CheckpointError("damaged"),
-                "disk": lambda: OSError(28, "No space left on device"),
-                "key": lambda: KeyError("t"),
-                "unicode": lambda: UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
-                "odd": lambda: _Odd("a", "b"),
-                "unreadable": _Unreadable,
-                "memory": MemoryError,
-            }[kind]()
+            raise KINDS[kind][0](rank)
         return rank
 
     try:
@@ -59,31 +65,17 @@ def raised(kind: str, failing: list[int]) -> tuple[str, str, Any, bool]:
     return "", "", None, False
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "text", "errno"),
-    [
-        ("plan", "PlanError", "rank 1: no plan 1", None),
-        ("checkpoint", "CheckpointError", "rank 1: damaged", None),
-        ("disk", "OSError", "rank 1: [Errno 28] No space left on device", 28),
-        ("key", "LookupError", "rank 1: KeyError: 't'", None),
-        ("unicode", "UnicodeError", "rank 1: UnicodeDecodeError: 'utf-8' codec can't decode byte 0x78", None),
-        ("odd", "ValueError", "rank 1: _Odd: a and b", None),
-        ("unreadable", "RuntimeError", "rank 1: _Unreadable: an error without a readable message", None),
-        ("memory", "MemoryError", "rank 1: ", None),
-    ],
-)
-def test_every_rank_raises_the_type_and_text_of_the_first_failing_rank(
-    ranks: Any, kind: str, name: str, text: str, errno: int | None
-) -> None:
-    for failing in ([1], [1, 2]):
-        found = ranks.call(raised, (kind, failing), timeout_s=LIMIT_S)
-        for rank, (other, said, number, caused) in enumerate(found):
-            assert (other, said.startswith(text), number) == (name, True, errno)
-            assert caused == (rank in failing)
+def test_every_rank_raises_the_type_and_text_of_the_first_failing_rank(ranks: Any) -> None:
+    for kind, (_, name, text, errno) in KINDS.items():
+        for failing in ([1], [1, 2]):
+            found = ranks.call(raised, (kind, failing), timeout_s=scaled(60))
+            for rank, (other, said, number, caused) in enumerate(found):
+                assert (other, said.startswith(f"rank 1: {text}"), number) == (name, True, errno), said
+                assert caused == (rank in failing)
 
 
 def test_the_same_error_on_all_ranks_stays_as_it_is(ranks: Any) -> None:
-    found = ranks.call(raised, ("checkpoint", [0, 1, 2]), timeout_s=LIMIT_S)
+    found = ranks.call(raised, ("checkpoint", [0, 1, 2]), timeout_s=scaled(60))
     assert found == [("CheckpointError", "damaged", None, False)] * 3
 
 
@@ -108,7 +100,7 @@ def inside_another() -> list[str]:
 
 
 def test_an_agreement_inside_another_names_the_rank_once(ranks: Any) -> None:
-    assert ranks.call(inside_another, timeout_s=LIMIT_S) == [["rank 2: full"]] * 3
+    assert ranks.call(inside_another, timeout_s=scaled(60)) == [["rank 2: full"]] * 3
 
 
 def other_helpers() -> tuple[list[int], Any, list[str]]:
@@ -134,7 +126,7 @@ def other_helpers() -> tuple[list[int], Any, list[str]]:
 
 def test_results_reach_every_rank_and_so_do_errors(ranks: Any) -> None:
     expected = ([0, 10, 20], {"rank": 0}, ["rank 2: broken", "rank 0: broken"])
-    assert ranks.call(other_helpers, timeout_s=LIMIT_S) == [expected] * 3
+    assert ranks.call(other_helpers, timeout_s=scaled(60)) == [expected] * 3
 
 
 def differing() -> list[str]:
@@ -155,4 +147,4 @@ def test_facts_that_differ_are_named_with_both_values(ranks: Any) -> None:
         f"Fix: pass the same model on every rank."
         for other in ("4", "nothing")
     ]
-    assert ranks.call(differing, timeout_s=LIMIT_S) == [expected] * 3
+    assert ranks.call(differing, timeout_s=scaled(60)) == [expected] * 3

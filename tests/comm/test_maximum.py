@@ -14,7 +14,7 @@ from recshard_lab.comm import ShardingEnv, all_reduce, all_reduce_maximum, trace
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.gate)])
 def ranks(request: Any) -> Iterator[Any]:
     with recshard_lab.launch(request.param) as launched:
         yield launched
@@ -36,15 +36,15 @@ def reduced(dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
     return ours, over_group, sent.count("all_reduce", "test")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_maximum_is_torchs_over_all_ranks_and_one_collective(ranks: Any, dtype: torch.dtype) -> None:
+def test_a_maximum_is_torchs_over_all_ranks_and_one_collective(ranks: Any) -> None:
     world_size = ranks.world_size
-    truth = torch.stack([numbers_of(rank, world_size, dtype) for rank in range(world_size)]).amax(0)
-    assert truth.isnan().sum() == world_size + 1
-    for ours, over_group, collectives in ranks.run(reduced, dtype):
-        torch.testing.assert_close(ours, truth, rtol=0, atol=0, equal_nan=True)
-        torch.testing.assert_close(over_group, truth, rtol=0, atol=0, equal_nan=True)
-        assert collectives == 1
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        truth = torch.stack([numbers_of(rank, world_size, dtype) for rank in range(world_size)]).amax(0)
+        assert truth.isnan().sum() == world_size + 1
+        for ours, over_group, collectives in ranks.run(reduced, dtype):
+            torch.testing.assert_close(ours, truth, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(over_group, truth, rtol=0, atol=0, equal_nan=True)
+            assert collectives == 1
 
 
 def of_gloo() -> list[list[bool]]:

@@ -1,6 +1,7 @@
 """Plans: JSON round trip, refusals by name, validation messages, text of at most 100 columns."""
 
 import json
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.sharding import ROUTES, ParameterSharding, PlanError, Shard, ShardingPlan, ShardingType
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
+from tests.refusals import not_refused
 
 MOVIES = EmbeddingBagConfig(name="movies", num_embeddings=100, embedding_dim=8, feature_names=["movie"])
 
@@ -83,50 +85,47 @@ def broken(**changes: object) -> str:
     return json.dumps(document)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "not JSON"),
-        ("[]", "the document must be an object"),
-        (broken(schema="other"), "field 'schema'"),
-        (broken(route="x"), r"\['movies'\]: route 'x' does not exist"),
-        (broken(route=2), r"\['movies'\].route must be a string"),
-        (broken(version=2), "format version 2, but this recshard_lab reads version 1.*Fix: update recshard_lab"),
-        (broken(version=...), "version None"),
-        (broken(version=True), "version True"),
-        (broken(extra=1), "unknown field 'extra'"),
-        (broken(modules=[]), "modules must be an object"),
-        (broken(shards=...), r"\['movies'\] lacks the field 'shards'"),
-        (broken(shards=[[0, 0, 100, 0]]), r"shards\[0\] must be \[rank, r0, r1, c0, c1\]"),
-        (broken(shards=[[0, 0, 100.5, 0, 8]]), r"shards\[0\] must hold whole numbers"),
-        (broken(shards=[[-1, 0, 100, 0, 8]]), r"shards\[0\] must hold whole numbers"),
-        (broken(ranks=[1]), "a shard is on rank 0"),
-        (broken(sharding_type=3), "sharding_type must be a string"),
-        ('{"schema": 1, "schema": 2}', "'schema' occurs twice"),
-    ],
-)
-def test_malformed_json_is_refused_by_name(text: str, said: str) -> None:
-    with pytest.raises(PlanError, match=said):
-        ShardingPlan.from_json(text)
+JSON = [
+    ("{", "not JSON"),
+    ("[]", "the document must be an object"),
+    (broken(schema="other"), "field 'schema'"),
+    (broken(route="x"), r"\['movies'\]: route 'x' does not exist"),
+    (broken(route=2), r"\['movies'\].route must be a string"),
+    (broken(version=2), "format version 2, but this recshard_lab reads version 1.*Fix: update recshard_lab"),
+    (broken(version=...), "version None"),
+    (broken(version=True), "version True"),
+    (broken(extra=1), "unknown field 'extra'"),
+    (broken(modules=[]), "modules must be an object"),
+    (broken(shards=...), r"\['movies'\] lacks the field 'shards'"),
+    (broken(shards=[[0, 0, 100, 0]]), r"shards\[0\] must be \[rank, r0, r1, c0, c1\]"),
+    (broken(shards=[[0, 0, 100.5, 0, 8]]), r"shards\[0\] must hold whole numbers"),
+    (broken(shards=[[-1, 0, 100, 0, 8]]), r"shards\[0\] must hold whole numbers"),
+    (broken(ranks=[1]), "a shard is on rank 0"),
+    (broken(sharding_type=3), "sharding_type must be a string"),
+    ('{"schema": 1, "schema": 2}', "'schema' occurs twice"),
+]
 
 
-@pytest.mark.parametrize(
-    ("shards", "said"),
-    [
-        ([], "has no shards"),
-        ([Shard(0, (0, 90), (0, 8))], r"no shard covers rows \[90, 100\) x cols \[0, 8\).*rows=\(0, 100\)"),
-        (
-            [Shard(0, (0, 60), (0, 8)), Shard(1, (50, 100), (0, 8))],
-            r"ranks 0 and 1 overlap in rows \[50, 60\) x cols \[0, 8\).*rank 1 rows=\(60, 100\)",
-        ),
-        ([Shard(0, (0, 101), (0, 8))], r"partly outside the table.*rows=\(0, 100\)"),
-        ([Shard(2, (0, 100), (0, 8))], "world_size is 2"),
-        ([Shard(0, (0, 100), (0, 8)), Shard(1, (5, 5), (0, 8))], "is empty"),
-    ],
-)
-def test_what_is_no_tiling_is_refused_with_the_rectangle_and_the_fix(shards: list[Shard], said: str) -> None:
-    with pytest.raises(PlanError, match=said):
-        plan_of(*shards).validate([MOVIES], 2)
+def test_malformed_json_is_refused_by_name() -> None:
+    assert not_refused(((partial(ShardingPlan.from_json, text), said) for text, said in JSON), PlanError) == []
+
+
+TILINGS = [
+    ([], "has no shards"),
+    ([Shard(0, (0, 90), (0, 8))], r"no shard covers rows \[90, 100\) x cols \[0, 8\).*rows=\(0, 100\)"),
+    (
+        [Shard(0, (0, 60), (0, 8)), Shard(1, (50, 100), (0, 8))],
+        r"ranks 0 and 1 overlap in rows \[50, 60\) x cols \[0, 8\).*rank 1 rows=\(60, 100\)",
+    ),
+    ([Shard(0, (0, 101), (0, 8))], r"partly outside the table.*rows=\(0, 100\)"),
+    ([Shard(2, (0, 100), (0, 8))], "world_size is 2"),
+    ([Shard(0, (0, 100), (0, 8)), Shard(1, (5, 5), (0, 8))], "is empty"),
+]
+
+
+def test_what_is_no_tiling_is_refused_with_the_rectangle_and_the_fix() -> None:
+    refusals = [(partial(plan_of(*shards).validate, [MOVIES], 2), said) for shards, said in TILINGS]
+    assert not_refused(refusals, PlanError) == []
 
 
 def test_unknown_and_missing_tables_are_named() -> None:
@@ -144,12 +143,10 @@ def test_unknown_and_missing_tables_are_named() -> None:
 def test_replicas_must_be_whole_and_on_every_rank() -> None:
     whole = [Shard(rank, (0, 100), (0, 8)) for rank in range(3)]
     plan_of(*whole, sharding_type="data_parallel").validate([MOVIES], 3)
-    with pytest.raises(PlanError, match="rank 2 holds no replica"):
-        plan_of(*whole[:2], sharding_type="data_parallel").validate([MOVIES], 3)
-    with pytest.raises(PlanError, match="rank 1 holds it twice"):
-        plan_of(*whole, whole[1], sharding_type="data_parallel").validate([MOVIES], 3)
-    with pytest.raises(PlanError, match="rank 0 holds only"):
-        plan_of(Shard(0, (0, 50), (0, 8)), *whole[1:], sharding_type="data_parallel").validate([MOVIES], 3)
+    wrong = [(whole[:2], "rank 2 holds no replica"), ([*whole, whole[1]], "rank 1 holds it twice")]
+    wrong.append(([Shard(0, (0, 50), (0, 8)), *whole[1:]], "rank 0 holds only"))
+    plans = [(plan_of(*shards, sharding_type="data_parallel"), said) for shards, said in wrong]
+    assert not_refused(((partial(plan.validate, [MOVIES], 3), said) for plan, said in plans), PlanError) == []
 
 
 def test_bare_schemes_are_resolved() -> None:

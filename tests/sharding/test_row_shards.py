@@ -17,24 +17,20 @@ def turned(rect: Rect) -> Rect:
     return rect[1], rect[0]
 
 
-@pytest.mark.parametrize("turn", [lambda rect: rect, turned], ids=["row shards", "column shards"])
-@pytest.mark.parametrize(
-    ("spans", "hole", "fix"),
-    [
-        ([(2, 6), (6, 10)], (0, 2), (0, 6)),
-        ([(0, 4), (6, 10)], (4, 6), (0, 6)),
-        ([(0, 4), (4, 9)], (9, 10), (4, 10)),
-        ([(9, 10)], (0, 9), (0, 10)),
-    ],
-    ids=["first", "middle", "last", "only shard"],
-)
-def test_a_hole_before_between_or_after_shards_is_found_with_its_fix(turn, spans, hole, fix) -> None:  # type: ignore[no-untyped-def]
-    size = (10, 8) if turn is not turned else (8, 10)
-    fault = find_fault([turn((span, (0, 8))) for span in spans], *size)
-    assert fault is not None
-    assert fault.kind == "hole"
-    assert fault.rect == turn((hole, (0, 8)))
-    assert fault.fix == turn((fix, (0, 8)))
+HOLES = [  # row shards, the hole, the fix
+    ([(2, 6), (6, 10)], (0, 2), (0, 6)),
+    ([(0, 4), (6, 10)], (4, 6), (0, 6)),
+    ([(0, 4), (4, 9)], (9, 10), (4, 10)),
+    ([(9, 10)], (0, 9), (0, 10)),
+]
+
+
+def test_a_hole_before_between_or_after_shards_is_found_with_its_fix() -> None:
+    for turn, size in ((lambda rect: rect, (10, 8)), (turned, (8, 10))):
+        for spans, hole, fix in HOLES:
+            fault = find_fault([turn((span, (0, 8))) for span in spans], *size)
+            assert fault is not None
+            assert (fault.kind, fault.rect, fault.fix) == ("hole", turn((hole, (0, 8))), turn((fix, (0, 8))))
 
 
 def test_a_plan_with_a_hole_before_its_first_row_shard_is_refused() -> None:
@@ -44,24 +40,24 @@ def test_a_plan_with_a_hole_before_its_first_row_shard_is_refused() -> None:
         plan.validate([TABLE], 2)
 
 
-@pytest.mark.parametrize(
-    ("rows", "ranks", "expected"),
-    [
-        (10, 4, [(0, 3), (3, 6), (6, 9), (9, 10)]),
-        (10, 3, [(0, 4), (4, 8), (8, 10)]),
-        (9, 4, [(0, 3), (3, 6), (6, 9)]),  # three blocks fill the table: rank 3 has none
-        (12, 4, [(0, 3), (3, 6), (6, 9), (9, 12)]),
-        (3, 4, [(0, 1), (1, 2), (2, 3)]),
-    ],
-)
-def test_the_last_row_shard_has_the_rows_that_are_left(rows: int, ranks: int, expected: list[tuple[int, int]]) -> None:
-    table = EmbeddingBagConfig(name="movies", num_embeddings=rows, embedding_dim=8, feature_names=["movie"])
-    made = scheme_named("row_wise").default(table, Topology(ranks))
-    assert [(shard.rank, shard.rows) for shard in made.shards] == list(enumerate(expected))
-    cut = EvenTiling(rows, -(-rows // ranks), [8])
-    assert [span for span, _ in cut] == [cut[i][0] for i in range(len(cut))] == expected
-    sizes, of, _ = cut.sizes()
-    assert [sizes[k] for k in of] == [(end - start, 8) for start, end in expected]
+LAST = {  # rows, ranks: row shards; three blocks fill 9 rows, so that rank 3 has none
+    (10, 4): [(0, 3), (3, 6), (6, 9), (9, 10)],
+    (10, 3): [(0, 4), (4, 8), (8, 10)],
+    (9, 4): [(0, 3), (3, 6), (6, 9)],
+    (12, 4): [(0, 3), (3, 6), (6, 9), (9, 12)],
+    (3, 4): [(0, 1), (1, 2), (2, 3)],
+}
+
+
+def test_the_last_row_shard_has_the_rows_that_are_left() -> None:
+    for (rows, ranks), expected in LAST.items():
+        table = EmbeddingBagConfig(name="movies", num_embeddings=rows, embedding_dim=8, feature_names=["movie"])
+        made = scheme_named("row_wise").default(table, Topology(ranks))
+        assert [(shard.rank, shard.rows) for shard in made.shards] == list(enumerate(expected))
+        cut = EvenTiling(rows, -(-rows // ranks), [8])
+        assert [span for span, _ in cut] == [cut[i][0] for i in range(len(cut))] == expected
+        sizes, of, _ = cut.sizes()
+        assert [sizes[k] for k in of] == [(end - start, 8) for start, end in expected]
 
 
 def test_the_last_row_shard_costs_its_own_rows() -> None:
@@ -74,12 +70,12 @@ def test_the_last_row_shard_costs_its_own_rows() -> None:
     np.testing.assert_allclose(inputs, [4 * 4 * (120 * rows / 10 + 60) for rows in (3, 3, 3, 1)])
 
 
-@pytest.mark.parametrize("rank", [-1, -4, 4, 5])
-def test_a_shard_on_a_rank_below_0_or_beyond_the_last_is_refused(rank: int) -> None:
-    shards = [Shard(0, (0, 5), (0, 8)), Shard(rank, (5, 10), (0, 8))]
-    plan = ShardingPlan({"": {"movies": ParameterSharding("custom", shards=shards)}})  # type: ignore[dict-item]
-    with pytest.raises(PlanError, match=rf"table 'movies' .*rank {rank}\b"):
-        plan.validate([TABLE], 4)
+def test_a_shard_on_a_rank_below_0_or_beyond_the_last_is_refused() -> None:
+    for rank in (-1, -4, 4, 5):
+        shards = [Shard(0, (0, 5), (0, 8)), Shard(rank, (5, 10), (0, 8))]
+        plan = ShardingPlan({"": {"movies": ParameterSharding("custom", shards=shards)}})  # type: ignore[dict-item]
+        with pytest.raises(PlanError, match=rf"table 'movies' .*rank {rank}\b"):
+            plan.validate([TABLE], 4)
 
 
 def test_replicas_of_some_columns_are_refused() -> None:

@@ -4,12 +4,17 @@ import random
 from typing import Any
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
-from recshard_lab.planner import Workload
-from recshard_lab.sharding import Topology
+from recshard_lab.planner import EmbeddingShardingPlanner, Workload
+from recshard_lab.sharding import ShardingPlan, Topology
 
 
 def table(name: str, rows: int, cols: int, **more: Any) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=cols, feature_names=[f"{name}_id"], **more)
+
+
+def best_plan(tables: Any, *given: Any, explain: bool = True, **options: Any) -> ShardingPlan:
+    """The plan of a planner with these arguments."""
+    return EmbeddingShardingPlanner(*given, **options).plan_tables(tables, explain=explain)
 
 
 def random_tables(count: int, seed: int) -> tuple[list[EmbeddingBagConfig], Workload]:

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from recshard_lab import EmbeddingBagConfig, EmbeddingShardingPlanner, KeyedJaggedTensor, Topology, Workload
+from recshard_lab import EmbeddingBagConfig, KeyedJaggedTensor, Topology, Workload
 from recshard_lab.lab.compare.measure import random_batch
 from recshard_lab.lab.compare.question import Question
 from recshard_lab.lab.compare.question_code import python_for
 from recshard_lab.planner import AccessProfile
 from recshard_lab.planner.workload import table_loads
+from tests.planner.problems import best_plan
 
 ROWS = 5_000
 
@@ -86,7 +87,7 @@ def test_a_measured_workload_has_the_counted_figures() -> None:
     alone = table_loads(found, 1, load)
     assert alone.unique[0] == pytest.approx(counted, rel=0.05)
     assert table_loads(found, 4, load).touched[0] == pytest.approx(alone.unique[0] * 600)
-    assert EmbeddingShardingPlanner(Topology(2), workload=load).plan_tables(found).tables().keys() == {"a", "b"}
+    assert best_plan(found, Topology(2), workload=load).tables().keys() == {"a", "b"}
 
 
 def test_coverage_is_the_counted_share_of_bags_with_ids() -> None:

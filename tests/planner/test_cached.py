@@ -16,6 +16,7 @@ from recshard_lab import (
     row_wise,
 )
 from recshard_lab.sharding import CacheParams
+from tests.planner.problems import best_plan
 
 KERNEL = "fused_uvm_caching"
 GPUS = Topology(2, "cuda", hbm_cap=2_000_000, ddr_cap=10**9)
@@ -26,7 +27,7 @@ ROW = 64 * 4 + 4
 
 def planned(share: float, workload: Workload = LOAD, topology: Topology = GPUS) -> ShardingPlan:
     wish = ParameterConstraints(compute_kernels=[KERNEL], cache_params=CacheParams(load_factor=share))
-    return EmbeddingShardingPlanner(topology, workload=workload, constraints={"t": wish}).plan_tables([TABLE])
+    return best_plan([TABLE], topology, workload=workload, constraints={"t": wish})
 
 
 def price(share: float, workload: Workload = LOAD) -> float:

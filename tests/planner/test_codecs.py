@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab.comm import CommType, QCommsConfig, make_codec
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.launcher import launch
-from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner import CostModel, Workload, estimate
 from recshard_lab.planner.model.codecs import WIRE_FORMATS, codec_names
 from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_named
-from tests.planner.problems import random_tables
+from tests.planner.problems import best_plan, random_tables
 from tests.planner.test_routes import FREE, LOAD, plans, table
 from tests.planner.test_terms import compared
 
@@ -72,7 +72,6 @@ def test_half_precision_halves_what_rows_send_and_leaves_the_ids(route: str) -> 
     assert (extra <= 1.5).all()
 
 
-@settings(deadline=None, max_examples=60)
 @given(plans(), st.sampled_from(PAIRS))
 def test_the_terms_never_say_more_than_the_model(drawn: Any, pair: tuple[str, str]) -> None:
     tables, plan, top = drawn
@@ -100,12 +99,16 @@ def test_rows_that_do_not_add_are_refused_on_the_way_that_adds_and_never_planned
     with pytest.raises(PlanError, match=r"reduce_scatter.*int8 cannot be added.*fp16/int8"):
         estimate(plan, [MOVIES], top, load)
     with pytest.raises(PlanError, match="int8 cannot be added"):
-        EmbeddingShardingPlanner(top, workload=load, route="reduce_scatter").plan_tables([MOVIES])
+        best_plan([MOVIES], top, workload=load, route="reduce_scatter")
     net = Topology(4, inter_host_bw=1e4, intra_host_bw=1e4, reduce_scatter_cost=0.25, **FREE)
     big, only = table("big", 10**6, 64), {"big": ParameterConstraints(["row_wise"])}
     for codecs, routes in (("fp16", {"reduce_scatter"}), ("int8", {"direct"})):
-        planner = EmbeddingShardingPlanner(net, 4096, constraints=only, workload=replace(load, codecs=codecs))
-        assert {one.route for one in planner.plan_tables([big]).tables().values()} == routes
+        assert {
+            one.route
+            for one in best_plan([big], net, 4096, constraints=only, workload=replace(load, codecs=codecs))
+            .tables()
+            .values()
+        } == routes
 
 
 def test_a_slow_network_gains_and_torchrecs_formulas_refuse_what_they_do_not_know() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner import CostModel, Workload, estimate
 from recshard_lab.planner.search.colocated import Bundle, bundled, groups_of
 from recshard_lab.planner.search.options import Placement, options_of
 from recshard_lab.sharding import ParameterConstraints, PlanError, Shard, Topology, scheme_names
-from tests.planner.problems import random_problem, random_tables, table
+from tests.planner.problems import best_plan, random_problem, random_tables, table
 
 TOP = Topology(8, "cuda", hbm_cap=80 * 10**9, local_world_size=4, device_groups={"fast": [0, 1], "slow": range(2, 8)})
 
@@ -26,8 +26,7 @@ def test_tables_that_are_to_share_their_ranks_do_under_both_solvers(solver: str,
     names = [config.name for config in tables]
     wishes = {names[0]: ParameterConstraints(colocate_with=[names[3]])}
     wishes[names[3]] = ParameterConstraints(colocate_with=[names[5]])
-    planner = EmbeddingShardingPlanner(topology, workload=workload, constraints=wishes, solver=solver, time_limit_s=0.5)
-    plan = planner.plan_tables(tables)
+    plan = best_plan(tables, topology, workload=workload, constraints=wishes, solver=solver, time_limit_s=0.5)
     plan.validate(tables, topology.world_size)
     assert ranks_of(plan, names[0]) == ranks_of(plan, names[3]) == ranks_of(plan, names[5])
     told, again = plan.estimate, estimate(plan, tables, topology, workload)
@@ -43,7 +42,7 @@ def test_every_scheme_can_be_shared(scheme: str) -> None:
     tables, workload = random_tables(6, 1)
     wishes = {name: ParameterConstraints(sharding_types=[scheme]) for name in ("t1", "t4")}
     wishes["t4"].colocate_with = ["t1"]
-    plan = EmbeddingShardingPlanner(TOP, workload=workload, constraints=wishes).plan_tables(tables)
+    plan = best_plan(tables, TOP, workload=workload, constraints=wishes)
     assert {plan.tables()[name].sharding_type for name in ("t1", "t4")} == {scheme}
     assert ranks_of(plan, "t1") == ranks_of(plan, "t4")
 
@@ -68,8 +67,7 @@ def test_the_exact_plan_of_two_that_share_is_the_best_of_all_that_do() -> None:
     tables, top = [table("a", 40_000, 64), table("b", 9_000, 16), table("c", 300_000, 32)], Topology(2, "cuda")
     workload = Workload(1024, {"a_id": 20.0, "b_id": 9.0, "c_id": 25.0})
     wishes = {"a": ParameterConstraints(colocate_with=["b"])}
-    planner = EmbeddingShardingPlanner(top, workload=workload, constraints=wishes, solver="exact")
-    plan = planner.plan_tables(tables)
+    plan = best_plan(tables, top, workload=workload, constraints=wishes, solver="exact")
     model = CostModel(tables, top, workload)
     best = np.inf
     every = [
@@ -98,7 +96,7 @@ def test_wishes_to_share_that_cannot_be_are_refused() -> None:
 
     def refused(said: str, **wishes: Any) -> None:
         with pytest.raises(PlanError, match=said):
-            EmbeddingShardingPlanner(TOP, constraints=wishes).plan_tables(tables)
+            best_plan(tables, TOP, constraints=wishes)
 
     refused(
         "colocate_with names 'bb', which does not exist .did you mean 'b'", a=ParameterConstraints(colocate_with=["bb"])
@@ -122,11 +120,11 @@ def test_tables_too_large_to_share_a_rank_are_refused_with_what_fits() -> None:
     movies = [table("a", 5_000_000, 128), table("b", 5_000_000, 128)]  # 2.6 GB each
     top = Topology(2, "cuda", hbm_cap=4 * 10**9, reserve_fraction=0)
     wish = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in "ab"}
-    EmbeddingShardingPlanner(top, constraints=wish).plan_tables(movies)
+    best_plan(movies, top, constraints=wish)
     wish["a"].colocate_with = ["b"]
     said = "with '[ab]' on the same ranks .5.1 GB together., does not .*remove colocate_with= .*, or .*hbm_cap="
     with pytest.raises(PlanError, match=said):
-        EmbeddingShardingPlanner(top, constraints=wish).plan_tables(movies)
+        best_plan(movies, top, constraints=wish)
 
 
 @pytest.mark.parametrize("solver", ["greedy", "exact"])
@@ -134,8 +132,7 @@ def test_tables_of_a_device_group_stay_in_it(solver: str) -> None:
     tables, workload = random_tables(12, 3)
     wishes = {"t0": ParameterConstraints(device_group="fast"), "t7": ParameterConstraints(device_group="slow")}
     wishes["t5"] = ParameterConstraints(device_group="slow", forbidden_ranks=[2, 3])
-    planner = EmbeddingShardingPlanner(TOP, workload=workload, constraints=wishes, solver=solver, time_limit_s=0.5)
-    plan = planner.plan_tables(tables)
+    plan = best_plan(tables, TOP, workload=workload, constraints=wishes, solver=solver, time_limit_s=0.5)
     assert set(ranks_of(plan, "t0")) <= {0, 1}
     assert set(ranks_of(plan, "t7")) <= set(range(2, 8))
     assert set(ranks_of(plan, "t5")) <= set(range(4, 8))
@@ -146,7 +143,7 @@ def test_device_groups_that_cannot_be_are_refused() -> None:
 
     def refused(said: str, top: Topology = TOP, **wish: Any) -> None:
         with pytest.raises(PlanError, match=said):
-            EmbeddingShardingPlanner(top, constraints={"movies": ParameterConstraints(**wish)}).plan_tables(tables)
+            best_plan(tables, top, constraints={"movies": ParameterConstraints(**wish)})
 
     refused(
         "'movies': device_group 'fats' does not exist .did you mean 'fast'.*named groups: fast, slow",

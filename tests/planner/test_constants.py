@@ -3,10 +3,10 @@
 import math
 from dataclasses import fields, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
-import pytest
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
@@ -34,16 +34,7 @@ FIGURES: dict[str, Any] = {  # none is zero, so that each can be halved and doub
     "sync_ms": 0.02, "kernel_ms": 0.03, "gather_row_bytes": 60.0, "tf32_flops_per_ms": 8e7, "matrix_half_batch": 50.0,
     "straggler_sigma": 0.02, "index_ns_per_id": 90.0, "index_ms": 0.1,
 }  # fmt: skip
-FASTER_IF_MORE = {
-    "hbm_mem_bw",
-    "ddr_mem_bw",
-    "cache_bw",
-    "intra_host_bw",
-    "inter_host_bw",
-    "cache_bytes",
-    "flops_per_ms",
-    "tf32_flops_per_ms",
-}
+FASTER_IF_MORE = {name for name in FIGURES if name.endswith(("_bw", "flops_per_ms"))} | {"cache_bytes"}
 MEMORY_ALONE = {"hbm_cap", "ddr_cap", "reserve_fraction"}  # limit memory, not time
 LOAD = Workload(64, 8.0, optimizer=OPTIMIZER, dense_parameters=10_000)
 LOADS = {"tf32_flops_per_ms": replace(LOAD, matmul_precision="high", dense_parameters=1_000_000)}
@@ -97,33 +88,37 @@ def test_every_constant_is_known_here() -> None:
     assert {spec.name for spec in fields(Topology)} == named | whole
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_constant_moves_the_step_in_its_direction(name: str) -> None:
-    moved = 0
+def directions(name: str) -> list[bool]:
+    """On a host and on nodes: whether the step and its linear terms grow with a constant."""
+    moved = []
     for kind in ("host", "nodes"):
+        load = LOADS.get(name, LOAD)
         (low, low_bound), (base, _), (high, high_bound) = (
-            step_and_bound(kind, LOADS.get(name, LOAD), **{name: FIGURES[name] * times}) for times in (0.5, 1.0, 2.0)
+            step_and_bound(kind, load, **{name: FIGURES[name] * times}) for times in (0.5, 1.0, 2.0)
         )
         if name == "half_duplex":  # of uneven ranks the busiest one gains: what it receives is less than it sends
-            moved += low != base != high
+            moved.append(low != base != high)
             continue
         if name in FASTER_IF_MORE:
             low, high, low_bound, high_bound = high, low, high_bound, low_bound
-        assert low <= base <= high
-        assert low_bound <= high_bound
-        moved += low < base < high and low_bound < high_bound
-    assert moved >= 1
+        assert low <= base <= high, name
+        assert low_bound <= high_bound, name
+        moved.append(low < base < high and low_bound < high_bound)
+    return moved
 
 
-@pytest.mark.parametrize("name", PER_OPTIMIZER)
-@pytest.mark.parametrize("kind", ["host", "nodes"])
-def test_constants_of_an_optimizer_move_steps_with_that_optimizer_alone(kind: str, name: str) -> None:
-    def step(**values: float) -> float:
-        known = {OPTIMIZER: 1.0, "exact_sgd": 1.0}
-        return step_and_bound(kind, **{name: known | values})[0]
+def test_every_constant_moves_the_step_in_its_direction() -> None:
+    assert [name for name in FIGURES if not any(directions(name))] == []
 
-    assert step(**{OPTIMIZER: 0.5}) < step() < step(**{OPTIMIZER: 2.0})
-    assert step(exact_sgd=9.0) == step()
+
+def test_constants_of_an_optimizer_move_steps_with_that_optimizer_alone() -> None:
+    for kind, name in product(("host", "nodes"), PER_OPTIMIZER):
+
+        def step(kind: str = kind, name: str = name, **values: float) -> float:
+            return step_and_bound(kind, **{name: {OPTIMIZER: 1.0, "exact_sgd": 1.0} | values})[0]
+
+        assert step(**{OPTIMIZER: 0.5}) < step() < step(**{OPTIMIZER: 2.0}), (kind, name)
+        assert step(exact_sgd=9.0) == step(), (kind, name)
 
 
 def test_an_optimizers_own_time_per_id_replaces_the_common_one() -> None:
@@ -138,18 +133,15 @@ def test_ranks_beyond_the_cores_and_capacity() -> None:
         assert step_and_bound("nodes", **{name: 0.5}) == step_and_bound("nodes")
 
 
-@pytest.mark.parametrize("name", [*FIGURES, *sorted(MEMORY_ALONE), *PER_OPTIMIZER])
-def test_a_device_profile_hands_every_constant_to_its_topology(name: str) -> None:
-    value = {OPTIMIZER: 3.5} if name in PER_OPTIMIZER else 0.75
-    profile = DeviceProfile(
-        world_size=2, local_world_size=2, compute_device="cuda", cores_per_host=2, figures={name: value}, machine={},
-        date="2026-01-01",
-    )  # fmt: skip
-    made = DeviceProfile.from_json(profile.to_json()).topology()
-    assert getattr(made, name) == value
+def test_a_device_profile_hands_every_constant_to_its_topology() -> None:
     plain = Topology(2, "cuda", cores_per_host=2)
-    assert getattr(plain, name) != value
-    assert replace(made, **{name: getattr(plain, name)}) == plain
+    where = {"world_size": 2, "local_world_size": 2, "compute_device": "cuda", "cores_per_host": 2}
+    for name in (*FIGURES, *sorted(MEMORY_ALONE), *PER_OPTIMIZER):
+        value = {OPTIMIZER: 3.5} if name in PER_OPTIMIZER else 0.75
+        profile = DeviceProfile(**where, figures={name: value}, machine={}, date="2026-01-01")  # type: ignore[arg-type]
+        made = DeviceProfile.from_json(profile.to_json()).topology()
+        assert getattr(made, name) == value != getattr(plain, name), name
+        assert replace(made, **{name: getattr(plain, name)}) == plain, name
 
 
 def test_the_constants_of_the_dense_part_scale_it_alone() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from recshard_lab.planner import EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import (
     ParameterConstraints,
     ParameterSharding,
@@ -14,7 +14,7 @@ from recshard_lab.sharding import (
     Topology,
     scheme_names,
 )
-from tests.planner.problems import random_tables, table
+from tests.planner.problems import best_plan, random_tables, table
 
 GPUS = Topology(8, "cuda", hbm_cap=80 * 10**9, local_world_size=4)
 
@@ -22,10 +22,7 @@ GPUS = Topology(8, "cuda", hbm_cap=80 * 10**9, local_world_size=4)
 def planned(topology: Topology = GPUS, count: int = 12, **constraint: Any) -> tuple[Any, Any]:
     """The shards of one constrained table among others, and of all tables."""
     tables, workload = random_tables(count, 1)
-    planner = EmbeddingShardingPlanner(
-        topology, workload=workload, constraints={"t3": ParameterConstraints(**constraint)}
-    )
-    plan = planner.plan_tables(tables)
+    plan = best_plan(tables, topology, workload=workload, constraints={"t3": ParameterConstraints(**constraint)})
     assert estimate(plan, tables, topology, workload).fits
     return plan.tables()["t3"], plan.tables()
 
@@ -36,8 +33,7 @@ def test_given_shards_stay_where_they_are(solver: str) -> None:
     rows, cols = tables[3].num_embeddings, tables[3].embedding_dim
     shards = [Shard(5, (0, 10), (0, cols)), Shard(2, (10, rows), (0, 8)), Shard(5, (10, rows), (8, cols))]
     constraint = {"t3": ParameterConstraints(shards=shards)}
-    planner = EmbeddingShardingPlanner(GPUS, workload=workload, constraints=constraint, solver=solver, time_limit_s=1)
-    plan = planner.plan_tables(tables)
+    plan = best_plan(tables, GPUS, workload=workload, constraints=constraint, solver=solver, time_limit_s=1)
     assert list(plan.tables()["t3"].shards) == shards
     plan.validate(tables, 8)
 
@@ -90,9 +86,7 @@ def test_a_constraint_without_which_the_table_fits_is_named() -> None:
         ),
     ]:
         with pytest.raises(PlanError, match=said):
-            EmbeddingShardingPlanner(
-                small, constraints={"movies": ParameterConstraints(**constraint)}, workload=Workload()
-            ).plan_tables(movies)
+            best_plan(movies, small, constraints={"movies": ParameterConstraints(**constraint)}, workload=Workload())
 
 
 @pytest.mark.parametrize(
@@ -122,10 +116,10 @@ def test_what_used_to_take_forever_or_say_another_thing_is_refused_at_once() -> 
         Topology(10**6)
     movies = table("movies", 100, 8)
     with pytest.raises(PlanError, match=r"two tables are named 'movies'.*Fix: rename one"):
-        EmbeddingShardingPlanner(Topology(2)).plan_tables([movies, movies])
+        best_plan([movies, movies], Topology(2))
     with pytest.raises(PlanError, match=r"compute_kernel '__class__' does not exist.*Fix: use one of dense, fused"):
         ParameterSharding("table_wise", "__class__")
-    plan = EmbeddingShardingPlanner(Topology(1)).plan_tables([movies])
+    plan = best_plan([movies], Topology(1))
     text = plan.to_json().replace('"fused"', '"__class__"')
     with pytest.raises(PlanError, match=r"\['movies'\]: compute_kernel '__class__' does not exist"):
         ShardingPlan.from_json(text)

@@ -1,19 +1,21 @@
 """Enumeration: its bound is the best of all placements, and with nodes as bins it is below that."""
 
 import itertools
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, estimate
+from recshard_lab.planner import CostModel, estimate
 from recshard_lab.planner.search.bounds import FEW, mode_bounds, strong_bound, worth_of
 from recshard_lab.planner.search.enumeration import Enumeration, _assignments, enumerated_bound
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import PlanError
-from tests.grid import examples
+from tests.grid import examples, grid
+from tests.planner.problems import best_plan
 from tests.planner.test_bounds import small_problem
 from tests.planner.test_bounds_near_the_best import every_placement
 from tests.planner.test_packing_bound import whole_tables
@@ -21,8 +23,7 @@ from tests.planner.test_planner import problems
 from tests.planner.test_strong_bound import two_nodes
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("off", [1.005, 1.5])
+@pytest.mark.parametrize(*grid(seed=range(examples(6, 12)), off=[1.005, 1.5]))
 def test_the_bound_is_the_best_of_all_placements_on_two_ranks(seed: int, off: float) -> None:
     tables, topology, load, best = small_problem(seed)
     if not np.isfinite(best):
@@ -37,7 +38,7 @@ def test_the_bound_is_the_best_of_all_placements_on_two_ranks(seed: int, off: fl
     assert enumerated_bound(problem, worth, bounds[0].ms, least * off, bins=1) <= least * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(6, 12)))
 def test_the_bound_is_the_best_of_whole_tables_on_three_ranks(seed: int) -> None:
     problem, best = whole_tables(seed)
     every = np.ones(len(problem.priced.cost), dtype=bool)
@@ -84,7 +85,7 @@ def test_shards_of_one_size_are_dealt_once() -> None:
             assert sorted(found) == sorted(expected)
 
 
-@settings(deadline=None, max_examples=examples(8, 25))
+@settings(max_examples=examples(8, 25))
 @given(problems())
 def test_no_plan_found_by_any_means_is_below_the_strong_bound(drawn: Any) -> None:
     tables, topology, constraints, workload = drawn
@@ -96,31 +97,23 @@ def test_no_plan_found_by_any_means_is_below_the_strong_bound(drawn: Any) -> Non
         (3, "direct", "greedy"),
         (3, None, "exact"),
     ):
-        planner = EmbeddingShardingPlanner(
-            topology,
-            constraints=constraints,
-            workload=workload,
-            solver=solver,
-            time_limit_s=0.2,
-            local_search_passes=passes,
-            route=route,
-        )
-        try:
-            plan = planner.plan_tables(tables, explain=False)
-        except PlanError:
-            continue
-        steps.append(estimate(plan, tables, topology, workload, constraints=constraints).step_ms)
+        options = {"solver": solver, "local_search_passes": passes, "route": route, "workload": workload}
+        with suppress(PlanError):
+            plan = best_plan(tables, topology, constraints=constraints, time_limit_s=0.2, explain=False, **options)
+            steps.append(estimate(plan, tables, topology, workload, constraints=constraints).step_ms)
     if steps:
         problem = Problem(model, options_of(model, tables, constraints))
         bound = strong_bound(problem, max(steps))
         assert mode_bounds(model, problem.priced)[0].ms * (1 - 1e-9) <= bound <= min(steps) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [2, 8, 22, 79])
+@pytest.mark.parametrize(
+    "seed", [2, 8, pytest.param(22, marks=pytest.mark.gate), pytest.param(79, marks=pytest.mark.gate)]
+)
 def test_models_of_few_tables_on_up_to_eight_ranks_are_solved(seed: int) -> None:
     from benchmarks.planner import random_model
 
     tables, topology, workload = random_model(seed)
     assert len(tables) * topology.world_size <= FEW
-    plan = EmbeddingShardingPlanner(topology, workload=workload).plan_tables(tables, explain=False)
+    plan = best_plan(tables, topology, workload=workload, explain=False)
     assert plan.gap < 0.005

@@ -13,7 +13,7 @@ from recshard_lab.planner.search.greedy import Solution, _better
 from recshard_lab.planner.search.options import Placement, options_of
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
-from tests.planner.problems import table
+from tests.planner.problems import best_plan, table
 
 
 @pytest.mark.parametrize("pinned", [{}, {"small": [0]}, {"small": [0], "mid": [1]}, {"large": [1]}, {"mid": [0, 2]}])
@@ -75,10 +75,9 @@ def test_tables_that_fit_nowhere_at_first_are_fitted_by_moving_others(monkeypatc
     )  # nothing moves: the exact solver still fits them
     with pytest.raises(PlanError, match="does not fit"):
         greedy.plan_tables(tables)
-    exact = EmbeddingShardingPlanner(top, constraints=only, workload=load, solver="exact", time_limit_s=20)
-    plan = exact.plan_tables(tables)
+    plan = best_plan(tables, top, constraints=only, workload=load, solver="exact", time_limit_s=20)
     assert estimate(plan, tables, top, load).fits
     assert {plan.tables()[f"t{i}"].shards[0].rank for i in (0, 1)} in ({0}, {1})
     too_small = Topology(2, "cuda", hbm_cap=5 * 10**9, reserve_fraction=0.0)
     with pytest.raises(PlanError, match="does not fit"):
-        EmbeddingShardingPlanner(too_small, constraints=only, workload=load, solver="exact").plan_tables(tables)
+        best_plan(tables, too_small, constraints=only, workload=load, solver="exact")

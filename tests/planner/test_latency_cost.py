@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import recshard_lab as rl
-from recshard_lab import DataType, EmbeddingBagConfig, EmbeddingShardingPlanner, Topology, Workload
+from recshard_lab import DataType, EmbeddingBagConfig, Topology, Workload
+from tests.planner.problems import best_plan
 
 TABLES = [
     EmbeddingBagConfig(10 ** (2 + n % 4), 8 * (1 + n % 3), name=f"t{n}", feature_names=[f"f{n}"]) for n in range(9)
@@ -17,8 +18,8 @@ TABLES = [
 @pytest.mark.parametrize("solver", ["greedy", "exact"])
 def test_plans_are_near_their_bound_and_no_slower_than_those_of_training(world: int, solver: str) -> None:
     topology = Topology(world)
-    plan = EmbeddingShardingPlanner(topology, cost_model="latency", solver=solver, time_limit_s=5).plan_tables(TABLES)
-    trained = EmbeddingShardingPlanner(topology).plan_tables(TABLES)
+    plan = best_plan(TABLES, topology, cost_model="latency", solver=solver, time_limit_s=5)
+    trained = best_plan(TABLES, topology)
     assert plan.estimate.phases == ("input_dist", "lookup", "output_dist", "dense")
     assert plan.bound_ms <= plan.estimate.step_ms * (1 + 1e-9)
     assert plan.gap < 0.05

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks import plan
-from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
 from tests.grid import NIGHT, grid
+from tests.planner.problems import best_plan
 
 TOLERANCE = 1.01  # the search is a heuristic: related plans may differ by 1%
 INF = float("inf")
@@ -25,9 +25,8 @@ def model(size: tuple[int, int]) -> Any:
 
 def planned(tables: Any, topology: Any, workload: Any, constraints: Any = None) -> float:
     """The predicted step, in ms; infinite if there is no plan."""
-    planner = EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload)
     try:
-        return planner.plan_tables(tables, explain=False).estimate.step_ms
+        return best_plan(tables, topology, constraints=constraints, workload=workload, explain=False).estimate.step_ms
     except PlanError:
         return INF
 

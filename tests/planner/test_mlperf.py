@@ -23,6 +23,7 @@ from recshard_lab.planner.sweep.mlperf_example import MISSED, MLPERF_IDEAS, RANG
 from recshard_lab.sharding import Topology
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.text_table import TextTable
+from tests.planner.problems import best_plan
 
 
 def test_the_benchmarks_sums_are_the_published_ones() -> None:
@@ -87,8 +88,7 @@ def test_the_example_is_the_planners_plan_and_the_cost_models_estimate() -> None
     top = Topology.preset("h100x64")
     assert step.topology == top
     assert step.workload == mlperf_dlrm_dcnv2_workload(1024, pipeline="sparse_dist")
-    planner = EmbeddingShardingPlanner(top, workload=step.workload)
-    own = estimate(planner.plan_tables(tables), tables, top, step.workload)
+    own = estimate(best_plan(tables, top, workload=step.workload), tables, top, step.workload)
     assert step.step_ms == pytest.approx(own.step_ms)
     assert sum(step.schemes.values()) == len(tables)
     dense = PHASES.index("dense")

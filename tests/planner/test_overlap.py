@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
-from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner import CostModel, Workload, estimate
 from recshard_lab.planner.model.cost import PHASES, dense_step
 from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.planner.model.overlap import FIGURES, FREE
 from recshard_lab.planner.workload import PIPELINES
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_named, scheme_names
-from tests.planner.problems import random_problem, random_tables, table
+from tests.planner.problems import best_plan, random_problem, random_tables, table
 from tests.planner.test_routes import LOAD, plans
 
 TABLES, DRAWN = random_tables(6, 3)
@@ -137,7 +137,6 @@ def test_ranks_that_share_cores_gain_nothing_and_are_told(pipeline: str) -> None
     assert under(shared, "none").step_ms == pytest.approx(found.step_ms)
 
 
-@settings(deadline=None, max_examples=60)
 @given(plans())
 def test_the_chains_terms_and_the_plain_step_hold_the_step_between_them(drawn: Any) -> None:
     tables, plan, top = drawn
@@ -162,8 +161,7 @@ def test_no_plan_is_shorter_than_the_bound_and_the_planners_is_near_the_best(dev
     tables, load = random_tables(3, 11)
     load = replace(load, pipeline=pipeline)
     top = Topology(2, device, hbm_cap=10**12, ddr_cap=10**12, cores_per_host=2)
-    planner = EmbeddingShardingPlanner(top, workload=load)
-    plan = planner.plan_tables(tables)
+    plan = best_plan(tables, top, workload=load)
     found = plan.estimate
     assert found is not None
     ways = []
@@ -184,11 +182,10 @@ def test_a_plan_for_a_pipeline_is_no_worse_under_it_than_one_made_without(seed: 
     tables, top, load = random_problem(seed)
     piped = replace(load, pipeline="prefetch")
     try:
-        other = EmbeddingShardingPlanner(top, workload=load).plan_tables(tables, explain=False)
+        other = best_plan(tables, top, workload=load, explain=False)
     except PlanError:
         pytest.fail("these problems have room")
-    planner = EmbeddingShardingPlanner(top, workload=piped)
-    plan = planner.plan_tables(tables)
+    plan = best_plan(tables, top, workload=piped)
     found = plan.estimate
     assert found is not None
     assert found.step_ms <= estimate(other, tables, top, piped).step_ms * 1.05
@@ -199,10 +196,13 @@ def test_a_plan_for_a_pipeline_is_no_worse_under_it_than_one_made_without(seed: 
 
 def test_the_milp_keeps_a_bound_under_a_pipeline() -> None:
     tables, load = random_tables(4, 5)
-    planner = EmbeddingShardingPlanner(
-        Topology(4, "cuda", hbm_cap=10**12), workload=replace(load, pipeline="prefetch"), solver="exact", time_limit_s=5
+    plan = best_plan(
+        tables,
+        Topology(4, "cuda", hbm_cap=10**12),
+        workload=replace(load, pipeline="prefetch"),
+        solver="exact",
+        time_limit_s=5,
     )
-    plan = planner.plan_tables(tables)
     found = plan.estimate
     assert found is not None
     assert found.gap is not None
@@ -215,7 +215,7 @@ def test_what_cannot_be_honoured_is_refused() -> None:
     with pytest.raises(ValueError, match=r"torchrec.*no pipeline"):
         estimate(even(CORES), TABLES, CORES, replace(LOADED, pipeline="prefetch"), cost_model="torchrec")
     only = {t.name: ParameterConstraints([scheme_names()[0]]) for t in TABLES}
-    assert EmbeddingShardingPlanner(CORES, constraints=only, workload=LOADED).plan_tables(TABLES)
+    assert best_plan(TABLES, CORES, constraints=only, workload=LOADED)
 
 
 def test_the_time_line_shows_the_plain_step_and_tells_the_other() -> None:

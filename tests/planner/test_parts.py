@@ -12,7 +12,7 @@ from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, PlanReques
 from recshard_lab.planner.model.loads import LOOKUP
 from recshard_lab.planner.parts import FixedPercentageStorageReservation
 from recshard_lab.sharding import ParameterConstraints, ParameterSharding, PlanError, Proposal, ShardingPlan, Topology
-from tests.planner.problems import random_tables, table
+from tests.planner.problems import best_plan, random_tables, table
 
 GPUS = Topology(4, "cuda", hbm_cap=20 * 10**9, local_world_size=4)
 
@@ -44,9 +44,9 @@ class SlowLookups(CostModel):
 
 def test_a_search_of_one_file_makes_plans_with_estimate_bound_and_explanations() -> None:
     tables, workload = random_tables(6, 0)
-    plan = EmbeddingShardingPlanner(GPUS, workload=workload, search=LargestFirst()).plan_tables(tables)
+    plan = best_plan(tables, GPUS, workload=workload, search=LargestFirst())
     assert {sharding.sharding_type for sharding in plan.tables().values()} == {"table_wise"}
-    best = EmbeddingShardingPlanner(GPUS, workload=workload).plan_tables(tables)
+    best = best_plan(tables, GPUS, workload=workload)
     assert plan.estimate.step_ms == pytest.approx(rs.estimate(plan, tables, GPUS, workload).step_ms)
     assert 0 < plan.bound_ms <= best.estimate.step_ms <= plan.estimate.step_ms
     assert plan.gap == pytest.approx(plan.estimate.step_ms / plan.bound_ms - 1)
@@ -56,7 +56,7 @@ def test_a_search_of_one_file_makes_plans_with_estimate_bound_and_explanations()
 def test_a_cost_model_of_ones_own_is_what_plans_are_scored_by_everywhere() -> None:
     tables, workload = random_tables(6, 0)
     settings: dict[str, Any] = {"workload": workload, "cost_model": SlowLookups}
-    plan = EmbeddingShardingPlanner(GPUS, **settings).plan_tables(tables)
+    plan = best_plan(tables, GPUS, **settings)
     found = rs.estimate(plan, tables, GPUS, workload, cost_model=SlowLookups)
     lookup, plain = found.phases.index("lookup"), rs.estimate(plan, tables, GPUS, workload)
     launches = GPUS.launch_ms * GPUS.slowdown
@@ -64,7 +64,7 @@ def test_a_cost_model_of_ones_own_is_what_plans_are_scored_by_everywhere() -> No
     assert (found.ms[:, lookup] > 100 * work).all()
     assert plan.estimate.ms == pytest.approx(found.ms)
     assert plan.explain("t0").step_ms == pytest.approx(found.step_ms)
-    usual = EmbeddingShardingPlanner(GPUS, workload=workload).plan_tables(tables)
+    usual = best_plan(tables, GPUS, workload=workload)
     assert found.step_ms <= rs.estimate(usual, tables, GPUS, workload, cost_model=SlowLookups).step_ms * (1 + 1e-9)
 
 
@@ -75,9 +75,9 @@ def test_a_cost_model_whose_terms_are_not_its_phases_is_refused() -> None:
 
     tables, workload = random_tables(2, 0)
     with pytest.raises(TypeError, match=r"SlowSteps overrides phases without terms.*Fix: change the loads in"):
-        EmbeddingShardingPlanner(GPUS, workload=workload, cost_model=SlowSteps).plan_tables(tables)
+        best_plan(tables, GPUS, workload=workload, cost_model=SlowSteps)
     both = type("Both", (SlowSteps,), {"terms": property(lambda self: CostModel.terms.func(self).times(1000))})
-    made = EmbeddingShardingPlanner(GPUS, workload=workload, cost_model=both).plan_tables(tables)
+    made = best_plan(tables, GPUS, workload=workload, cost_model=both)
     assert made.gap >= 0
 
 
@@ -94,7 +94,7 @@ def test_a_rater_picks_among_the_plans_that_the_search_found() -> None:
             return self.rated[-1]
 
     rater = FewestShards()
-    plan = EmbeddingShardingPlanner(GPUS, workload=workload, rater=rater).plan_tables(tables)
+    plan = best_plan(tables, GPUS, workload=workload, rater=rater)
     assert len(rater.rated) > 5
     assert sum(len(sharding.shards) for sharding in plan.tables().values()) == min(rater.rated)
     assert plan.gap >= 0
@@ -110,13 +110,13 @@ def test_proposers_replace_the_schemes_in_the_plan_and_in_its_answers() -> None:
 
     tables = [table("a", 1000, 16), table("b", 500, 16)]
     only = {"a": ParameterConstraints(sharding_types=["thirds"])}
-    plan = EmbeddingShardingPlanner(GPUS, constraints=only, proposers=[Thirds()]).plan_tables(tables)
+    plan = best_plan(tables, GPUS, constraints=only, proposers=[Thirds()])
     assert plan.tables()["a"].sharding_type == "thirds"
     assert {way.sharding.sharding_type for way in plan.explain("a").alternatives} == {"whole"}
     assert {way.sharding.sharding_type for way in plan.explain("b").alternatives} <= {"thirds", "whole"}
     forbidden = {"a": ParameterConstraints(forbidden_sharding_types=["thirds", "whole"])}
     with pytest.raises(PlanError, match=r"table 'a' .* cannot be split by Thirds"):
-        EmbeddingShardingPlanner(GPUS, constraints=forbidden, proposers=[Thirds()]).plan_tables(tables)
+        best_plan(tables, GPUS, constraints=forbidden, proposers=[Thirds()])
 
 
 def test_reporters_receive_every_plan_once() -> None:
@@ -126,7 +126,7 @@ def test_reporters_receive_every_plan_once() -> None:
         def report(self, plan: ShardingPlan, seconds: float) -> None:
             seen.append((plan, seconds))
 
-    plan = EmbeddingShardingPlanner(GPUS, reporters=[Log(), Log()]).plan_tables([table("a", 100, 8)])
+    plan = best_plan([table("a", 100, 8)], GPUS, reporters=[Log(), Log()])
     assert [made for made, _ in seen] == [plan, plan]
     assert all(0 < seconds < 60 for _, seconds in seen)
     plan.why_not({"a": "row_wise"})
@@ -166,7 +166,7 @@ def test_a_wrong_result_of_a_search_is_named(shardings: Any, words: str) -> None
             return shardings
 
     with pytest.raises(PlanError, match=words):
-        EmbeddingShardingPlanner(GPUS, search=Bad()).plan_tables([table("a", 100, 8)])
+        best_plan([table("a", 100, 8)], GPUS, search=Bad())
 
 
 def test_plans_of_a_search_that_exceed_memory_and_ratings_that_are_no_numbers_are_refused() -> None:
@@ -178,21 +178,23 @@ def test_plans_of_a_search_that_exceed_memory_and_ratings_that_are_no_numbers_ar
 
     small = Topology(4, "cuda", hbm_cap=500 * 10**6)
     with pytest.raises(PlanError, match=r"AllOnZero\.search returned a plan that does not fit: rank 0 holds .*Fix:"):
-        EmbeddingShardingPlanner(small, search=AllOnZero()).plan_tables(big)
+        best_plan(big, small, search=AllOnZero())
 
     class NaN:
         def rate(self, plan: ShardingPlan) -> float:
             return float("nan")
 
     with pytest.raises(ValueError, match=r"NaN\.rate returned nan\. Fix: return a number"):
-        EmbeddingShardingPlanner(GPUS, rater=NaN()).plan_tables(big)
-    reserved = EmbeddingShardingPlanner(GPUS, storage_reservation=FixedPercentageStorageReservation(0.5))
-    assert reserved.plan_tables(big).estimate.usable_bytes.tolist() == [1e10] * 4
+        best_plan(big, GPUS, rater=NaN())
+    assert (
+        best_plan(big, GPUS, storage_reservation=FixedPercentageStorageReservation(0.5)).estimate.usable_bytes.tolist()
+        == [1e10] * 4
+    )
 
 
 def test_a_plan_has_its_estimate_and_follows_changes_of_it() -> None:
     tables, workload = random_tables(4, 2)
-    plan = EmbeddingShardingPlanner(GPUS, workload=workload).plan_tables(tables)
+    plan = best_plan(tables, GPUS, workload=workload)
     first = plan.estimate
     assert plan.estimate is first
     assert first.lower_bound is not None

@@ -12,7 +12,7 @@ from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.planner.answers.refusals import PlanDoesNotFit
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology
-from tests.planner.problems import random_tables, table
+from tests.planner.problems import best_plan, random_tables, table
 
 
 def test_an_error_names_the_table_and_changes_with_which_it_fits() -> None:
@@ -20,7 +20,7 @@ def test_an_error_names_the_table_and_changes_with_which_it_fits() -> None:
     topology = Topology(2, "cuda", hbm_cap=16 * 10**9, reserve_fraction=0)
     only = {"movies": ParameterConstraints(sharding_types=["table_wise"])}
     with pytest.raises(PlanError) as caught:
-        EmbeddingShardingPlanner(topology, constraints=only).plan_tables(movies)
+        best_plan(movies, topology, constraints=only)
     text = str(caught.value)
     assert (
         "table 'movies' (40,000,000 x 128, 20.5 GB) does not fit on any rank with table_wise: a rank has 16.0 GB free"
@@ -29,11 +29,11 @@ def test_an_error_names_the_table_and_changes_with_which_it_fits() -> None:
     assert "allow row_wise on 2 ranks" in text
     assert "fp16 weights" in text
     more = {"movies": ParameterConstraints(sharding_types=["table_wise", "row_wise"])}
-    EmbeddingShardingPlanner(topology, constraints=more).plan_tables(movies)
+    best_plan(movies, topology, constraints=more)
     named = re.search(r"hbm_cap=([\d_]+)", text)
     assert named is not None
     larger = Topology(2, "cuda", hbm_cap=int(named[1]), reserve_fraction=0)
-    EmbeddingShardingPlanner(larger, constraints=only).plan_tables(movies)
+    best_plan(movies, larger, constraints=only)
 
 
 def test_an_error_without_explanation_is_fast() -> None:
@@ -43,14 +43,14 @@ def test_an_error_without_explanation_is_fast() -> None:
     for _ in range(3):
         start = time.process_time()
         with pytest.raises(PlanError, match=r"does not fit on any rank with any scheme .* after the reserve\.$"):
-            EmbeddingShardingPlanner(topology, workload=workload).plan_tables(tables, explain=False)
+            best_plan(tables, topology, workload=workload, explain=False)
         spent.append(1e3 * (time.process_time() - start))
     assert min(spent) < 50
 
 
 def test_ranks_without_memory_are_refused_with_a_fix() -> None:
     with pytest.raises(PlanError, match=r"does not fit .*Fix: .*hbm_cap="):
-        EmbeddingShardingPlanner(Topology(2, "cuda", hbm_cap=0)).plan_tables([table("t", 100, 64)])
+        best_plan([table("t", 100, 64)], Topology(2, "cuda", hbm_cap=0))
 
 
 def test_the_missing_memory_of_all_ranks_is_named() -> None:
@@ -58,7 +58,7 @@ def test_the_missing_memory_of_all_ranks_is_named() -> None:
     with pytest.raises(
         PlanError, match=r"All tables need at least 1.0 GB \(.*\); 2 ranks have 400.0 MB: 6\d\d.\d MB too little"
     ):
-        EmbeddingShardingPlanner(Topology(2, ddr_cap=2 * 10**8, reserve_fraction=0)).plan_tables(tables)
+        best_plan(tables, Topology(2, ddr_cap=2 * 10**8, reserve_fraction=0))
 
 
 def test_impossible_constraints_are_refused() -> None:
@@ -72,11 +72,11 @@ def test_impossible_constraints_are_refused() -> None:
         (ParameterConstraints(sharding_types=["row_wide"]), "did you mean 'row_wise'"),
     ]:
         with pytest.raises(PlanError, match=said):
-            EmbeddingShardingPlanner(Topology(2), constraints={"movies": constraint}).plan_tables(movies)
+            best_plan(movies, Topology(2), constraints={"movies": constraint})
     with pytest.raises(PlanError, match="'movie' that does not exist"):
-        EmbeddingShardingPlanner(Topology(2), constraints={"movie": ParameterConstraints()}).plan_tables(movies)
+        best_plan(movies, Topology(2), constraints={"movie": ParameterConstraints()})
     with pytest.raises(PlanError, match="no tables"):
-        EmbeddingShardingPlanner(Topology(2)).plan_tables([])
+        best_plan([], Topology(2))
     with pytest.raises(ValueError, match="at least one entry"):
         ParameterConstraints(sharding_types=[])
     with pytest.raises(ValueError, match="'fast' does not exist"):
@@ -116,11 +116,14 @@ def refused(name: str, **more: Any) -> tuple[PlanDoesNotFit, EmbeddingShardingPl
 
 
 def fits(planner: EmbeddingShardingPlanner, tables: list[EmbeddingBagConfig], **figures: Any) -> bool:
-    other = EmbeddingShardingPlanner(
-        replace(planner.topology, **figures), constraints=planner.constraints, workload=planner.workload
-    )
     try:
-        other.plan_tables(tables, explain=False)
+        best_plan(
+            tables,
+            replace(planner.topology, **figures),
+            constraints=planner.constraints,
+            workload=planner.workload,
+            explain=False,
+        )
     except PlanError:
         return False
     return True

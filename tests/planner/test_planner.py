@@ -21,7 +21,7 @@ from recshard_lab.sharding import (
     unregister_scheme,
 )
 from tests.grid import examples
-from tests.planner.problems import random_tables, table
+from tests.planner.problems import best_plan, random_tables, table
 
 
 @st.composite
@@ -52,13 +52,12 @@ def problems(draw: st.DrawFn) -> tuple[list[EmbeddingBagConfig], Topology, dict[
     return tables, topology, constraints, Workload(draw(st.integers(1, 64)), optimizer=optimizer)
 
 
-@settings(deadline=None, max_examples=examples(50, 150))
+@settings(max_examples=examples(20, 150))
 @given(problems())
 def test_every_plan_tiles_fits_and_keeps_the_constraints(problem: Any) -> None:
     tables, topology, constraints, workload = problem
-    planner = EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload)
     try:
-        plan = planner.plan_tables(tables)
+        plan = best_plan(tables, topology, constraints=constraints, workload=workload)
     except PlanError as error:
         text = str(error)
     else:
@@ -83,7 +82,7 @@ def test_every_plan_tiles_fits_and_keeps_the_constraints(problem: Any) -> None:
 
 def test_the_same_input_gives_the_same_plan() -> None:
     tables, workload = random_tables(12, 3)
-    plans = [EmbeddingShardingPlanner(Topology(4, "cuda"), workload=workload).plan_tables(tables) for _ in range(2)]
+    plans = [best_plan(tables, Topology(4, "cuda"), workload=workload) for _ in range(2)]
     assert plans[0] == plans[1]
 
 
@@ -128,7 +127,7 @@ def test_a_registered_scheme_is_planned_with() -> None:
     register_scheme(Thirds())
     try:
         wish = {"movies": ParameterConstraints(sharding_types=["thirds"])}
-        plan = EmbeddingShardingPlanner(Topology(2), constraints=wish).plan_tables([table("movies", 99, 8)])
+        plan = best_plan([table("movies", 99, 8)], Topology(2), constraints=wish)
         assert len(plan.tables()["movies"].shards) == 3
         plan.validate([table("movies", 99, 8)], 2)
     finally:
@@ -159,13 +158,12 @@ def test_a_schemes_own_assignments_are_kept_pinned_and_counted() -> None:
     movies = [table("movies", 99, 8)]
     try:
         wish = ParameterConstraints(sharding_types=["repeats"], ranks=[0])
-        planner = EmbeddingShardingPlanner(Topology(2), constraints={"movies": wish})
-        plan = planner.plan_tables(movies)
+        plan = best_plan(movies, Topology(2), constraints={"movies": wish})
         assert [shard.rank for shard in plan.tables()["movies"].shards] == [0, 0]
         np.testing.assert_allclose(plan.estimate.ms, estimate(plan, movies, Topology(2)).ms)
         wish = ParameterConstraints(sharding_types=["forgets"])
         with pytest.raises(PlanError, match=r"no shard covers rows \[98, 99\)"):
-            EmbeddingShardingPlanner(Topology(2), constraints={"movies": wish}).plan_tables(movies)
+            best_plan(movies, Topology(2), constraints={"movies": wish})
     finally:
         unregister_scheme("repeats")
         unregister_scheme("forgets")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab.distributed import EmbeddingCollectionSharder
@@ -26,6 +26,7 @@ from recshard_lab.sharding import (
     scheme_named,
     scheme_names,
 )
+from tests.planner.problems import best_plan
 
 BATCH = 16
 LOAD = Workload(BATCH, 3.0)
@@ -135,7 +136,6 @@ class Exchanges:
         return found
 
 
-@settings(deadline=None, max_examples=150)
 @given(plans())
 def test_costs_are_those_of_every_message_sent_one_by_one(drawn: Any) -> None:
     tables, plan, top = drawn
@@ -173,7 +173,7 @@ ROW = {"huge0": ROWS["huge0"]}
 
 def routes(top: Topology, **more: Any) -> dict[str, str]:
     more.setdefault("workload", HEAVY)
-    plan = EmbeddingShardingPlanner(top, **more).plan_tables(HUGE)
+    plan = best_plan(HUGE, top, **more)
     return {name: sharding.route for name, sharding in plan.tables().items()}
 
 
@@ -192,8 +192,11 @@ def test_two_hops_over_slow_links_between_nodes_and_direct_inside_one() -> None:
 def test_a_network_that_adds_on_the_way_gets_a_reduce_scatter() -> None:
     adding = Topology(8, "cuda", hbm_cap=170_000_000)  # only a row shard on every rank fits
     for cost, route in ((1.0, "reduce_scatter"), (5.0, "direct")):
-        planner = EmbeddingShardingPlanner(replace(adding, reduce_scatter_cost=cost), workload=HEAVY, constraints=ROW)
-        (sharding,) = planner.plan_tables(HUGE[:1]).tables().values()
+        (sharding,) = (
+            best_plan(HUGE[:1], replace(adding, reduce_scatter_cost=cost), workload=HEAVY, constraints=ROW)
+            .tables()
+            .values()
+        )
         assert (sharding.route, len(sharding.shards)) == (route, 8)
 
 
@@ -201,8 +204,7 @@ def test_a_network_that_adds_on_the_way_gets_a_reduce_scatter() -> None:
 def test_no_route_is_cheaper_than_the_one_that_was_chosen(route: str) -> None:
     for top in (nodes_of_four(inter_host_bw=1e5), nodes_of_four(), Topology(8, "cuda", local_world_size=4)):
         top = replace(top, ddr_cap=10**9, hbm_cap=10**9)
-        free = EmbeddingShardingPlanner(top, workload=HEAVY, constraints=ROWS)
-        plan = free.plan_tables(HUGE)
+        plan = best_plan(HUGE, top, workload=HEAVY, constraints=ROWS)
         forced = estimate(plan.with_route(route), HUGE, top, HEAVY)
         assert plan.estimate.step_ms <= forced.step_ms * (1 + 1e-9)
 
@@ -212,8 +214,7 @@ FITTED = Topology(8, cores_per_host=8, ddr_cap=10**9, sort_ns_per_id=40.0, sum_n
 
 
 def test_distinct_rows_are_planned_where_the_estimate_is_less() -> None:
-    planner = EmbeddingShardingPlanner(FITTED, workload=SKEWED, constraints=ROWS)
-    plan = planner.plan_tables(HUGE)
+    plan = best_plan(HUGE, FITTED, workload=SKEWED, constraints=ROWS)
     assert {sharding.route for sharding in plan.tables().values()} == {"distinct_rows"}
     np.testing.assert_allclose(plan.estimate.ms, estimate(plan, HUGE, FITTED, SKEWED).ms, rtol=1e-9)
     for route in ROUTES:
@@ -238,7 +239,7 @@ def test_distinct_rows_are_not_planned_where_they_do_not_apply_or_their_cost_is_
         top = Topology(1, ddr_cap=10**10, sort_ns_per_id=40.0, sum_ns_per_number=0.3)
     else:
         tables = [EmbeddingConfig(t.num_embeddings, t.embedding_dim, t.name, feature_names=[t.name]) for t in HUGE]
-    plan = EmbeddingShardingPlanner(top, workload=load, constraints=wish).plan_tables(tables)
+    plan = best_plan(tables, top, workload=load, constraints=wish)
     assert "distinct_rows" not in {sharding.route for sharding in plan.tables().values()}
 
 
@@ -261,8 +262,7 @@ def test_a_route_can_be_asked_for(route: str) -> None:
     assert set(routes(top, route=route, constraints=ROWS).values()) == {route}
     wish = {"huge1": ParameterConstraints(sharding_types=["row_wise"], route=route)}
     assert routes(top, constraints=wish)["huge1"] == route
-    planner = EmbeddingShardingPlanner(top, route=route, workload=HEAVY)
-    plan = planner.plan_tables([*HUGE, table("tiny", 3, 4)])
+    plan = best_plan([*HUGE, table("tiny", 3, 4)], top, route=route, workload=HEAVY)
     again = estimate(plan, [*HUGE, table("tiny", 3, 4)], top, HEAVY)
     np.testing.assert_allclose(plan.estimate.ms, again.ms, rtol=1e-9)
     for sharding in plan.tables().values():
@@ -277,8 +277,7 @@ def test_a_plan_under_every_scheme_and_route_is_estimated_as_planned(scheme: str
     top = replace(nodes_of_four(), ddr_cap=10**10)
     tables = [table("a", 1000, 16), table("b", 7, 8), table("c", 50, 32)]
     wish = {config.name: ParameterConstraints(sharding_types=[scheme], route=route) for config in tables}
-    planner = EmbeddingShardingPlanner(top, constraints=wish, workload=HEAVY)
-    plan = planner.plan_tables(tables)
+    plan = best_plan(tables, top, constraints=wish, workload=HEAVY)
     assert {sharding.sharding_type for sharding in plan.tables().values()} == {scheme}
     found = estimate(plan, tables, top, HEAVY)
     np.testing.assert_allclose(plan.estimate.ms, found.ms, rtol=1e-9)
@@ -304,10 +303,10 @@ def test_two_hops_send_a_fraction_across_nodes() -> None:
 def test_rows_that_are_not_pooled_know_the_direct_route_alone() -> None:
     words = EmbeddingConfig(name="words", num_embeddings=1000, embedding_dim=16, feature_names=["words"])
     top = nodes_of_four()
-    assert EmbeddingShardingPlanner(top, route="two_hop").plan_tables([words]).tables()["words"].route == "direct"
+    assert best_plan([words], top, route="two_hop").tables()["words"].route == "direct"
     wish = {"words": ParameterConstraints(route="two_hop")}
     with pytest.raises(PlanError, match=r"'words' is not pooled.*Fix: route='direct'"):
-        EmbeddingShardingPlanner(top, constraints=wish).plan_tables([words])
+        best_plan([words], top, constraints=wish)
     plan = ShardingPlan({"": {"words": ParameterSharding("row_wise", route="reduce_scatter")}})
     with pytest.raises(PlanError, match="'words' is not pooled"):
         estimate(plan, [words], top)

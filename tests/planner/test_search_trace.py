@@ -13,7 +13,7 @@ from recshard_lab.planner.search import record as search_record
 from recshard_lab.planner.search.trace import STAGES, SearchTrace
 from recshard_lab.planner.sweep.points import undominated
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
-from tests.planner.problems import random_problem, random_tables, table
+from tests.planner.problems import best_plan, random_problem, random_tables, table
 
 CASES: dict[str, dict[str, Any]] = {
     "annealed": {},
@@ -81,8 +81,7 @@ def test_the_plan_is_the_one_that_is_made_without_keeping(case: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_no_plan_that_fits_is_below_the_bound_and_the_frontier_is_that_of_all_pairs(seed: int) -> None:
     tables, topology, workload = random_problem(seed)
-    planner = EmbeddingShardingPlanner(topology, workload=workload, keep_search=True)
-    plan = planner.plan_tables(tables)
+    plan = best_plan(tables, topology, workload=workload, keep_search=True)
     found = kept(plan)
     assert found.lower_bound is not None
     assert all(one.step_ms >= found.lower_bound * (1 - 1e-9) for one in found.candidates if one.fits)
@@ -140,8 +139,7 @@ def test_where_nothing_fits_the_search_is_kept_and_none_of_it_fits() -> None:
 
 def test_a_search_by_local_moves_is_kept_move_by_move() -> None:
     tables, workload = random_tables(90, 1)
-    planner = EmbeddingShardingPlanner(Topology(16, "cuda"), workload=workload, keep_search=True)
-    plan = planner.plan_tables(tables)
+    plan = best_plan(tables, Topology(16, "cuda"), workload=workload, keep_search=True)
     stages = {one.stage for one in kept(plan).candidates}
     assert {"placed", "moved"} <= stages
     steps = [one.step_ms for one in kept(plan).best_so_far()]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab.planner.model.simulation import (
@@ -121,7 +121,6 @@ def some_parts() -> st.SearchStrategy[StepParts]:
     return st.builds(StepParts, phases, phases, network, time, time, time, st.integers(1, 3), st.floats(0, 1))
 
 
-@settings(deadline=None, max_examples=60)
 @given(some_parts(), st.sampled_from(WAYS), st.integers(0, 5), st.sampled_from([0.0, 0.5]))
 def test_a_step_lies_between_its_bounds_and_faster_parts_never_lengthen_it(
     step: StepParts, way: tuple[str, bool], phase: int, factor: float

@@ -8,7 +8,6 @@ import pytest
 from recshard_lab import (
     EmbeddingBagConfig,
     EmbeddingConfig,
-    EmbeddingShardingPlanner,
     ParameterConstraints,
     PlanError,
     ShardingPlan,
@@ -23,6 +22,7 @@ from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.planner.model.loads import IDS, Rects
 from recshard_lab.planner.model.overlap import FIGURES
 from recshard_lab.sharding import RowShares, tiling
+from tests.planner.problems import best_plan
 
 #: launches would hide what lookups cost at this size
 GPUS = Topology.preset("h100x8", **dict.fromkeys((*FIGURES["host"], "kernel_ms", "peer_ms", "straggler_sigma"), 0.0))
@@ -80,8 +80,7 @@ def test_pieces_of_a_table_together_look_up_what_the_table_does(sequence: bool) 
 def test_a_plan_of_unsorted_ids_is_as_it_ever_was() -> None:
     plans = []
     for workload in (load(False), load(frozenset())):
-        planner = EmbeddingShardingPlanner(GPUS, workload=workload)
-        plans.append(planner.plan_tables(tables()))
+        plans.append(best_plan(tables(), GPUS, workload=workload))
         assert not {"flex_shard"} & {s.sharding_type for s in plans[-1].tables().values()}
     assert plans[0] == plans[1]
 
@@ -90,8 +89,8 @@ def test_a_plan_of_unsorted_ids_is_as_it_ever_was() -> None:
 def test_a_planner_that_knows_the_skew_plans_better_than_one_that_does_not(sequence: bool) -> None:
     """Both plans priced with the skew; the blind one cuts rows where all the lookups are."""
     configs = tables(sequence)
-    blind = EmbeddingShardingPlanner(GPUS, workload=load(False)).plan_tables(configs)
-    seeing = EmbeddingShardingPlanner(GPUS, workload=load()).plan_tables(configs)
+    blind = best_plan(configs, GPUS, workload=load(False))
+    seeing = best_plan(configs, GPUS, workload=load())
     seeing.validate(configs, 8)
     costs = [estimate(plan, configs, GPUS, load()).step_ms for plan in (blind, seeing)]
     assert costs[1] < 0.85 * costs[0]
@@ -116,12 +115,12 @@ def test_equal_lookups_give_way_to_memory() -> None:
     for gib in (80, 2):
         topology = Topology.preset("h100x8")
         tight = Topology(8, "cuda", hbm_cap=gib << 30, local_world_size=8)
-        planner = EmbeddingShardingPlanner(
+        plan = best_plan(
+            [config],
             tight if gib < 80 else topology,
             workload=load(),
             constraints={"t": ParameterConstraints(sharding_types=["row_wise"])},
         )
-        plan = planner.plan_tables([config])
         assert plan.estimate.fits
         most.append(max(shard.num_rows for shard in plan.tables()["t"].shards))
     assert most[1] * 64 * 4 < 2 << 30 < most[0] * 64 * 4  # most rows are cold
@@ -134,8 +133,7 @@ def test_measured_shares_need_no_order_of_the_ids() -> None:
     curve = RowShares.of_ids([ids], 1_000_000)
     config = EmbeddingBagConfig(name="t", num_embeddings=1_000_000, embedding_dim=64, feature_names=["f"])
     wish = {"t": ParameterConstraints(row_shares=curve, sharding_types=["row_wise"])}
-    planner = EmbeddingShardingPlanner(GPUS, workload=load(False), constraints=wish)
-    plan = planner.plan_tables([config])
+    plan = best_plan([config], GPUS, workload=load(False), constraints=wish)
     shards = plan.tables()["t"].shards
     inside = [shard for shard in shards if 480_000 < shard.rows[0] < 520_000]
     assert inside
@@ -152,8 +150,7 @@ def test_replicas_drawn_by_hand_cost_what_a_scheme_of_them_does() -> None:
     one, other = (estimate(plan, [config], GPUS, load()) for plan in (by_hand, made))
     assert one.ms == pytest.approx(other.ms)
     pinned = {"t3": ParameterConstraints(shards=by_hand.tables()["t3"].shards)}
-    planner = EmbeddingShardingPlanner(GPUS, workload=load(), constraints=pinned)
-    plan = planner.plan_tables([config])
+    plan = best_plan([config], GPUS, workload=load(), constraints=pinned)
     assert plan.tables()["t3"].shards == by_hand.tables()["t3"].shards
     assert plan.estimate.step_ms == pytest.approx(one.step_ms)
 
@@ -163,8 +160,7 @@ def test_the_planner_and_the_estimate_agree_on_hot_rows_under_every_route(route:
     topology = Topology.preset("h100x16")
     configs = tables()[2:]
     wish = {c.name: ParameterConstraints(sharding_types=["flex_shard"], route=route) for c in configs}
-    planner = EmbeddingShardingPlanner(topology, workload=load(), constraints=wish)
-    plan = planner.plan_tables(configs)
+    plan = best_plan(configs, topology, workload=load(), constraints=wish)
     assert {s.sharding_type for s in plan.tables().values()} == {"flex_shard"}
     assert plan.estimate.ms == pytest.approx(estimate(plan, configs, topology, load(), wish).ms)
 
@@ -172,10 +168,10 @@ def test_the_planner_and_the_estimate_agree_on_hot_rows_under_every_route(route:
 def test_wrong_curves_and_names_are_refused() -> None:
     configs = tables()
     with pytest.raises(PlanError, match="frequency_ordered names 'unknown', which is not a table"):
-        EmbeddingShardingPlanner(GPUS, workload=load(["unknown"])).plan_tables(configs)
+        best_plan(configs, GPUS, workload=load(["unknown"]))
     wish = {"t0": ParameterConstraints(row_shares=RowShares.zipf(10, 1.0))}
     with pytest.raises(PlanError, match="table 't0' has 5,000,000 rows, its row_shares are those of 10"):
-        EmbeddingShardingPlanner(GPUS, workload=load(), constraints=wish).plan_tables(configs)
+        best_plan(configs, GPUS, workload=load(), constraints=wish)
     with pytest.raises(ValueError, match="frequency_ordered must be True, False or names"):
         load("t0")
     with pytest.raises(ValueError, match="row_shares must be RowShares"):

@@ -5,13 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
-from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload
+from recshard_lab.planner import CostModel, Workload
 from recshard_lab.planner.search.bounds import mode_bounds, strong_bound, worth_of
 from recshard_lab.planner.search.options import Placement, options_of
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.planner.search.relaxation import Relaxation
 from recshard_lab.sharding import ParameterConstraints, Topology
-from tests.planner.problems import random_tables, table
+from tests.grid import examples
+from tests.planner.problems import best_plan, random_tables, table
 from tests.planner.test_packing_bound import whole_tables
 
 SCHEMES = ["table_wise", "row_wise", "table_row_wise"]
@@ -42,7 +43,7 @@ def two_nodes(seed: int, num_tables: int = 2, local: int = 2) -> tuple[Problem, 
     return problem, best
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(examples(2, 5)))
 def test_no_bound_is_above_the_best_of_all_placements_on_two_nodes(seed: int) -> None:
     problem, best = two_nodes(seed)
     assert any(option.route == "two_hop" for options in problem.options for option in options)
@@ -54,7 +55,7 @@ def test_no_bound_is_above_the_best_of_all_placements_on_two_nodes(seed: int) ->
         assert bounds[0].ms <= strong_bound(problem, step) <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(4, 12)))
 def test_no_bound_is_above_the_best_of_whole_tables_on_three_ranks(seed: int) -> None:
     problem, best = whole_tables(seed)
     if np.isfinite(best):
@@ -74,7 +75,8 @@ def test_shards_alone_prove_more_than_averages_and_whole_options_more_than_share
     assert shares * 1.005 < whole < step
 
 
-@pytest.mark.parametrize(("count", "ranks"), [(12, 16), (20, 32), (26, 64)])
+@pytest.mark.gate
+@pytest.mark.parametrize(("count", "ranks"), [(12, 16), pytest.param(20, 32, marks=pytest.mark.nightly), (26, 64)])
 def test_no_plan_of_a_constrained_search_is_below_the_bound(count: int, ranks: int) -> None:
     tables, workload = random_tables(count, seed=count)
     top = Topology(ranks, "cuda", hbm_cap=80 * 10**9, local_world_size=8)
@@ -83,7 +85,8 @@ def test_no_plan_of_a_constrained_search_is_below_the_bound(count: int, ranks: i
     steps = []
     for scheme in (None, "row_wise", "column_wise", "grid_shard", "table_row_wise", "table_wise"):
         wish = ParameterConstraints(forbidden_sharding_types=[scheme] if scheme else None)
-        planner = EmbeddingShardingPlanner(top, constraints={t.name: wish for t in tables}, workload=workload)
-        steps.append(planner.plan_tables(tables).estimate.step_ms)
+        steps.append(
+            best_plan(tables, top, constraints={t.name: wish for t in tables}, workload=workload).estimate.step_ms
+        )
     bound = strong_bound(problem, max(steps))
     assert mode_bounds(model, problem.priced)[0].ms <= bound <= min(steps) * (1 + 1e-9)

@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
-from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload
+from recshard_lab.planner import CostModel, Workload
 from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.planner.model.loads import HOST
 from recshard_lab.planner.model.terms import modes
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError, Topology, scheme_names
-from tests.planner.problems import random_tables
+from tests.planner.problems import best_plan, random_tables
 from tests.planner.test_planner import problems
 from tests.planner.test_routes import LOAD, plans
 
@@ -42,7 +42,6 @@ def compared(model: CostModel, loads: np.ndarray) -> tuple[float, float]:
     return float(spent[:-1].max(axis=1).sum()), float(model.phases(loads).max(axis=-1).sum())
 
 
-@settings(deadline=None, max_examples=100)
 @given(plans())
 def test_the_terms_never_say_more_than_the_model(drawn: Any) -> None:
     tables, plan, top = drawn
@@ -52,13 +51,11 @@ def test_the_terms_never_say_more_than_the_model(drawn: Any) -> None:
         assert terms <= truth * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=100)
 @given(problems())
 def test_the_terms_of_plans_are_the_models(problem: Any) -> None:
     tables, topology, constraints, workload = problem
-    planner = EmbeddingShardingPlanner(topology, constraints=constraints, workload=workload)
     try:
-        plan = planner.plan_tables(tables, explain=False)
+        plan = best_plan(tables, topology, constraints=constraints, workload=workload, explain=False)
     except PlanError:
         return
     model = CostModel(tables, topology, workload, constraints)

@@ -28,6 +28,7 @@ from recshard_lab.planner.search import greedy
 from recshard_lab.planner.search.bounds import strong_bound
 from recshard_lab.planner.search.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.search.problem import Problem
+from tests.planner.problems import best_plan
 
 BOTH = ["fused", "fused_uvm"]
 GIB = 1 << 30
@@ -59,8 +60,7 @@ def load(**more: Any) -> Workload:
 
 def planned(where: Topology, kernels: list[str] | None, workload: Workload | None = None, **more: Any) -> Any:
     wish = {t.name: ParameterConstraints(compute_kernels=kernels, **more) for t in tables()}
-    planner = EmbeddingShardingPlanner(where, workload=workload or load(), constraints=wish)
-    plan = planner.plan_tables(tables())
+    plan = best_plan(tables(), where, workload=workload or load(), constraints=wish)
     return plan, plan.estimate
 
 
@@ -123,7 +123,7 @@ def test_a_refusal_names_the_rank_and_the_least_host_memory_with_which_a_plan_is
 
     def planned_with(ddr: int) -> Any:
         where = Topology(2, "cuda", hbm_cap=5 * GIB, ddr_cap=ddr, reserve_fraction=0.5)
-        return EmbeddingShardingPlanner(where, workload=load(), constraints=wish).plan_tables(large)
+        return best_plan(large, where, workload=load(), constraints=wish)
 
     words = r"^rank 1 would hold 7.5 GB in host memory: it has 1.1 GB there .*Fix: Topology\(ddr_cap=([\d_]+)\)"
     with pytest.raises(PlanError, match=words) as refused:
@@ -154,7 +154,7 @@ def test_full_memories_leave_one_plan(monkeypatch: pytest.MonkeyPatch, annealed:
     where = Topology(1, "cuda", hbm_cap=int(6.5 * GIB), ddr_cap=8 * GIB, reserve_fraction=0.0)
     read_most = Workload(batch_size=64, pooling_factors={"f2": 50.0}, zipf_alpha=1.1)
     wish = {t.name: ParameterConstraints(compute_kernels=BOTH) for t in sizes}
-    plan = EmbeddingShardingPlanner(where, workload=read_most, constraints=wish).plan_tables(sizes)
+    plan = best_plan(sizes, where, workload=read_most, constraints=wish)
     assert {name: sharding.compute_kernel for name, sharding in plan.tables().items()} == {
         "t0": "fused",
         "t1": "fused_uvm",
@@ -236,8 +236,7 @@ def test_the_exact_solver_chooses_memories_too() -> None:
     where = Topology(2, "cuda", hbm_cap=2 * GIB, ddr_cap=16 * GIB, local_world_size=2)
     steps = []
     for solver in ("greedy", "exact"):
-        planner = EmbeddingShardingPlanner(where, workload=load(), constraints=wish, solver=solver, time_limit_s=10)
-        plan = planner.plan_tables(small)
+        plan = best_plan(small, where, workload=load(), constraints=wish, solver=solver, time_limit_s=10)
         assert plan.estimate.host_bytes is not None
         steps.append(plan.estimate.step_ms)
     assert steps[1] <= steps[0] * 1.001
@@ -257,8 +256,7 @@ def test_on_cpus_both_memories_are_one() -> None:
 def test_constraint_files_say_where_shards_lie(tmp_path: Path) -> None:
     (tmp_path / "constraints.yaml").write_text("t3: {shards: [[0, 0, 100, 0, 128], [1, 100, 50000, 0, 128, ddr]]}")
     wish = read_constraints(tmp_path / "constraints.yaml")
-    planner = EmbeddingShardingPlanner(topology(80), workload=load(), constraints=wish)
-    plan = planner.plan_tables(tables()[3:])
+    plan = best_plan(tables()[3:], topology(80), workload=load(), constraints=wish)
     assert [shard.tier for shard in plan.tables()["t3"].shards] == ["hbm", "ddr"]
     assert plan.estimate.host_bytes is not None
     assert plan.estimate.host_bytes[1] == 49_900 * 128 * 4

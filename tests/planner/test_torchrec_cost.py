@@ -16,7 +16,7 @@ from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.planner.model.loads import BACK, BY_NODE, LOOKUP, MEMORY, OUT, UPDATE, Rects
 from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
-from tests.planner.problems import random_tables
+from tests.planner.problems import best_plan, random_tables
 
 NEEDS_PEERS = pytest.mark.skipif(
     "RECSHARD_PEERS" not in os.environ, reason="RECSHARD_PEERS does not name an interpreter that has TorchRec"
@@ -102,8 +102,13 @@ def test_a_plan_of_torchrec_costs_what_it_says_and_ours_is_not_longer() -> None:
             spent[shard["rank"]] += shard["total_ms"]
     np.testing.assert_allclose(theirs.ms.sum(axis=1), spent, rtol=1e-9)
     assert theirs.step_ms == pytest.approx(spent.max())
-    planner = EmbeddingShardingPlanner(topology, workload=workload, cost_model="torchrec")
-    ours = estimate(planner.plan_tables(tables), tables, topology, workload, cost_model="torchrec")
+    ours = estimate(
+        best_plan(tables, topology, workload=workload, cost_model="torchrec"),
+        tables,
+        topology,
+        workload,
+        cost_model="torchrec",
+    )
     assert ours.step_ms <= theirs.step_ms * 1.01
 
 
@@ -161,7 +166,7 @@ def test_a_table_on_one_rank_by_hand() -> None:
 def test_the_step_is_the_busiest_ranks_sum_and_not_the_sum_over_phases() -> None:
     tables, workload = random_tables(8, 1)
     topology = Topology(4, "cuda", hbm_cap=10**12)
-    plan = EmbeddingShardingPlanner(topology, workload=workload).plan_tables(tables)
+    plan = best_plan(tables, topology, workload=workload)
     by_theirs = estimate(plan, tables, topology, workload, cost_model="torchrec")
     assert by_theirs.step_ms == by_theirs.ms.sum(axis=1).max() <= by_theirs.ms.max(axis=0).sum()
 
@@ -170,9 +175,8 @@ def test_the_step_is_the_busiest_ranks_sum_and_not_the_sum_over_phases() -> None
 @pytest.mark.parametrize("top", [Topology(8, "cuda", hbm_cap=10**12), Topology(16, "cuda", local_world_size=8)])
 def test_its_terms_are_its_costs_and_its_plans_shorter_by_them(seed: int, top: Topology) -> None:
     tables, workload = random_tables(10, seed)
-    by_ours = EmbeddingShardingPlanner(top, workload=workload).plan_tables(tables)
-    planner = EmbeddingShardingPlanner(top, workload=workload, cost_model="torchrec")
-    plan = planner.plan_tables(tables)
+    by_ours = best_plan(tables, top, workload=workload)
+    plan = best_plan(tables, top, workload=workload, cost_model="torchrec")
     model = TorchRecCostModel(tables, top, workload)
     loads = plan_loads(model, plan.pairs(tables))
     spent = model.terms.spent(loads, top.num_nodes)
@@ -195,7 +199,7 @@ def test_its_terms_are_its_costs_and_its_plans_shorter_by_them(seed: int, top: T
 def test_many_tables_take_the_option_that_costs_least_over_all_ranks() -> None:
     """Each of 74 tables is cheapest by rows, and no single move from the balanced table-wise plan shows it."""
     tables, topology, workload = fitting(500, 8, seed=0)
-    plan = EmbeddingShardingPlanner(topology, workload=workload, cost_model="torchrec").plan_tables(tables)
+    plan = best_plan(tables, topology, workload=workload, cost_model="torchrec")
     assert plan.gap < 0.005
     assert 60 < sum(sharding.sharding_type != "table_wise" for sharding in plan.tables().values()) < 110
 
@@ -203,7 +207,7 @@ def test_many_tables_take_the_option_that_costs_least_over_all_ranks() -> None:
 def test_the_route_changes_nothing() -> None:
     tables, workload = random_tables(6, 0)
     top = Topology(16, "cuda", local_world_size=8, hbm_cap=10**12)
-    plan = EmbeddingShardingPlanner(top, workload=workload, cost_model="torchrec").plan_tables(tables)
+    plan = best_plan(tables, top, workload=workload, cost_model="torchrec")
     assert {sharding.route for sharding in plan.tables().values()} == {"direct"}
     steps = {
         estimate(plan.with_route(route), tables, top, workload, cost_model="torchrec").step_ms

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from recshard_lab.cli import app
 from recshard_lab.cli.plan import simulate
-from recshard_lab.planner import EmbeddingShardingPlanner, estimate
+from recshard_lab.planner import estimate
 from recshard_lab.planner.sweep.replicas import Replicated
 from recshard_lab.planner.sweep.trillions import (
     DIMS,
@@ -25,6 +25,7 @@ from recshard_lab.planner.sweep.trillions import (
     trillion_workload,
 )
 from recshard_lab.sharding import ParameterConstraints, Topology
+from tests.planner.problems import best_plan
 
 
 @pytest.mark.parametrize("total", MODELS.values())
@@ -54,8 +55,7 @@ def test_every_point_is_a_plan_of_one_copy_and_the_sync_of_the_others() -> None:
         group = Topology.preset(f"h100x{ranks}")
         replicas = Replicated(group, size, use_inter_host_allreduce=True)
         both = {table.name: ParameterConstraints(compute_kernels=["fused", "fused_uvm"]) for table in tables}
-        planner = EmbeddingShardingPlanner(replicas.group, workload=load, constraints=both if tier != "HBM" else None)
-        plan = planner.plan_tables(tables)
+        plan = best_plan(tables, replicas.group, workload=load, constraints=both if tier != "HBM" else None)
         one_copy = estimate(plan, tables, replicas.group, load)
         more = replicas.more_dense_ms(load) + replicas.sync_ms(one_copy) / SYNC_EVERY
         assert point.step_ms == pytest.approx(one_copy.step_ms + more)
@@ -69,7 +69,7 @@ def test_a_sync_averages_rows_in_host_memory_too() -> None:
     tables, load = trillion_tables(MODELS["meta-1.25t"], 40), trillion_workload()
     both = {table.name: ParameterConstraints(compute_kernels=["fused", "fused_uvm"]) for table in tables}
     replicas = Replicated(Topology.preset("h100x64"), 32, use_inter_host_allreduce=True)
-    plan = EmbeddingShardingPlanner(replicas.group, workload=load, constraints=both).plan_tables(tables)
+    plan = best_plan(tables, replicas.group, workload=load, constraints=both)
     held = [0.0] * 32
     for sharding in plan.tables().values():
         for shard in sharding.shards:

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab.comm import ReplicaGrid
-from recshard_lab.planner import EmbeddingShardingPlanner, Sweep, SweepPoint, Workload, estimate, sweep
+from recshard_lab.planner import Sweep, SweepPoint, Workload, estimate, sweep
 from recshard_lab.planner.model.cost import dense_step
 from recshard_lab.planner.sweep.points import OBJECTIVES, undominated
 from recshard_lab.planner.sweep.replicas import Replicated
 from recshard_lab.sharding import Topology
-from tests.planner.problems import random_tables, table
+from tests.planner.problems import best_plan, random_tables, table
 
 TABLES, LOAD = random_tables(8, 2)
 
@@ -41,8 +41,7 @@ def test_every_point_is_the_planners_estimate_of_that_combination() -> None:
     for point, (ranks, batch, codecs, pipeline) in zip(found.points, combinations, strict=True):
         top = Topology.preset(f"h100x{ranks}", hbm_cap=40 * 10**9)
         load = replace(LOAD, batch_size=batch, codecs=codecs, pipeline=pipeline, optimizer="exact_row_wise_adagrad")
-        planner = EmbeddingShardingPlanner(top, workload=load)
-        plan = planner.plan_tables(TABLES)
+        plan = best_plan(TABLES, top, workload=load)
         truth = estimate(plan, TABLES, top, load)
         assert point.step_ms == pytest.approx(truth.step_ms)
         assert point.memory_bytes == pytest.approx(truth.memory_bytes.sum(axis=1).max())
@@ -122,7 +121,6 @@ def test_text_tables_keep_within_100_columns_whatever_is_swept(seed: int) -> Non
     assert "simulated step" in str(found)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=1, max_size=25))
 def test_the_frontier_is_what_comparing_every_pair_leaves(values: list[tuple[int, ...]]) -> None:
     def beaten(mine: tuple[int, ...]) -> bool:
@@ -191,8 +189,7 @@ def test_a_sync_costs_what_counting_its_bytes_gives_and_steps_are_charged_their_
     whole, group = each
     assert whole.sync_ms == 0
     top = Topology.preset("h100x32")
-    planner = EmbeddingShardingPlanner(Replicated(top, 8).group, workload=load)
-    plan = planner.plan_tables(TABLES)
+    plan = best_plan(TABLES, Replicated(top, 8).group, workload=load)
     alone = plan.estimate
     assert alone is not None
     held = alone.memory_bytes[:, :2].sum(axis=1).max()  # weights and states

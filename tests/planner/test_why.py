@@ -24,7 +24,7 @@ from recshard_lab.sharding import (
     Topology,
     scheme_names,
 )
-from tests.planner.problems import random_problem, random_tables, table
+from tests.planner.problems import best_plan, random_problem, random_tables, table
 
 GPUS = Topology(8, "cuda", hbm_cap=8 * 10**9, local_world_size=4)  # not all tables may be replicated
 
@@ -44,7 +44,7 @@ def replaced(plan: ShardingPlan, name: str, sharding: ParameterSharding) -> Shar
 @pytest.mark.parametrize("seed", range(4))
 def test_each_alternative_costs_what_the_plan_with_it_is_predicted_to_cost(seed: int, cost_model: str) -> None:
     tables, topology, workload = random_problem(seed)
-    plan = EmbeddingShardingPlanner(topology, workload=workload, cost_model=cost_model).plan_tables(tables)
+    plan = best_plan(tables, topology, workload=workload, cost_model=cost_model)
     now = estimate(plan, tables, topology, workload, cost_model=cost_model)
     for name in ("t0", "t5"):
         found = plan.explain(name)
@@ -66,7 +66,7 @@ def test_each_alternative_costs_what_the_plan_with_it_is_predicted_to_cost(seed:
 def test_an_answer_counts_the_rows_of_all_tables_in_a_shared_cache() -> None:
     cached = Topology(4, ddr_mem_bw=6e6, cache_bw=60e6, cache_bytes=16e6)
     tables, workload = random_tables(8, 1)
-    plan = EmbeddingShardingPlanner(cached, workload=workload).plan_tables(tables)
+    plan = best_plan(tables, cached, workload=workload)
     found = plan.explain("t0")
     assert found.step_ms == pytest.approx(plan.estimate.step_ms, rel=1e-9)
     for way in found.alternatives:
@@ -107,7 +107,7 @@ def test_an_alternative_is_the_best_of_all_placements_of_its_cut(scheme: str) ->
 def test_alternatives_that_fit_nowhere_are_marked() -> None:
     tables = [table("movies", 10_000_000, 128), table("users", 1000, 16)]  # 5.1 GB
     tight = Topology(4, "cuda", hbm_cap=3 * 10**9, reserve_fraction=0)
-    plan = EmbeddingShardingPlanner(tight).plan_tables(tables)
+    plan = best_plan(tables, tight)
     ways = {way.sharding.sharding_type: way for way in plan.explain("movies").alternatives}
     assert not ways["table_wise"].fits
     assert not ways["data_parallel"].fits
@@ -116,9 +116,7 @@ def test_alternatives_that_fit_nowhere_are_marked() -> None:
     assert not refused.fits
     assert refused.more_ms is None
     with pytest.raises(PlanError) as error:
-        EmbeddingShardingPlanner(
-            tight, constraints={"movies": ParameterConstraints(sharding_types=["table_wise"])}
-        ).plan_tables(tables)
+        best_plan(tables, tight, constraints={"movies": ParameterConstraints(sharding_types=["table_wise"])})
     assert refused.refusal == str(error.value)
 
 
@@ -169,7 +167,7 @@ def test_by_torchrecs_formulas_the_tables_cause_all_that_the_busiest_rank_does()
 def test_the_critical_phase_is_the_longest_that_a_plan_can_change() -> None:
     tables, workload, _, _ = problem()
     slow = Workload(workload.batch_size, workload.pooling_factors, dense_parameters=10**8)
-    plan = EmbeddingShardingPlanner(GPUS, workload=slow).plan_tables(tables)
+    plan = best_plan(tables, GPUS, workload=slow)
     found = plan.explain("t3")
     longest = max(found.phases, key=lambda share: share.ms)
     assert longest.phase == "dense"
@@ -195,8 +193,7 @@ def test_alternatives_that_constraints_forbid_are_told_from_those_allowed() -> N
 def test_bytes_that_move_are_the_overlaps_that_resharding_sends(optimizer: str) -> None:
     tables, _ = random_tables(6, 1)
     tables[2].data_type = DataType.FP16
-    planner = EmbeddingShardingPlanner(Topology(4, "cuda", hbm_cap=80 * 10**9), workload=Workload(optimizer=optimizer))
-    before = planner.plan_tables(tables)
+    before = best_plan(tables, Topology(4, "cuda", hbm_cap=80 * 10**9), workload=Workload(optimizer=optimizer))
     after = ShardingPlan({"": {config.name: ParameterSharding("row_wise") for config in tables}})  # type: ignore[dict-item]
     full = after.resolved(tables, 4).tables()
     per_row, per_element = OPTIMIZER_STATE_BYTES[optimizer]
@@ -219,7 +216,7 @@ def test_bytes_that_move_are_the_overlaps_that_resharding_sends(optimizer: str) 
 def test_what_a_move_costs_is_the_estimate_of_the_plan_with_that_table_alone_moved() -> None:
     tables, workload, _, plan = problem()
     wishes = {table.name: ParameterConstraints(sharding_types=["row_wise"]) for table in tables}
-    other = EmbeddingShardingPlanner(GPUS, workload=workload, constraints=wishes).plan_tables(tables)
+    other = best_plan(tables, GPUS, workload=workload, constraints=wishes)
     found = plan.diff(other)
     assert len(found.changed) > 1
     for change in found.changed:
@@ -227,15 +224,15 @@ def test_what_a_move_costs_is_the_estimate_of_the_plan_with_that_table_alone_mov
         more = estimate(moved, tables, GPUS, workload).step_ms - found.before.step_ms
         assert change.more_ms == pytest.approx(more, abs=1e-9)
     assert any(abs(change.more_ms or 0) > 1e-3 for change in found.changed)
-    fewer = EmbeddingShardingPlanner(Topology(1, compute_device="cuda"), workload=workload).plan_tables(tables)
+    fewer = best_plan(tables, Topology(1, compute_device="cuda"), workload=workload)
     assert {change.more_ms for change in plan.diff(fewer).changed} == {None}  # not a move among the same ranks
 
 
 def test_a_diff_says_what_changed_and_what_both_plans_cost() -> None:
     tables, workload, planner, plan = problem()
-    other = EmbeddingShardingPlanner(
-        GPUS, workload=workload, constraints={"t3": ParameterConstraints(sharding_types=["data_parallel"])}
-    ).plan_tables(tables)
+    other = best_plan(
+        tables, GPUS, workload=workload, constraints={"t3": ParameterConstraints(sharding_types=["data_parallel"])}
+    )
     found = plan.diff(other)
     for change in found.tables:
         same = plan.tables()[change.table] == other.tables()[change.table]
@@ -258,8 +255,7 @@ def test_a_diff_says_what_changed_and_what_both_plans_cost() -> None:
 def test_why_not_is_the_better_of_planning_again_and_moving_that_table_alone(scheme: str) -> None:
     tables, workload, _, plan = problem()
     wish = ParameterConstraints(sharding_types=[scheme])
-    fresh = EmbeddingShardingPlanner(GPUS, workload=workload, constraints={"t3": wish})
-    fresh_plan = fresh.plan_tables(tables)
+    fresh_plan = best_plan(tables, GPUS, workload=workload, constraints={"t3": wish})
     found = plan.why_not({"t3": scheme})
     assert found.plan is not None
     assert found.after is not None
@@ -288,7 +284,7 @@ def test_a_plan_that_meets_the_request_stays_and_several_requests_are_met() -> N
 
 def test_text_fits_100_columns_and_html_and_dicts_agree() -> None:
     tables = [table("a_table_with_quite_a_long_name_for_a_plan", 10_000_000, 128), *random_tables(6, 1)[0]]
-    plan = EmbeddingShardingPlanner(GPUS).plan_tables(tables)
+    plan = best_plan(tables, GPUS)
     answers: list[Any] = [
         plan.explain(tables[0].name),
         plan.diff(plan.with_route("two_hop")),
@@ -311,7 +307,7 @@ def test_text_of_many_tables_and_ranks_stays_short() -> None:
     tables = [table(f"t{i}", 10_000, 64) for i in range(50)]
     shards = [Shard(2 * i, (1000 * i, 1000 * (i + 1)), (0, 64)) for i in range(10)]
     spread = {config.name: ParameterSharding("custom", shards=shards) for config in tables}
-    plan = EmbeddingShardingPlanner(many, local_search_passes=0).plan_tables(tables)
+    plan = best_plan(tables, many, local_search_passes=0)
     found = plan.diff(ShardingPlan({"": spread}))  # type: ignore[dict-item]
     assert len(found.records()) == found._repr_html_().count("<tr>") - 1 == 50
     assert str(found).endswith("... and 10 more: records() has them all")
@@ -332,7 +328,7 @@ def test_tables_go_to_pandas_where_it_is_installed_and_its_absence_is_named(monk
 def test_the_planner_of_a_plan_is_pickled_with_it_but_not_compared() -> None:
     tables, _ = random_tables(3, 1)
     tables[1].init_fn = lambda weight: weight.zero_()  # which pickle does not take
-    plan = EmbeddingShardingPlanner(GPUS).plan_tables(tables)
+    plan = best_plan(tables, GPUS)
     text = str(plan.explain("t1"))
     for same in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan), plan.resolved(tables, 8)):
         assert same == plan

@@ -120,6 +120,7 @@ def test_a_slow_network_gains_and_torchrecs_formulas_refuse_what_they_do_not_kno
         estimate(plan, [MOVIES], slow, Workload(codecs="fp16"), cost_model="torchrec")
 
 
+@pytest.mark.gate
 def test_two_ranks_send_the_bytes_that_are_predicted() -> None:
     from recshard_lab.lab import measure_plan
 

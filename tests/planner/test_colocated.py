@@ -10,6 +10,7 @@ from recshard_lab.planner import CostModel, Workload, estimate
 from recshard_lab.planner.search.colocated import Bundle, bundled, groups_of
 from recshard_lab.planner.search.options import Placement, options_of
 from recshard_lab.sharding import ParameterConstraints, PlanError, Shard, Topology, scheme_names
+from tests.grid import grid
 from tests.planner.problems import best_plan, random_problem, random_tables, table
 
 TOP = Topology(8, "cuda", hbm_cap=80 * 10**9, local_world_size=4, device_groups={"fast": [0, 1], "slow": range(2, 8)})
@@ -19,8 +20,7 @@ def ranks_of(plan: Any, name: str) -> list[int]:
     return [shard.rank for shard in plan.tables()[name].shards]
 
 
-@pytest.mark.parametrize("solver", ["greedy", "exact"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(*grid(seed=range(4), solver=["greedy", "exact"], gate={"seed": [1, 2, 3]}))
 def test_tables_that_are_to_share_their_ranks_do_under_both_solvers(solver: str, seed: int) -> None:
     tables, topology, workload = random_problem(seed)
     names = [config.name for config in tables]

@@ -15,6 +15,7 @@ from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.planner.model.overlap import FIGURES, FREE
 from recshard_lab.planner.workload import PIPELINES
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology, scheme_named, scheme_names
+from tests.grid import grid
 from tests.planner.problems import best_plan, random_problem, random_tables, table
 from tests.planner.test_routes import LOAD, plans
 
@@ -154,8 +155,7 @@ def test_the_chains_terms_and_the_plain_step_hold_the_step_between_them(drawn: A
         assert all((part >= -1e-9 * parts[0].max()).all() for part in parts)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("pipeline", PIPED)
+@pytest.mark.parametrize(*grid(pipeline=PIPED, device=["cpu", "cuda"]))
 def test_no_plan_is_shorter_than_the_bound_and_the_planners_is_near_the_best(device: str, pipeline: str) -> None:
     """Every way to put three tables on two ranks, each under the schemes that need no choice of cuts."""
     tables, load = random_tables(3, 11)
@@ -177,7 +177,7 @@ def test_no_plan_is_shorter_than_the_bound_and_the_planners_is_near_the_best(dev
     assert found.step_ms <= min(steps) * 1.02
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(*grid(seed=range(6), gate={"seed": range(2, 6)}))
 def test_a_plan_for_a_pipeline_is_no_worse_under_it_than_one_made_without(seed: int) -> None:
     tables, top, load = random_problem(seed)
     piped = replace(load, pipeline="prefetch")
@@ -194,6 +194,7 @@ def test_a_plan_for_a_pipeline_is_no_worse_under_it_than_one_made_without(seed: 
     assert plan.explain(tables[0].name).step_ms == pytest.approx(found.step_ms)
 
 
+@pytest.mark.gate
 def test_the_milp_keeps_a_bound_under_a_pipeline() -> None:
     tables, load = random_tables(4, 5)
     plan = best_plan(

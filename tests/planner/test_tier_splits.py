@@ -132,7 +132,9 @@ def test_tables_with_other_constraints_are_left_out_of_splits() -> None:
     assert [set(split) for split in tier_splits(planner.model(tables), tables, wish)] == [{3}] * len(FILLED)
 
 
-@pytest.mark.parametrize(("ranks", "share"), [(2, 0.1), (2, 0.03), (8, 0.3)])
+@pytest.mark.parametrize(
+    ("ranks", "share"), [(2, 0.1), *(pytest.param(*case, marks=pytest.mark.gate) for case in ((2, 0.03), (8, 0.3)))]
+)
 def test_the_planner_finds_splits_by_use_with_a_proved_gap(ranks: int, share: float) -> None:
     """Schemes that propose splits table by table leave 2 to 11 times the least share of slow lookups."""
     tables, planner = skewed(26, ranks, share)

@@ -16,12 +16,14 @@ from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.planner.model.loads import BACK, BY_NODE, LOOKUP, MEMORY, OUT, UPDATE, Rects
 from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
+from tests.grid import grid
 from tests.planner.problems import best_plan, random_tables
 
 NEEDS_PEERS = pytest.mark.skipif(
     "RECSHARD_PEERS" not in os.environ, reason="RECSHARD_PEERS does not name an interpreter that has TorchRec"
 )
 
+TOPOLOGIES = [Topology(8, "cuda", hbm_cap=10**12), Topology(16, "cuda", local_world_size=8)]
 GPUS, BIG = {"compute_device": "cuda", "local_world_size": 8}, 2_000_003
 PROBLEMS = {
     "one node, half precision, two features": (Topology(8, **GPUS), Workload(512, {"a": 0.25, "b": 3.7}), True, "FP16"),
@@ -171,8 +173,7 @@ def test_the_step_is_the_busiest_ranks_sum_and_not_the_sum_over_phases() -> None
     assert by_theirs.step_ms == by_theirs.ms.sum(axis=1).max() <= by_theirs.ms.max(axis=0).sum()
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("top", [Topology(8, "cuda", hbm_cap=10**12), Topology(16, "cuda", local_world_size=8)])
+@pytest.mark.parametrize(*grid(seed=range(4), top=TOPOLOGIES, gate={"seed": [2, 3]}))
 def test_its_terms_are_its_costs_and_its_plans_shorter_by_them(seed: int, top: Topology) -> None:
     tables, workload = random_tables(10, seed)
     by_ours = best_plan(tables, top, workload=workload)

@@ -24,9 +24,12 @@ from recshard_lab.sharding import (
     Topology,
     scheme_names,
 )
+from tests.grid import grid
 from tests.planner.problems import best_plan, random_problem, random_tables, table
 
 GPUS = Topology(8, "cuda", hbm_cap=8 * 10**9, local_world_size=4)  # not all tables may be replicated
+
+SCHEMES = [name for name in scheme_names() if name != "data_parallel"]
 
 
 def problem(count: int = 12, topology: Topology = GPUS, **more: Any) -> tuple[Any, Any, Any, ShardingPlan]:
@@ -40,8 +43,7 @@ def replaced(plan: ShardingPlan, name: str, sharding: ParameterSharding) -> Shar
     return ShardingPlan({path: {**own, **({name: sharding} if name in own else {})} for path, own in plan.plan.items()})  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("cost_model", COST_MODELS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(*grid(seed=range(4), cost_model=list(COST_MODELS), gate={"seed": [1, 2, 3]}))
 def test_each_alternative_costs_what_the_plan_with_it_is_predicted_to_cost(seed: int, cost_model: str) -> None:
     tables, topology, workload = random_problem(seed)
     plan = best_plan(tables, topology, workload=workload, cost_model=cost_model)
@@ -251,7 +253,7 @@ def test_a_diff_says_what_changed_and_what_both_plans_cost() -> None:
         plan.diff(planner.plan_tables(bigger))
 
 
-@pytest.mark.parametrize("scheme", [name for name in scheme_names() if name != "data_parallel"])
+@pytest.mark.parametrize(*grid(scheme=SCHEMES, gate={"scheme": SCHEMES[1::2]}))
 def test_why_not_is_the_better_of_planning_again_and_moving_that_table_alone(scheme: str) -> None:
     tables, workload, _, plan = problem()
     wish = ParameterConstraints(sharding_types=[scheme])

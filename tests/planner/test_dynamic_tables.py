@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import recshard_lab as rs
 from recshard_lab.planner import CostModel, Workload, estimate
@@ -24,6 +26,7 @@ from recshard_lab.sharding import (
     scheme_names,
 )
 from recshard_lab.sharding.plan.row_shares import RowShares
+from tests.refusals import not_refused
 
 NODES = Topology(4, local_world_size=2, cores_per_host=2)
 REPLICATING = {"data_parallel", "flex_shard"}
@@ -97,29 +100,23 @@ def test_plans_and_answers_name_the_index() -> None:
     assert "index" not in str(static.explain("user"))
 
 
-def limited(**limits: Any) -> dict[str, Any]:
-    return {"constraints": {"user": ParameterConstraints(**limits)}}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (limited(compute_kernels=["dense"]), "its optimizer runs in backward. Fix: allow kernel 'fused'"),
-        (limited(route="distinct_rows"), "does not send its ids. Fix: route='direct'"),
+def test_what_a_dynamic_table_cannot_do_is_refused() -> None:
+    rows = user().num_embeddings
+    halves = [Shard(0, (0, 100), (0, 64)), Shard(1, (100, rows), (0, 64))]
+    limits: list[tuple[dict[str, Any], str]] = [
+        ({"compute_kernels": ["dense"]}, "its optimizer runs in backward. Fix: allow kernel 'fused'"),
+        ({"route": "distinct_rows"}, "does not send its ids. Fix: route='direct'"),
+        ({"row_shares": RowShares.zipf(rows, 1.0)}, "rows have no order of use. Fix: leave it out of row_shares"),
         (
-            limited(row_shares=RowShares.zipf(user().num_embeddings, 1.0)),
-            "rows have no order of use. Fix: leave it out of row_shares",
+            {"shards": halves},
+            r"rows \(0, 100\) of a shard are not whole partitions of 10,112 rows. .* multiples of 10112",
         ),
-        ({"workload": Workload(frequency_ordered=["user"], zipf_alpha=1.0)}, "Fix: leave it out of row_shares"),
-        (
-            limited(shards=[Shard(0, (0, 100), (0, 64)), Shard(1, (100, user().num_embeddings), (0, 64))]),
-            r"rows \(0, 100\) of a shard are not whole partitions of 10,112 rows. Fix: use multiples of 10112",
-        ),
-    ],
-)
-def test_what_a_dynamic_table_cannot_do_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        rs.plan([user()], NODES, **arguments)
+    ]
+    made = partial(rs.plan, [user()], NODES)
+    refusals = [(partial(made, user=ParameterConstraints(**limit)), said) for limit, said in limits]
+    load = Workload(frequency_ordered=["user"], zipf_alpha=1.0)
+    refusals.append((partial(made, workload=load), "Fix: leave it out of row_shares"))
+    assert not_refused(refusals, PlanError) == []
 
 
 def test_replicas_and_torchrecs_formulas_are_refused() -> None:
@@ -150,8 +147,6 @@ FILE = """
 
 
 def test_files_have_dynamic_tables(tmp_path: Path) -> None:
-    import yaml
-
     (tmp_path / "tables.yaml").write_text(FILE)
     found = read_tables(tmp_path / "tables.yaml")
     expected = rs.DynamicEmbeddingConfig("user", 64, 40_000, 80_000, feature_names=["u"], evict="lfu", admit=2)
@@ -169,27 +164,25 @@ def test_files_have_dynamic_tables(tmp_path: Path) -> None:
     assert not second.dynamic
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("dynamic: true, num_embeddings: 9", "field 'num_embeddings': a dynamic table does not have it. Fix: write"),
-        ("dynamic: true", "field 'capacity' is missing. Fix: add it"),
-        ("dynamic: 1, capacity: 9", "field 'dynamic': must be true or false, got 1. Fix: dynamic: true"),
-        ("num_embeddings: 9, evict: lru", "field 'evict': a static table does not have it. Fix: add dynamic: true"),
-        ("dynamic: true, capacity: 9, evict: fifo", "field 'evict': evict='fifo' is not supported. Fix: use 'lru'"),
-        ("dynamic: true, capacity: 9, max_capacity: 8", "capacity 9 is above max_capacity 8. Fix: raise max_capacity"),
-    ],
-)
-def test_mistakes_in_files_name_field_and_fix(tmp_path: Path, line: str, message: str) -> None:
-    import yaml
+MISTAKES = [
+    ("dynamic: true, num_embeddings: 9", "field 'num_embeddings': a dynamic table does not have it. Fix: write"),
+    ("dynamic: true", "field 'capacity' is missing. Fix: add it"),
+    ("dynamic: 1, capacity: 9", "field 'dynamic': must be true or false, got 1. Fix: dynamic: true"),
+    ("num_embeddings: 9, evict: lru", "field 'evict': a static table does not have it. Fix: add dynamic: true"),
+    ("dynamic: true, capacity: 9, evict: fifo", "field 'evict': evict='fifo' is not supported. Fix: use 'lru'"),
+    ("dynamic: true, capacity: 9, max_capacity: 8", "capacity 9 is above max_capacity 8. Fix: raise max_capacity"),
+]
 
-    text = f"- {{name: user, embedding_dim: 8, feature_names: [u], {line}}}\n"
-    (tmp_path / "tables.yaml").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_tables(tmp_path / "tables.yaml")
-    if "max_capacity" not in line:
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(yaml.safe_load(text), SCHEMA)
+
+def test_mistakes_in_files_name_field_and_fix(tmp_path: Path) -> None:
+    for line, message in MISTAKES:
+        text = f"- {{name: user, embedding_dim: 8, feature_names: [u], {line}}}\n"
+        (tmp_path / "tables.yaml").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_tables(tmp_path / "tables.yaml")
+        if "max_capacity" not in line:
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate(yaml.safe_load(text), SCHEMA)
 
 
 def test_a_script_for_dynamic_tables_needs_the_model() -> None:

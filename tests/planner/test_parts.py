@@ -1,6 +1,7 @@
 """A planner's parts are replaced by any object with the right method; a wrong part is named with its fix."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from recshard_lab.planner.model.loads import LOOKUP
 from recshard_lab.planner.parts import FixedPercentageStorageReservation
 from recshard_lab.sharding import ParameterConstraints, ParameterSharding, PlanError, Proposal, ShardingPlan, Topology
 from tests.planner.problems import best_plan, random_tables, table
+from tests.refusals import not_refused
 
 GPUS = Topology(4, "cuda", hbm_cap=20 * 10**9, local_world_size=4)
 
@@ -133,9 +135,8 @@ def test_reporters_receive_every_plan_once() -> None:
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_a_part_that_does_not_fit_is_named_with_its_fix() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"search": "greedy"}, r"search='greedy' has no method search\(\.\.\.\)\. Fix: pass an object that has it"),
         ({"search": LargestFirst}, r"search=LargestFirst is a class\. Fix: pass an instance, search=LargestFirst\(\)"),
         ({"search": LargestFirst(), "solver": "exact"}, r"search=LargestFirst replaces.*Fix: pass search= alone"),
@@ -144,29 +145,24 @@ def test_reporters_receive_every_plan_once() -> None:
         ({"reporters": [print]}, r"reporters=<built-in function print> has no method report"),
         ({"storage_reservation": 0.1}, r"storage_reservation=0\.1 has no method workload"),
         ({"cost_model": "torchreck"}, r"'torchreck' does not exist \(did you mean 'torchrec'\?\).*Fix: use one of"),
-    ],
-)
-def test_a_part_that_does_not_fit_is_named_with_its_fix(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        EmbeddingShardingPlanner(GPUS, **arguments)
+    ]
+    assert not_refused((partial(EmbeddingShardingPlanner, GPUS, **parts), words) for parts, words in cases) == []
 
 
-@pytest.mark.parametrize(
-    ("shardings", "words"),
-    [
-        (None, r"Bad\.search returned None, expected a list of ParameterSharding"),
-        ([], r"Bad\.search returned 0 shardings for 1 tables"),
+class Returns:
+    def __init__(self, shardings: Any) -> None:
+        self.search = lambda request: shardings
+
+
+def test_a_wrong_result_of_a_search_is_named() -> None:
+    cases: list[tuple[Any, str]] = [
+        (None, r"Returns\.search returned None, expected a list of ParameterSharding"),
+        ([], r"Returns\.search returned 0 shardings for 1 tables"),
         ([ParameterSharding("custom", shards=[rs.Shard(0, (0, 5), (0, 8))])], r"no shard covers rows \[5, 100\)"),
         ([ParameterSharding("table_wise", shards=[rs.Shard(9, (0, 100), (0, 8))])], r"rank 9"),
-    ],
-)
-def test_a_wrong_result_of_a_search_is_named(shardings: Any, words: str) -> None:
-    class Bad:
-        def search(self, request: PlanRequest) -> Any:
-            return shardings
-
-    with pytest.raises(PlanError, match=words):
-        best_plan([table("a", 100, 8)], GPUS, search=Bad())
+    ]
+    made = partial(best_plan, [table("a", 100, 8)], GPUS)
+    assert not_refused(((partial(made, search=Returns(own)), words) for own, words in cases), PlanError) == []
 
 
 def test_plans_of_a_search_that_exceed_memory_and_ratings_that_are_no_numbers_are_refused() -> None:
@@ -235,24 +231,15 @@ def test_one_call_plans_configs_modules_and_files(tmp_path: Any) -> None:
     assert rs.plan(file, 2, movies="column_wise").tables()["movies"].sharding_type == "column_wise"
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (
-            lambda tables: rs.plan(tables, 2, moveis="row_wise"),
-            r"table 'moveis' does not exist \(did you mean 'movies'\?\).*Fix",
-        ),
-        (lambda tables: rs.plan(tables, 2, movies="rowwise"), r"'rowwise' is registered \(did you mean 'row_wise'\?\)"),
-        (
-            lambda tables: rs.plan(tables, 2, constraints={"movies": "row_wise"}, movies="row_wise"),
-            r"Fix: pass it once",
-        ),
-        (lambda tables: rs.plan(tables, 2.5), r"topology must be .*got 2\.5\. Fix: pass topology=8"),
-        (lambda tables: rs.plan(tables, "h1000"), r"h1000"),
-        (lambda tables: rs.plan(3, 2), r"got 3\. Fix: pass \[EmbeddingBagConfig"),
-        (lambda tables: rs.plan("tables.toml", 2), r"neither a file of tables"),
-    ],
-)
-def test_wrong_arguments_of_the_one_call_are_named(call: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        call([rs.EmbeddingBagConfig(100, 8, name="movies", feature_names=["seen"])])
+def test_wrong_arguments_of_the_one_call_are_named() -> None:
+    tables, named = [rs.EmbeddingBagConfig(100, 8, name="movies", feature_names=["seen"])], {"movies": "row_wise"}
+    refusals: list[tuple[Any, str]] = [
+        (lambda: rs.plan(tables, 2, moveis="row_wise"), r"'moveis' does not exist \(did you mean 'movies'\?\).*Fix"),
+        (lambda: rs.plan(tables, 2, movies="rowwise"), r"'rowwise' is registered \(did you mean 'row_wise'\?\)"),
+        (lambda: rs.plan(tables, 2, constraints=named, movies="row_wise"), r"Fix: pass it once"),
+        (lambda: rs.plan(tables, 2.5), r"topology must be .*got 2\.5\. Fix: pass topology=8"),  # type: ignore[arg-type]
+        (lambda: rs.plan(tables, "h1000"), r"h1000"),
+        (lambda: rs.plan(3, 2), r"got 3\. Fix: pass \[EmbeddingBagConfig"),
+        (lambda: rs.plan("tables.toml", 2), r"neither a file of tables"),
+    ]
+    assert not_refused(refusals) == []

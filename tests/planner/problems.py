@@ -3,8 +3,12 @@
 import random
 from typing import Any
 
+import pytest
+
 from recshard_lab.embedding.configs import EmbeddingBagConfig
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
+from recshard_lab.planner.search import greedy
+from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import ShardingPlan, Topology
 
 
@@ -15,6 +19,19 @@ def table(name: str, rows: int, cols: int, **more: Any) -> EmbeddingBagConfig:
 def best_plan(tables: Any, *given: Any, explain: bool = True, **options: Any) -> ShardingPlan:
     """The plan of a planner with these arguments."""
     return EmbeddingShardingPlanner(*given, **options).plan_tables(tables, explain=explain)
+
+
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
+    """Problems that planners have searched since this call."""
+    searched: list[Problem] = []
+
+    class Counted(Problem):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            searched.append(self)
+
+    monkeypatch.setattr(greedy, "Problem", Counted)
+    return searched
 
 
 def random_tables(count: int, seed: int) -> tuple[list[EmbeddingBagConfig], Workload]:

@@ -1,17 +1,20 @@
 """Tables that share their ranks, and named groups of ranks: kept by both solvers, refused where they cannot be."""
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+import recshard_lab as rs
 from recshard_lab.planner import CostModel, Workload, estimate
 from recshard_lab.planner.search.colocated import Bundle, bundled, groups_of
 from recshard_lab.planner.search.options import Placement, options_of
 from recshard_lab.sharding import ParameterConstraints, PlanError, Shard, Topology, scheme_names
 from tests.grid import grid
 from tests.planner.problems import best_plan, random_problem, random_tables, table
+from tests.refusals import not_refused
 
 TOP = Topology(8, "cuda", hbm_cap=80 * 10**9, local_world_size=4, device_groups={"fast": [0, 1], "slow": range(2, 8)})
 
@@ -94,24 +97,21 @@ def test_who_shares_with_whom_is_closed_over_all_wishes() -> None:
 def test_wishes_to_share_that_cannot_be_are_refused() -> None:
     tables = [table("a", 1_000, 16), table("b", 1_000, 16)]
 
-    def refused(said: str, **wishes: Any) -> None:
-        with pytest.raises(PlanError, match=said):
-            best_plan(tables, TOP, constraints=wishes)
-
-    refused(
-        "colocate_with names 'bb', which does not exist .did you mean 'b'", a=ParameterConstraints(colocate_with=["bb"])
-    )
-    refused("colocate_with names 'a', which is that table itself", a=ParameterConstraints(colocate_with=["a"]))
-    refused(
-        r"'a' and 'b' are to share their ranks but cannot: .* on ranks \[0, 1\]; .* on ranks \[2, 3, .* in common",
-        a=ParameterConstraints(colocate_with=["b"], device_group="fast"),
-        b=ParameterConstraints(device_group="slow"),
-    )
-    refused(
-        "cannot: 'a' in 1 pieces on ranks .*; 'b' in 8 pieces .*allow table_wise for all of them",
-        a=ParameterConstraints(colocate_with=["b"], sharding_types=["table_wise"]),
-        b=ParameterConstraints(sharding_types=["data_parallel"]),
-    )
+    with_b = partial(ParameterConstraints, colocate_with=["b"])
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"a": ParameterConstraints(colocate_with=["bb"])}, "names 'bb', which does not exist .did you mean 'b'"),
+        ({"a": ParameterConstraints(colocate_with=["a"])}, "colocate_with names 'a', which is that table itself"),
+        (
+            {"a": with_b(device_group="fast"), "b": ParameterConstraints(device_group="slow")},
+            r"'a' and 'b' are to share their ranks but cannot: .* on ranks \[0, 1\]; .* on ranks \[2, 3, .* in common",
+        ),
+        (
+            {"a": with_b(sharding_types=["table_wise"]), "b": ParameterConstraints(sharding_types=["data_parallel"])},
+            "cannot: 'a' in 1 pieces on ranks .*; 'b' in 8 pieces .*allow table_wise for all of them",
+        ),
+    ]
+    made = partial(best_plan, tables, TOP)
+    assert not_refused(((partial(made, constraints=own), said) for own, said in cases), PlanError) == []
     with pytest.raises(ValueError, match="colocate_with must be a list of names of tables, got 'b'"):
         ParameterConstraints(colocate_with="b")
 
@@ -141,20 +141,19 @@ def test_tables_of_a_device_group_stay_in_it(solver: str) -> None:
 def test_device_groups_that_cannot_be_are_refused() -> None:
     tables = [table("movies", 10_000_000, 128)]  # 5.1 GB
 
-    def refused(said: str, top: Topology = TOP, **wish: Any) -> None:
-        with pytest.raises(PlanError, match=said):
-            best_plan(tables, top, constraints={"movies": ParameterConstraints(**wish)})
-
-    refused(
-        "'movies': device_group 'fats' does not exist .did you mean 'fast'.*named groups: fast, slow",
-        device_group="fats",
-    )
-    refused("ranks .4, 5. are outside device_group 'fast' .ranks .0, 1", device_group="fast", ranks=[4, 5])
-    refused("all of the ranks .0, 1. .* are forbidden", device_group="fast", forbidden_ranks=[0, 1])
-    whole = [Shard(3, (0, 10_000_000), (0, 128))]
-    refused("shards are on ranks .3., outside device_group 'fast'", device_group="fast", shards=whole)
     small = Topology(4, "cuda", hbm_cap=2 * 10**9, reserve_fraction=0, device_groups={"fast": [0, 1]})
-    refused("does not fit .*allow ranks outside device_group 'fast'", small, device_group="fast")
+    whole = [Shard(3, (0, 10_000_000), (0, 128))]
+    unknown = "'movies': device_group 'fats' does not exist .did you mean 'fast'.*named groups: fast, slow"
+    cases: list[tuple[Topology, dict[str, Any], str]] = [
+        (TOP, {"device_group": "fats"}, unknown),
+        (TOP, {"ranks": [4, 5]}, "ranks .4, 5. are outside device_group 'fast' .ranks .0, 1"),
+        (TOP, {"forbidden_ranks": [0, 1]}, "all of the ranks .0, 1. .* are forbidden"),
+        (TOP, {"shards": whole}, "shards are on ranks .3., outside device_group 'fast'"),
+        (small, {}, "does not fit .*allow ranks outside device_group 'fast'"),
+    ]
+    for top, wish, said in cases:
+        with pytest.raises(PlanError, match=said):
+            rs.plan(tables, top, movies=ParameterConstraints(**{"device_group": "fast", **wish}))
     for groups in ({"cuda": [0]}, {"fast": []}, {"fast": [8]}, {"fast": "01"}, {1: [0]}, [0, 1]):
         with pytest.raises(ValueError, match="group"):
             Topology(8, "cuda", device_groups=groups)  # type: ignore[arg-type]

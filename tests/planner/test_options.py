@@ -9,6 +9,7 @@ from recshard_lab.planner import CostModel, Workload
 from recshard_lab.planner.search.options import Option, Placement, options_of
 from recshard_lab.planner.workload import Array
 from recshard_lab.sharding import ParameterConstraints, Topology, scheme_names
+from tests.grid import examples, grid
 from tests.planner.problems import table
 
 TOPOLOGIES = [(8, 8), (8, 4), (12, 6), (6, 1), (1, 1)]  # ranks, ranks per node
@@ -27,11 +28,13 @@ def options(model: CostModel, scheme: str | None = None) -> list[Option]:
     return options_of(model, [config], wish)[0]
 
 
-@pytest.mark.parametrize(("ranks", "local"), TOPOLOGIES)
-@pytest.mark.parametrize("scheme", [name for name in scheme_names() if name != "flex_shard"])
-def test_the_free_search_has_every_placement_of_every_scheme(scheme: str, ranks: int, local: int) -> None:
-    for seed in range(12):
-        model = model_of(seed, ranks, local)
+SCHEMES = [name for name in scheme_names() if name != "flex_shard"]
+
+
+@pytest.mark.parametrize(*grid(scheme=SCHEMES, nodes=TOPOLOGIES, gate={"nodes": [(12, 6), (6, 1), (1, 1)]}))
+def test_the_free_search_has_every_placement_of_every_scheme(scheme: str, nodes: tuple[int, int]) -> None:
+    for seed in range(examples(6, 12)):
+        model = model_of(seed, *nodes)
         free: dict[tuple[object, ...], list[tuple[tuple[int, ...], ...] | None]] = {}
         for option in options(model):
             free.setdefault((tuple(option.proposal.rects), option.route), []).append(option.proposal.assignments)
@@ -48,7 +51,7 @@ def test_the_free_search_has_every_placement_of_every_scheme(scheme: str, ranks:
 @pytest.mark.parametrize(("ranks", "local"), TOPOLOGIES[:-1])
 def test_replicas_of_some_rows_are_left_out_only_where_another_option_is_never_slower(ranks: int, local: int) -> None:
     dropped = 0
-    for seed in range(40):
+    for seed in range(examples(20, 40)):
         model = model_of(seed, ranks, local, "exact_sgd" if seed % 2 else "exact_row_wise_adagrad")
         try:
             named = options(model, "flex_shard")

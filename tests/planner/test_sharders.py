@@ -32,21 +32,12 @@ def planner(**constraints: ParameterConstraints) -> EmbeddingShardingPlanner:
     return EmbeddingShardingPlanner(Topology(2), constraints=constraints)
 
 
-def test_a_sharder_narrows_the_schemes_of_its_tables() -> None:
-    plan = planner().plan(EmbeddingBagCollection(TABLES, device="meta"), [RowsOnly()])
-    assert {sharding.sharding_type for sharding in plan.tables().values()} == {"row_wise"}
-
-
-def test_a_sharder_narrows_the_kernels_of_its_tables() -> None:
-    plan = planner().plan(EmbeddingBagCollection(TABLES, device="meta"), [DenseOnly()])
-    assert {sharding.compute_kernel for sharding in plan.tables().values()} == {"dense"}
-
-
-def test_constraint_and_sharder_must_have_something_in_common() -> None:
+def test_a_sharder_narrows_the_schemes_and_kernels_of_its_tables() -> None:
+    module = EmbeddingBagCollection(TABLES, device="meta")
+    assert {s.sharding_type for s in planner().plan(module, [RowsOnly()]).tables().values()} == {"row_wise"}
+    assert {s.compute_kernel for s in planner().plan(module, [DenseOnly()]).tables().values()} == {"dense"}
     with pytest.raises(PlanError, match=r"'two' is constrained .*'column_wise'.* RowsOnly allows \['row_wise'\]"):
-        planner(two=ParameterConstraints(sharding_types=["column_wise"])).plan(
-            EmbeddingBagCollection(TABLES, device="meta"), [RowsOnly()]
-        )
+        planner(two=ParameterConstraints(sharding_types=["column_wise"])).plan(module, [RowsOnly()])
 
 
 def test_a_sharder_that_overrides_nothing_changes_no_plan() -> None:

@@ -13,7 +13,16 @@ from recshard_lab.planner.model.loads import HOST
 from recshard_lab.planner.model.terms import modes
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.planner.search.problem import Problem
-from recshard_lab.sharding import ROUTES, ParameterConstraints, PlanError, Topology, scheme_names
+from recshard_lab.sharding import (
+    ROUTES,
+    ParameterConstraints,
+    PlanError,
+    ShardingPlan,
+    Topology,
+    scheme_named,
+    scheme_names,
+)
+from tests.grid import grid
 from tests.planner.problems import best_plan, random_tables
 from tests.planner.test_planner import problems
 from tests.planner.test_routes import LOAD, plans
@@ -65,11 +74,8 @@ def test_the_terms_of_plans_are_the_models(problem: Any) -> None:
         assert terms == pytest.approx(truth, rel=0.05)
 
 
-@pytest.mark.parametrize("scheme", scheme_names())
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(*grid(scheme=scheme_names(), route=ROUTES))
 def test_the_terms_of_even_plans_are_exact(scheme: str, route: str) -> None:
-    from recshard_lab.sharding import ShardingPlan, scheme_named
-
     tables, _ = random_tables(5, 0)
     machines = [{"compute_device": device, "local_world_size": 4} for device in ("cpu", "cuda")]
     machines += [{**CALIBRATED, "local_world_size": local, "cores_per_host": 3} for local in (4, 8)]

@@ -3,7 +3,6 @@
 import itertools
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ from recshard_lab.planner.search import greedy
 from recshard_lab.planner.search.bounds import strong_bound
 from recshard_lab.planner.search.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.search.problem import Problem
-from tests.planner.problems import best_plan
+from tests.grid import examples, grid
+from tests.planner.problems import best_plan, searches
 
 BOTH = ["fused", "fused_uvm"]
 GIB = 1 << 30
@@ -39,10 +39,7 @@ def topology(hbm: float = 4, ddr: float = 64, device: str = "cuda") -> Topology:
 
 
 def tables_of(*rows: int) -> list[EmbeddingBagConfig]:
-    return [
-        EmbeddingBagConfig(name=f"t{i}", num_embeddings=count, embedding_dim=128, feature_names=[f"f{i}"])
-        for i, count in enumerate(rows)
-    ]
+    return [EmbeddingBagConfig(count, 128, name=f"t{i}", feature_names=[f"f{i}"]) for i, count in enumerate(rows)]
 
 
 def tables_of_gib(*sizes: float) -> list[EmbeddingBagConfig]:
@@ -86,9 +83,8 @@ def test_what_does_not_fit_a_device_fits_with_the_hosts_memory_and_hot_rows_stay
     plan, found = planned(topology(), BOTH)
     assert found.fits
     assert 0 < found.host_bytes.max() <= found.host_room_bytes
-    assert found.host_bytes.sum() + found.memory_bytes[:, 0].sum() == pytest.approx(
-        sum(t.weight_bytes for t in tables()), rel=0.1
-    )
+    held = found.host_bytes.sum() + found.memory_bytes[:, 0].sum()
+    assert held == pytest.approx(sum(t.weight_bytes for t in tables()), rel=0.1)
     split = [s for s in plan.tables().values() if len({shard.tier for shard in s.shards}) == 2]
     assert split
     for sharding in split:
@@ -155,11 +151,7 @@ def test_full_memories_leave_one_plan(monkeypatch: pytest.MonkeyPatch, annealed:
     read_most = Workload(batch_size=64, pooling_factors={"f2": 50.0}, zipf_alpha=1.1)
     wish = {t.name: ParameterConstraints(compute_kernels=BOTH) for t in sizes}
     plan = best_plan(sizes, where, workload=read_most, constraints=wish)
-    assert {name: sharding.compute_kernel for name, sharding in plan.tables().items()} == {
-        "t0": "fused",
-        "t1": "fused_uvm",
-        "t2": "fused_uvm",
-    }
+    assert [plan.tables()[name].compute_kernel for name in ("t0", "t1", "t2")] == ["fused", "fused_uvm", "fused_uvm"]
 
 
 class Tight:
@@ -194,19 +186,9 @@ class Tight:
         )
 
 
-@pytest.mark.parametrize("seeds", [range(20), range(20, 40), (214, 249, 375)])
-def test_the_search_finds_the_best_of_all_plans_that_fit_both_memories(
-    seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    searched: list[Problem] = []
-
-    class Counted(Problem):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            searched.append(self)
-
-    monkeypatch.setattr(greedy, "Problem", Counted)
-    for seed in seeds:
+def test_the_search_finds_the_best_of_all_plans_that_fit_both_memories(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = searches(monkeypatch)
+    for seed in (*range(examples(10, 40)), 214, 249, 375):
         tight = Tight(seed)
         searched.clear()
         if np.isinf(tight.best_ms):
@@ -219,7 +201,7 @@ def test_the_search_finds_the_best_of_all_plans_that_fit_both_memories(
         assert len(searched) == 1, "problems that were searched for one plan"
 
 
-@pytest.mark.parametrize("seed", [25, 44, 63])
+@pytest.mark.parametrize(*grid(seed=[25, 44, 63], gate={"seed": [44, 63]}))
 def test_the_exact_solver_proves_plans_that_the_hosts_memory_lengthens(seed: int) -> None:
     tight = Tight(seed)
     solution = tight.found(exact_s=1.0)

@@ -101,7 +101,6 @@ def test_coverage_is_the_counted_share_of_bags_with_ids() -> None:
     bags = KeyedJaggedTensor(["a_f", "b_f"], torch.arange(10), lengths=torch.tensor(first + second))
     load = Workload.measured([bags], [one])
     profile = load.profile("a")
-    assert profile is not None
     assert profile.coverage == 0.5
     assert table_loads([one], 2, load).filled.tolist() == [4.0]
 

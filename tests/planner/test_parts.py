@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import recshard_lab as rs
+from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, PlanRequest, Workload
 from recshard_lab.planner.model.loads import LOOKUP
-from recshard_lab.planner.parts import FixedPercentageStorageReservation
+from recshard_lab.planner.parts import FixedPercentageStorageReservation, HeuristicalStorageReservation
 from recshard_lab.sharding import ParameterConstraints, ParameterSharding, PlanError, Proposal, ShardingPlan, Topology
 from tests.planner.problems import best_plan, random_tables, table
 from tests.refusals import not_refused
@@ -193,7 +195,6 @@ def test_a_plan_has_its_estimate_and_follows_changes_of_it() -> None:
     plan = best_plan(tables, GPUS, workload=workload)
     first = plan.estimate
     assert plan.estimate is first
-    assert first.lower_bound is not None
     assert 0 < first.lower_bound <= plan.bound_ms <= first.step_ms
     plan.plan[""]["t0"] = ParameterSharding("row_wise").resolved(tables[0], 4, 4)
     assert plan.estimate.step_ms == pytest.approx(rs.estimate(plan, tables, GPUS, workload).step_ms)
@@ -243,3 +244,60 @@ def test_wrong_arguments_of_the_one_call_are_named() -> None:
         (lambda: rs.plan("tables.toml", 2), r"neither a file of tables"),
     ]
     assert not_refused(refusals) == []
+
+
+# ---- what a sharder allows ----
+
+PAIR = [rs.EmbeddingBagConfig(64, 8, name=name, feature_names=[name]) for name in ("one", "two")]
+
+
+class RowsOnly(EmbeddingBagCollectionSharder):
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return ["row_wise"]
+
+
+class DenseOnly(EmbeddingBagCollectionSharder):
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return ["dense"]
+
+
+def test_a_sharder_narrows_the_schemes_and_kernels_of_its_tables() -> None:
+    module, planner = rs.EmbeddingBagCollection(PAIR, device="meta"), EmbeddingShardingPlanner(Topology(2))
+    assert {s.sharding_type for s in planner.plan(module, [RowsOnly()]).tables().values()} == {"row_wise"}
+    assert {s.compute_kernel for s in planner.plan(module, [DenseOnly()]).tables().values()} == {"dense"}
+    assert planner.plan(module, [EmbeddingBagCollectionSharder()]) == planner.plan(module)  # which overrides nothing
+    columns = {"two": ParameterConstraints(sharding_types=["column_wise"])}
+    with pytest.raises(PlanError, match=r"'two' is constrained .*'column_wise'.* RowsOnly allows \['row_wise'\]"):
+        EmbeddingShardingPlanner(Topology(2), constraints=columns).plan(module, [RowsOnly()])
+
+
+# ---- memory that plans leave free ----
+
+ONE = rs.EmbeddingBagConfig(1000, 64, name="t", feature_names=["f"])  # 256 kB
+
+
+def test_a_share_of_memory_and_the_dense_part_of_the_model_stay_free() -> None:
+    ebc = rs.EmbeddingBagCollection([ONE], device="meta")
+    model = nn.ModuleDict({"ebc": ebc, "over": nn.Linear(64, 200, bias=False, device="meta")})  # 51 kB, six times
+
+    def plan(module: Any, reservation: Any) -> None:
+        top = Topology(1, ddr_cap=400_000)
+        EmbeddingShardingPlanner(top, batch_size=1, storage_reservation=reservation).plan(module)
+
+    plan(ebc, FixedPercentageStorageReservation(0.0))
+    plan(ebc, HeuristicalStorageReservation(0.0))
+    plan(model, HeuristicalStorageReservation(0.0, dense_tensor_estimate=0))
+    full = [(ebc, FixedPercentageStorageReservation(0.5)), (model, HeuristicalStorageReservation(0.0))]
+    for module, reservation in full:
+        with pytest.raises(PlanError):
+            plan(module, reservation)
+    for share in (-0.1, 1.0, 15):
+        with pytest.raises(ValueError, match="percentage"):
+            FixedPercentageStorageReservation(share)
+
+
+def test_a_plan_is_printed_with_its_estimate_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = EmbeddingShardingPlanner(Topology(2), debug=True).plan(rs.EmbeddingBagCollection([ONE], device="meta"))
+    printed = capsys.readouterr().out
+    assert plan.show() in printed
+    assert str(plan.estimate) in printed

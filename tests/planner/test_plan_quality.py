@@ -89,7 +89,6 @@ def test_the_search_between_hosts_compares_plans_by_the_cost_model() -> None:
     problem = Problem(model, options_of(model, tables, {}))
     search = Search(problem, passes=3)
     placements = search.run().placements
-    assert search.best is not None
     true_ms = float(model.step_ms(np.sum([placement.loads(top) for placement in placements], axis=0)))
     assert search.best_ms == pytest.approx(true_ms)
     assert problem.step_ms(search.best) < 0.999 * true_ms

@@ -33,7 +33,6 @@ def test_an_error_names_the_table_and_changes_with_which_it_fits() -> None:
     more = {"movies": ParameterConstraints(sharding_types=["table_wise", "row_wise"])}
     best_plan(movies, topology, constraints=more)
     named = re.search(r"hbm_cap=([\d_]+)", text)
-    assert named is not None
     larger = Topology(2, "cuda", hbm_cap=int(named[1]), reserve_fraction=0)
     best_plan(movies, larger, constraints=only)
 
@@ -170,7 +169,6 @@ def test_the_needed_memory_is_named_part_by_part() -> None:
         r"buffers, ([\d.]+) MB of dense layers\)",
         str(error),
     )
-    assert found is not None
     dense = planner.workload.dense_parameters * planner.workload.dense_bytes_per_parameter * 2 / 1e6
     assert float(found[4]) == pytest.approx(dense, rel=0.01)
     assert float(found[1]) * 1000 == pytest.approx(float(found[2]) * 1000 + float(found[3]) + float(found[4]), rel=0.05)

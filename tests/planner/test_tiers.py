@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from recshard_lab.planner.search import greedy
 from recshard_lab.planner.search.bounds import strong_bound
 from recshard_lab.planner.search.options import DoesNotFit, Placement, options_of
 from recshard_lab.planner.search.problem import Problem
+from recshard_lab.sharding import CacheParams
 from tests.grid import examples, grid
 from tests.planner.problems import best_plan, searches
 
@@ -125,7 +127,6 @@ def test_a_refusal_names_the_rank_and_the_least_host_memory_with_which_a_plan_is
     with pytest.raises(PlanError, match=words) as refused:
         planned_with(2 * GIB)
     message = re.match(words, str(refused.value))
-    assert message is not None
     least = int(message[1])
     assert planned_with(least).estimate.fits
     with pytest.raises(PlanError, match="in host memory"):
@@ -240,7 +241,6 @@ def test_constraint_files_say_where_shards_lie(tmp_path: Path) -> None:
     wish = read_constraints(tmp_path / "constraints.yaml")
     plan = best_plan(tables()[3:], topology(80), workload=load(), constraints=wish)
     assert [shard.tier for shard in plan.tables()["t3"].shards] == ["hbm", "ddr"]
-    assert plan.estimate.host_bytes is not None
     assert plan.estimate.host_bytes[1] == 49_900 * 128 * 4
     (tmp_path / "wrong.yaml").write_text("t3: {shards: [[0, 0, 50000, 0, 128, nvme]]}")
     with pytest.raises(ValueError, match=r"shards': must be a list of \[rank, r0, r1, c0, c1\]"):
@@ -255,3 +255,54 @@ def test_torchrecs_formulas_here_know_one_memory() -> None:
     plan = ShardingPlan({"": {t.name: row_wise(compute_kernel="fused_uvm")(t, topology()) for t in tables()}})
     with pytest.raises(PlanError, match="no formulas for shards in the host's memory"):
         estimate(plan, tables(), topology(), load(), cost_model="torchrec")
+
+
+# ---- cached tables ----
+
+KERNEL = "fused_uvm_caching"
+CACHING = Topology(2, "cuda", hbm_cap=2_000_000, ddr_cap=10**9)
+CACHED = EmbeddingBagConfig(10_000, 64, "t", feature_names=["f"])
+SKEWED = Workload(256, 10.0, optimizer="exact_row_wise_adagrad", zipf_alpha=1.2)
+ROW = 64 * 4 + 4
+
+
+def cached(share: float, workload: Workload = SKEWED, topology: Topology = CACHING) -> ShardingPlan:
+    wish = ParameterConstraints(compute_kernels=[KERNEL], cache_params=CacheParams(load_factor=share))
+    return best_plan([CACHED], topology, workload=workload, constraints={"t": wish})
+
+
+def price(share: float, workload: Workload = SKEWED) -> float:
+    """Predicted ms of a row-wise step."""
+    sharding = replace(row_wise(compute_kernel=KERNEL)(CACHED, CACHING), cache_params=CacheParams(load_factor=share))
+    return estimate(ShardingPlan({"": {"t": sharding}}), [CACHED], CACHING, workload).step_ms  # type: ignore[dict-item]
+
+
+def test_a_table_that_exceeds_the_devices_memory_is_cached_there() -> None:
+    plan = cached(0.1)
+    sharding = plan.tables()["t"]
+    assert (sharding.compute_kernel, sharding.cache_params) == (KERNEL, CacheParams(load_factor=0.1))
+    assert not sharding.replicated
+    found = plan.estimate
+    assert found.host_bytes.sum() == 10_000 * ROW
+    held = found.memory_bytes[:, [found.memory_categories.index(name) for name in ("weights", "optimizer_state")]]
+    assert held.sum() == pytest.approx(0.1 * 10_000 * ROW)
+    with pytest.raises(PlanError, match="fit"):
+        cached(1.0, topology=replace(CACHING, hbm_cap=1_000_000))
+
+
+def test_a_larger_cache_and_more_skew_cost_less_and_prefetch_hides_misses() -> None:
+    assert price(0.5) < price(0.1) < price(0.01)
+    missed = [
+        price(0.1, replace(SKEWED, zipf_alpha=alpha)) - price(1.0, replace(SKEWED, zipf_alpha=alpha))
+        for alpha in (0.5, 1.2)
+    ]
+    assert 0 < missed[1] < missed[0]
+    ahead = replace(SKEWED, pipeline="prefetch")
+    assert price(0.01, ahead) == price(1.0, ahead)
+
+
+def test_torchrecs_formulas_here_have_no_cache() -> None:
+    wish = {"t": ParameterConstraints(compute_kernels=[KERNEL])}
+    planner = EmbeddingShardingPlanner(Topology(2), workload=SKEWED, constraints=wish, cost_model="torchrec")
+    with pytest.raises(PlanError, match=r"'t' may only be on kernel 'fused_uvm_caching'.*allow 'fused' too"):
+        planner.plan_tables([CACHED])

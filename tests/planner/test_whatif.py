@@ -184,7 +184,6 @@ def test_a_sync_costs_what_counting_its_bytes_gives_and_steps_are_charged_their_
     top = Topology.preset("h100x32")
     plan = best_plan(TABLES, Replicated(top, 8).group, workload=load)
     alone = plan.estimate
-    assert alone is not None
     held = alone.memory_bytes[:, :2].sum(axis=1).max()  # weights and states
     sync = 2 * 3 / 4 * held / top.intra_host_bw + 2 * (
         top.intra_host_latency_ms + 3 * top.peer_ms

@@ -258,7 +258,6 @@ def test_under_a_pipeline_the_longest_need_is_the_step(device: str, figures: dic
     config, top = table(4), bare(4, device, **figures)
     plan = ShardingPlan({"": {"movies": scheme_named("row_wise").default(config, top)}})
     found = estimate(plan, [config], top, Workload(1000, 50.0, pipeline="prefetch")).overlap
-    assert found is not None
     assert found.bound_by == bound
     assert found.lower_bound_ms == max(found.needs_ms.values()) == found.needs_ms[bound] > 0
     assert found.step_ms == pytest.approx(found.lower_bound_ms)

@@ -29,7 +29,6 @@ def test_a_hole_before_between_or_after_shards_is_found_with_its_fix() -> None:
     for turn, size in ((lambda rect: rect, (10, 8)), (turned, (8, 10))):
         for spans, hole, fix in HOLES:
             fault = find_fault([turn((span, (0, 8))) for span in spans], *size)
-            assert fault is not None
             assert (fault.kind, fault.rect, fault.fix) == ("hole", turn((hole, (0, 8))), turn((fix, (0, 8))))
 
 

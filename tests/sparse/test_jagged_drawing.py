@@ -13,7 +13,6 @@ from tests.sparse.jagged_batches import Batch, batches
 
 
 def parse(html: str | None) -> ElementTree.Element:
-    assert html is not None
     style, body = html.split("</style>")
     assert style.startswith("<style>")
     return ElementTree.fromstring(body)
@@ -74,7 +73,6 @@ def big() -> KeyedJaggedTensor:
 
 def test_a_big_batch_is_cut_with_counts() -> None:
     text, html = repr(big()), big()._repr_html_()
-    assert html is not None
     assert len(text) < 3_000
     assert len(html) < 20_000
     assert "30 features x 1,000 samples, 600,000 ids" in text
@@ -89,14 +87,12 @@ def test_html_is_captioned_labelled_and_reachable_by_keyboard() -> None:
     assert (root.get("role"), root.get("tabindex")) == ("group", "0")
     assert (root.get("aria-label") or "").startswith("KeyedJaggedTensor, 30 features")
     caption = root.find("./table/caption")
-    assert caption is not None
     assert "".join(caption.itertext()).startswith("KeyedJaggedTensor 30 features")
     assert {th.get("scope") for th in root.iter("th")} == {"col", "row", "rowgroup"}
 
 
 def test_html_colours_come_from_the_theme_with_a_fallback() -> None:
     html = big()._repr_html_()
-    assert html is not None
     colours = re.findall(r"(?:color|background|border\w*(?:-\w+)?): ?([^;]*#[^;]*);", html)
     assert colours
     assert all("var(--jp-" in colour for colour in colours)

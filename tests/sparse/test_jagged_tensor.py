@@ -54,7 +54,6 @@ def test_a_desired_length_pads_the_short_and_keeps_the_first_of_the_long(bags: l
     jagged = build(bags, weighted=True)
     assert jagged.to_padded_dense(width, 5).tolist() == [([*bag, *[5] * width])[:width] for bag in bags]
     weights = jagged.to_padded_dense_weights(width, 0.5)
-    assert weights is not None
     assert weights.tolist() == [([*(value / 7 for value in bag), *[0.5] * width])[:width] for bag in bags]
 
 
@@ -74,7 +73,6 @@ def test_vectors_pad_as_vectors_and_carry_gradients() -> None:
     padded = jagged.to_padded_dense()
     assert padded.tolist() == [[[0, 1], [2, 3]], [[0, 0], [0, 0]], [[4, 5], [0, 0]]]
     padded[0].sum().backward()
-    assert values.grad is not None
     assert values.grad.tolist() == [[1, 1], [1, 1], [0, 0]]
 
 

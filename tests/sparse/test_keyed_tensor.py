@@ -61,7 +61,6 @@ def test_regroup_carries_gradients_and_copies() -> None:
     whole, b = KeyedTensor.regroup([kt], [["a", "b"], ["b"]])
     assert whole.data_ptr() != values.data_ptr()
     (whole.sum() + 2 * b.sum()).backward()
-    assert values.grad is not None
     assert values.grad.tolist() == [[1, 3, 3], [1, 3, 3]]
 
 

@@ -1,6 +1,7 @@
 """Codecs in the cost model: the bytes that comm's codecs write, counted by hand and on ranks that run."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from recshard_lab.comm import CommType, QCommsConfig, make_codec
 from recshard_lab.embedding.configs import EmbeddingBagConfig
+from recshard_lab.lab import measure_plan
 from recshard_lab.launcher import launch
 from recshard_lab.planner import CostModel, Workload, estimate
 from recshard_lab.planner.model.codecs import WIRE_FORMATS, codec_names
@@ -28,13 +30,12 @@ def coded(load: Workload, pair: tuple[str, str]) -> Workload:
     return replace(load, codecs=pair)
 
 
-@pytest.mark.parametrize("kind", list(CommType))
-@pytest.mark.parametrize("width", [1, 4, 64, 256])
-def test_formats_are_those_of_comm(kind: CommType, width: int) -> None:
-    known, codec = WIRE_FORMATS[kind.value], make_codec(kind)
-    assert known.element_bytes * width + known.row_bytes == codec.encoded_width(width) * codec.wire_dtype.itemsize
-    assert known.adds == codec.adds_on_wire
+def test_formats_are_those_of_comm() -> None:
     assert set(WIRE_FORMATS) == {one.value for one in CommType}
+    for kind, width in product(CommType, (1, 4, 64, 256)):
+        known, codec = WIRE_FORMATS[kind.value], make_codec(kind)
+        assert known.element_bytes * width + known.row_bytes == codec.encoded_width(width) * codec.wire_dtype.itemsize
+        assert known.adds == codec.adds_on_wire
 
 
 def test_codecs_are_given_as_sharders_take_them() -> None:
@@ -46,15 +47,15 @@ def test_codecs_are_given_as_sharders_take_them() -> None:
         Workload(codecs="fp61")
 
 
-@pytest.mark.parametrize(("codec", "row"), [("fp32", 256), ("fp16", 128), ("bf16", 128), ("int8", 64 + 8)])
-def test_bytes_on_the_wire_are_what_counting_by_hand_gives(codec: str, row: int) -> None:
+def test_bytes_on_the_wire_are_what_counting_by_hand_gives() -> None:
     topology, load = Topology(2, ddr_cap=10**9), Workload(128, 10.0)
     plan = ShardingPlan({"": {"movies": scheme_named("table_wise").default(MOVIES, topology, [1])}})
-    found = estimate(plan, [MOVIES], topology, coded(load, (codec, "fp32")))
     ids, head, sizes = 4 * (1280 + 128), 32, 32 + 16  # sizes to a rank without and with a shard feature
-    assert found.traffic_bytes.tolist() == [[0, sizes + ids + 128 * 256], [head + 128 * row, 0]]
-    back = estimate(plan, [MOVIES], topology, coded(load, ("fp32", codec)))
-    assert back.traffic_bytes.tolist() == [[0, sizes + ids + 128 * row], [head + 128 * 256, 0]]
+    for codec, row in (("fp32", 256), ("fp16", 128), ("bf16", 128), ("int8", 64 + 8)):
+        found = estimate(plan, [MOVIES], topology, coded(load, (codec, "fp32")))
+        assert found.traffic_bytes.tolist() == [[0, sizes + ids + 128 * 256], [head + 128 * row, 0]], codec
+        back = estimate(plan, [MOVIES], topology, coded(load, ("fp32", codec)))
+        assert back.traffic_bytes.tolist() == [[0, sizes + ids + 128 * row], [head + 128 * 256, 0]], codec
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -122,13 +123,8 @@ def test_a_slow_network_gains_and_torchrecs_formulas_refuse_what_they_do_not_kno
 
 @pytest.mark.gate
 def test_two_ranks_send_the_bytes_that_are_predicted() -> None:
-    from recshard_lab.lab import measure_plan
-
     sizes = {"a": (50, 16), "b": (400, 64), "c": (90, 32), "d": (30, 8)}
-    tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"])
-        for name, (rows, dim) in sizes.items()
-    ]
+    tables = [EmbeddingBagConfig(rows, dim, name=n, feature_names=[f"f_{n}"]) for n, (rows, dim) in sizes.items()]
     top, load = Topology(2), Workload(batch_size=32, pooling_factors=2.0)
     schemes = {"a": "table_wise", "b": "row_wise", "c": "column_wise", "d": "table_wise"}
     plan = ShardingPlan({"": {t.name: scheme_named(schemes[t.name]).default(t, top) for t in tables}})

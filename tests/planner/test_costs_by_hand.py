@@ -17,14 +17,8 @@ from recshard_lab.planner.model.launch_counts import LAUNCHES
 from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topology, scheme_named
 
 FREE_BW = (
-    "hbm_mem_bw",
-    "ddr_mem_bw",
-    "cache_bw",
-    "intra_host_bw",
-    "inter_host_bw",
-    "flops_per_ms",
-    "tf32_flops_per_ms",
-)
+    "hbm_mem_bw", "ddr_mem_bw", "cache_bw", "intra_host_bw", "inter_host_bw", "flops_per_ms", "tf32_flops_per_ms",
+)  # fmt: skip
 NO_COST = (
     "intra_host_latency_ms", "inter_host_latency_ms", "peer_ms", "lookup_ns_per_id", "update_ns_per_id",
     "route_ns_per_id", "launch_ms", "host_ms", "shard_feature_ms", "row_split_ms", "norm_ms", "norm_ns_per_row",
@@ -65,20 +59,17 @@ def ms(found: Estimate, name: str) -> list[float]:
 # ---- memory ----
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "a_row", "an_element"),
-    [("exact_sgd", 0, 0), ("exact_row_wise_adagrad", 4, 0), ("exact_adagrad", 0, 4), ("adam", 0, 8),
-     ("partial_row_wise_adam", 4, 4)],
-)  # fmt: skip
-def test_a_dense_table_holds_its_gradient_beside_the_optimizers_state(
-    optimizer: str, a_row: int, an_element: int
-) -> None:
-    load = Workload(B, float(BAG), unique_fraction=0.5, optimizer=optimizer)
-    state = E * a_row + E * D * an_element
-    fused, dense = (of(bare(), load, kernel=kernel) for kernel in ("fused", "dense"))
-    assert held(fused, "weights") == held(dense, "weights") == [4 * E * D, 0, 0, 0]
-    assert held(fused, "optimizer_state") == [state, 0, 0, 0]
-    assert held(dense, "optimizer_state") == [state + 4 * E * D, 0, 0, 0]
+def test_a_dense_table_holds_its_gradient_beside_the_optimizers_state() -> None:
+    for optimizer, a_row, an_element in (
+        ("exact_sgd", 0, 0), ("exact_row_wise_adagrad", 4, 0), ("exact_adagrad", 0, 4), ("adam", 0, 8),
+        ("partial_row_wise_adam", 4, 4),
+    ):  # fmt: skip
+        load = Workload(B, float(BAG), unique_fraction=0.5, optimizer=optimizer)
+        state = E * a_row + E * D * an_element
+        fused, dense = (of(bare(), load, kernel=kernel) for kernel in ("fused", "dense"))
+        assert held(fused, "weights") == held(dense, "weights") == [4 * E * D, 0, 0, 0]
+        assert held(fused, "optimizer_state") == [state, 0, 0, 0], optimizer
+        assert held(dense, "optimizer_state") == [state + 4 * E * D, 0, 0, 0], optimizer
 
 
 def test_a_data_parallel_table_holds_weights_and_state_on_every_rank_and_a_gradient_of_every_rank() -> None:
@@ -98,26 +89,23 @@ def test_the_dense_part_takes_what_a_parameter_takes_on_every_rank() -> None:
     assert held(of(bare(), more), "dense") == [16 * 1000] * W
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "state"),
-    [("exact_sgd", 0), ("exact_row_wise_adagrad", 4 * E), ("exact_adagrad", 4 * E * D), ("adam", 8 * E * D)],
-)
-def test_a_table_in_the_hosts_memory_has_its_optimizer_state_there_too(optimizer: str, state: int) -> None:
-    top = bare(2, "cuda")
+def test_a_table_in_the_hosts_memory_has_its_optimizer_state_there_too() -> None:
     shards = [Shard(0, (0, E // 2), (0, D)), Shard(1, (E // 2, E), (0, D), "ddr")]
     plan = ShardingPlan({"": {"movies": ParameterSharding("row_wise", shards=shards)}})  # type: ignore[dict-item]
-    found = estimate(plan, [TABLE], top, Workload(B, float(BAG), optimizer=optimizer))
-    assert held(found, "weights") == [4 * E * D / 2, 0]
-    assert held(found, "optimizer_state") == [state / 2, 0]
-    assert found.host_bytes.tolist() == [0, (4 * E * D + state) / 2]
-    assert found.host_weight_bytes.tolist() == [0, 4 * E * D / 2]
+    states = {"exact_sgd": 0, "exact_row_wise_adagrad": 4 * E, "exact_adagrad": 4 * E * D, "adam": 8 * E * D}
+    for optimizer, state in states.items():
+        found = estimate(plan, [TABLE], bare(2, "cuda"), Workload(B, float(BAG), optimizer=optimizer))
+        assert held(found, "weights") == [4 * E * D / 2, 0]
+        assert held(found, "optimizer_state") == [state / 2, 0], optimizer
+        assert found.host_bytes.tolist() == [0, (4 * E * D + state) / 2], optimizer
+        assert found.host_weight_bytes.tolist() == [0, 4 * E * D / 2]
 
 
-@pytest.mark.parametrize("reserve", [0.0, 0.25])
-def test_the_host_keeps_its_reserve_as_the_device_does(reserve: float) -> None:
-    found = of(bare(2, "cuda", ddr_cap=8 * 10**8, hbm_cap=4 * 10**8, reserve_fraction=reserve))
-    assert found.host_room_bytes == pytest.approx(8e8 * (1 - reserve))
-    assert found.usable_bytes.tolist() == pytest.approx([4e8 * (1 - reserve)] * 2)
+def test_the_host_keeps_its_reserve_as_the_device_does() -> None:
+    for reserve in (0.0, 0.25):
+        found = of(bare(2, "cuda", ddr_cap=8 * 10**8, hbm_cap=4 * 10**8, reserve_fraction=reserve))
+        assert found.host_room_bytes == pytest.approx(8e8 * (1 - reserve))
+        assert found.usable_bytes.tolist() == pytest.approx([4e8 * (1 - reserve)] * 2)
 
 
 # ---- time ----
@@ -151,19 +139,14 @@ def test_a_data_parallel_tables_gradients_go_to_every_rank_and_its_rows_to_none(
     assert ms(found, "output_dist_backward") == pytest.approx([(W - 1) * 4 * B * D / M] * W)
 
 
-@pytest.mark.parametrize(
-    ("figures", "input_ms", "gradient_ms"),
-    [({"replica_ms": 2.0}, 2.0, 2.0), ({"replica_ms": 2.0, "replicas_ms": 5.0}, 2.0, 7.0)],
-)
-def test_replicas_cost_the_host_in_the_phases_that_it_packs_them(
-    figures: dict[str, float], input_ms: float, gradient_ms: float
-) -> None:
-    top = bare(**figures)
-    expected = [[input_ms, 0, 0, 0, gradient_ms, 0]] * W
-    np.testing.assert_allclose(of(top, scheme="data_parallel").ms, expected, atol=1e-12)
-    assert of(top).step_ms == pytest.approx(0, abs=1e-12)
-    alone = bare(1, **figures)  # one rank sends to no other
-    assert of(alone, scheme="data_parallel").step_ms == pytest.approx(0, abs=1e-12)
+def test_replicas_cost_the_host_in_the_phases_that_it_packs_them() -> None:
+    for figures, gradient_ms in (({"replica_ms": 2.0}, 2.0), ({"replica_ms": 2.0, "replicas_ms": 5.0}, 7.0)):
+        top = bare(**figures)
+        expected = [[2.0, 0, 0, 0, gradient_ms, 0]] * W
+        np.testing.assert_allclose(of(top, scheme="data_parallel").ms, expected, atol=1e-12)
+        assert of(top).step_ms == pytest.approx(0, abs=1e-12)
+        alone = bare(1, **figures)  # one rank sends to no other
+        assert of(alone, scheme="data_parallel").step_ms == pytest.approx(0, abs=1e-12)
 
 
 # ---- the dense part ----

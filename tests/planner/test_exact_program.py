@@ -8,6 +8,7 @@ import scipy.optimize
 import scipy.sparse
 
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
+from recshard_lab.planner.search import greedy as search
 from recshard_lab.planner.search.exact import _program
 from recshard_lab.planner.search.greedy import Solution, _better
 from recshard_lab.planner.search.options import Placement, options_of
@@ -70,9 +71,7 @@ def test_tables_that_fit_nowhere_at_first_are_fitted_by_moving_others(monkeypatc
     load = Workload(64, optimizer="exact_sgd")
     greedy = EmbeddingShardingPlanner(top, constraints=only, workload=load)
     assert estimate(greedy.plan_tables(tables), tables, top, load).fits
-    monkeypatch.setattr(
-        "recshard_lab.planner.search.greedy.REPAIRS", 0
-    )  # nothing moves: the exact solver still fits them
+    monkeypatch.setattr(search, "REPAIRS", 0)  # nothing moves: the exact solver still fits them
     with pytest.raises(PlanError, match="does not fit"):
         greedy.plan_tables(tables)
     plan = best_plan(tables, top, constraints=only, workload=load, solver="exact", time_limit_s=20)

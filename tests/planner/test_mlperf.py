@@ -56,11 +56,8 @@ def test_the_dense_part_by_formula_is_that_of_the_real_model() -> None:
     dense = [p for name, p in model.named_parameters() if "embedding_bag" not in name]
     assert cost.parameters == sum(p.numel() for p in dense)
     assert cost.tensors == len(dense)
-    ids = KeyedJaggedTensor(
-        list(mlperf.FEATURES),
-        torch.zeros(26 * batch, dtype=torch.long),
-        lengths=torch.ones(26 * batch, dtype=torch.int32),
-    )
+    lengths = torch.ones(26 * batch, dtype=torch.int32)
+    ids = KeyedJaggedTensor(list(mlperf.FEATURES), torch.zeros(26 * batch, dtype=torch.long), lengths=lengths)
     with FlopCounterMode(display=False) as forward:
         logits = model(torch.rand(batch, mlperf.DENSE_FEATURES), ids)
     with FlopCounterMode(display=False) as backward:
@@ -102,11 +99,8 @@ def test_the_example_is_the_planners_plan_and_the_cost_models_estimate() -> None
 def test_each_change_is_one_of_the_topology_or_of_the_workload() -> None:
     before, after = mlperf_step(128), mlperf_step(128, tuple(MLPERF_IDEAS))
     assert after.workload == replace(before.workload, pipeline="prefetch", pipeline_threads=True, dense_launches=2)
-    changed = {
-        spec.name
-        for spec in fields(Topology)
-        if getattr(after.topology, spec.name) != getattr(before.topology, spec.name)
-    }
+    names = [spec.name for spec in fields(Topology)]
+    changed = {name for name in names if getattr(after.topology, name) != getattr(before.topology, name)}
     assert changed <= {"launch_ms", "sync_ms"}
     assert after.topology.launch_ms == before.topology.launch_ms / 2
     varied = mlperf_step(128, (), {"launch_ms": 3.0})

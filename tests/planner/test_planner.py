@@ -15,6 +15,7 @@ from recshard_lab.planner.planner import tables_of
 from recshard_lab.sharding import (
     ParameterConstraints,
     PlanError,
+    Proposal,
     Topology,
     register_scheme,
     scheme_names,
@@ -113,8 +114,6 @@ class Thirds:
     name, label, replicated = "thirds", "3RD", False
 
     def propose(self, config: Any, topology: Topology, constraints: Any = None) -> Any:
-        from recshard_lab.sharding import Proposal
-
         cuts = [config.num_embeddings * k // 3 for k in range(4)]
         rects = tuple(((a, b), (0, config.embedding_dim)) for a, b in itertools.pairwise(cuts))
         yield Proposal(self.name, rects)
@@ -143,8 +142,6 @@ class Repeats:
         self.name, self.forgets = name, forgets
 
     def propose(self, config: Any, topology: Topology, constraints: Any = None) -> Any:
-        from recshard_lab.sharding import Proposal
-
         middle, end, cols = config.num_embeddings // 2, config.num_embeddings - self.forgets, (0, config.embedding_dim)
         yield Proposal(self.name, (((0, middle), cols), ((middle, end), cols)), ((1, 1), (0, 0)))
 

@@ -31,9 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def planned(
-    case: str, keep_search: bool = True, **own: Any
-) -> tuple[EmbeddingShardingPlanner, ShardingPlan, list[Any]]:
+def planned(case: str, keep_search: bool = True, **own: Any) -> tuple[Any, ShardingPlan, list[Any]]:
     given = {**CASES[case], **own}
     tables, workload = random_tables(12, 0)
     ranks, local, cap = given.pop("ranks", 4), given.pop("local", 4), given.pop("cap", 100.0)
@@ -61,9 +59,8 @@ def test_a_candidate_costs_what_estimate_says_of_its_plan(case: str) -> None:
     for one in sample:
         plan = found.plan(one)
         plan.validate({"": tables}, planner.topology.world_size)
-        truth = estimate(
-            plan, tables, planner.topology, planner.workload, planner.constraints, cost_model=planner.cost_model
-        )
+        own = planner.topology, planner.workload, planner.constraints
+        truth = estimate(plan, tables, *own, cost_model=planner.cost_model)
         assert one.step_ms == pytest.approx(truth.step_ms, rel=1e-9)
         assert one.memory_bytes == pytest.approx(float(truth.memory_bytes.sum(axis=1).max()), rel=1e-9)
         assert one.fits == truth.fits
@@ -200,7 +197,5 @@ def test_a_search_that_is_not_kept_calls_what_it_called_before_and_nothing_else(
     assert told["Recorder.offer"] > 100
     assert not any(name.startswith(("Recorder", "SearchTrace", "Candidate")) for name in plain)
     assert "Anneal._tell" not in plain
-    asked = sum(
-        plain.get(name, 0) for name in ("Search.watch", "Search._watches", "EmbeddingShardingPlanner._recorder")
-    )
-    assert asked < 40
+    asks = ("Search.watch", "Search._watches", "EmbeddingShardingPlanner._recorder")
+    assert sum(plain.get(name, 0) for name in asks) < 40

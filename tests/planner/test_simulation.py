@@ -25,12 +25,7 @@ NONE = np.zeros(6)
 WAYS = [("none", False), *((name, threads) for name in ("sparse_dist", "prefetch") for threads in (False, True))]
 
 
-def parts(
-    host: dict[int, float] | None = None,
-    device: dict[int, float] | None = None,
-    network: dict[int, float] | None = None,
-    **others: Any,
-) -> StepParts:
+def parts(host: Any = None, device: Any = None, network: Any = None, **others: Any) -> StepParts:
     """A step of phase -> ms; phases left out take no time."""
     arrays = [np.array([float((given or {}).get(phase, 0)) for phase in range(6)]) for given in (host, device, network)]
     return StepParts(*arrays, **others)
@@ -41,13 +36,8 @@ def ms(step: StepParts, pipeline: str = "sparse_dist", threads: bool = False) ->
 
 
 def test_without_a_pipeline_and_with_a_free_host_the_step_is_the_sum() -> None:
-    step = parts(
-        device=dict.fromkeys(range(6), 2.0),
-        network={INPUT: 1, ROWS: 3, GRADIENTS: 4, UPDATE: 1},
-        sizes_ms=0.5,
-        sync_ms=0.25,
-        copy_ms=0.125,
-    )
+    network = {INPUT: 1, ROWS: 3, GRADIENTS: 4, UPDATE: 1}
+    step = parts(None, dict.fromkeys(range(6), 2.0), network, sizes_ms=0.5, sync_ms=0.25, copy_ms=0.125)
     assert ms(step, "none") == pytest.approx(12 + 9 + 0.875)
 
 
@@ -57,20 +47,21 @@ def test_without_a_pipeline_the_host_stops_for_the_sizes_and_runs_ahead_afterwar
     assert ms(replace(step, device=step.device / 10), "none") == pytest.approx(1 + 3 + 2 + 2)
 
 
-@pytest.mark.parametrize(("step", "resource", "longest"), [
-    (parts(host={LOOKUP: 2, DENSE: 3, UPDATE: 4}, device={LOOKUP: 1, DENSE: 1}), "host", 9),
-    (parts(device={INPUT: 2, DENSE: 3, UPDATE: 4}, host={DENSE: 1}), "device", 9),
-    (parts(network={INPUT: 7, ROWS: 1, GRADIENTS: 1}, device={DENSE: 1}), "network", 9),
-    (parts(device={LOOKUP: 2, DENSE: 3}, network={ROWS: 1, GRADIENTS: 3}), "chain", 9),
-    (parts(device={DENSE: 3}, copy_ms=9), "copy", 9),
-])  # fmt: skip
-@pytest.mark.parametrize("pipeline", ["sparse_dist", "prefetch"])
-def test_a_step_takes_as_long_as_the_resource_that_it_keeps_busy(
-    step: StepParts, resource: str, longest: float, pipeline: str
-) -> None:
-    assert ms(step, pipeline) == pytest.approx(longest)
-    needs = step.needs()
-    assert max(needs, key=lambda name: float(needs[name])) == resource
+BUSY = [
+    (parts(host={LOOKUP: 2, DENSE: 3, UPDATE: 4}, device={LOOKUP: 1, DENSE: 1}), "host"),
+    (parts(device={INPUT: 2, DENSE: 3, UPDATE: 4}, host={DENSE: 1}), "device"),
+    (parts(network={INPUT: 7, ROWS: 1, GRADIENTS: 1}, device={DENSE: 1}), "network"),
+    (parts(device={LOOKUP: 2, DENSE: 3}, network={ROWS: 1, GRADIENTS: 3}), "chain"),
+    (parts(device={DENSE: 3}, copy_ms=9), "copy"),
+]
+
+
+def test_a_step_takes_as_long_as_the_resource_that_it_keeps_busy() -> None:
+    for step, resource in BUSY:
+        needs = step.needs()
+        assert max(needs, key=lambda name: float(needs[name])) == resource
+        for pipeline in ("sparse_dist", "prefetch"):
+            assert ms(step, pipeline) == pytest.approx(9), resource
 
 
 def test_ids_travel_while_the_batch_before_is_computed() -> None:
@@ -136,10 +127,9 @@ def test_a_step_lies_between_its_bounds_and_faster_parts_never_lengthen_it(
         assert faster <= found * 1.05  # two nearly equal cycles of waits may take longer than WARM_UP to settle
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_time_between_batches_is_steady(way: tuple[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_between_batches_is_steady(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = [StepParts(*np.random.default_rng(seed).random((3, 6)), 0.2, 0.1, 0.5, 2) for seed in range(30)]
-    found = [ms(step, *way) for step in drawn]
+    found = [[ms(step, *way) for step in drawn] for way in WAYS]
     monkeypatch.setattr("recshard_lab.planner.model.simulation.WARM_UP", 60)
-    np.testing.assert_allclose([ms(step, *way) for step in drawn], found)
+    np.testing.assert_allclose([[ms(step, *way) for step in drawn] for way in WAYS], found)
     assert set(AHEAD) == {name for name, _ in WAYS}

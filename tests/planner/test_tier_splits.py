@@ -2,6 +2,7 @@
 
 import random
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +24,7 @@ def table(number: int, rows: int, dim: int) -> rs.EmbeddingBagConfig:
     return rs.EmbeddingBagConfig(rows, dim, name=f"t{number}", feature_names=[f"f{number}"])
 
 
-def skewed(
-    count: int, ranks: int, share: float, seed: int = 1
-) -> tuple[list[rs.EmbeddingBagConfig], rs.EmbeddingShardingPlanner]:
+def skewed(count: int, ranks: int, share: float, seed: int = 1) -> tuple[list[Any], rs.EmbeddingShardingPlanner]:
     """Tables with sorted ids of Zipf alpha 0.6 to 1.3; device memory has room for `share` of the rows."""
     draw = random.Random(seed)
     tables, skews, pooling = [], {}, {}
@@ -77,14 +76,8 @@ def test_the_share_of_slow_lookups_is_that_of_the_rows_in_host_memory() -> None:
     limits = {one.name: rs.ParameterConstraints(row_shares=curve) for one in tables}
     split = [Shard(0, (0, 2), (0, 8)), Shard(1, (2, 4), (0, 8), "ddr")]
     columns = [Shard(0, (0, 4), (0, 4)), Shard(1, (0, 4), (4, 8), "ddr")]
-    plan = ShardingPlan(
-        {
-            "": {
-                "t0": ParameterSharding("row_wise", shards=split),
-                "t1": ParameterSharding("column_wise", shards=columns),
-            }
-        }
-    )
+    cut = {"t0": ParameterSharding("row_wise", shards=split), "t1": ParameterSharding("column_wise", shards=columns)}
+    plan = ShardingPlan({"": cut})  # type: ignore[dict-item]
     load = rs.Workload(10, {"f0": 3.0, "f1": 1.0})
     found = rs.planner.tier_shares(plan, tables, rs.Topology(2, "cuda"), load, limits)
     assert found.by_table == pytest.approx({"t0": 0.1, "t1": 0.5})

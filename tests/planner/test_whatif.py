@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab.comm import ReplicaGrid
+from recshard_lab.lab import export, views
 from recshard_lab.planner import Sweep, SweepPoint, Workload, estimate, sweep
 from recshard_lab.planner.model.cost import dense_step
 from recshard_lab.planner.sweep.points import OBJECTIVES, undominated
@@ -64,10 +65,8 @@ def test_points_without_a_plan_stay_with_their_reason() -> None:
     assert "'huge' (400,000,000 x 128, 204.8 GB) does not fit" in found.points[0].reason
     assert "12 ranks do not fill hosts of 8" in found.points[2].reason
     (uneven,) = sweep(huge, topology="h100", world_size=24, global_batch_size=4096).points
-    assert (uneven.problem, uneven.reason) == (
-        "impossible",
-        "4,096 samples do not divide among 24 ranks. Fix: use a multiple of 24",
-    )
+    assert uneven.problem == "impossible"
+    assert uneven.reason == "4,096 samples do not divide among 24 ranks. Fix: use a multiple of 24"
     assert len(found.records()) == 3
     text = " ".join(str(found).split())
     assert "3 points of 2 tables, 1 with a plan" in text
@@ -77,8 +76,6 @@ def test_points_without_a_plan_stay_with_their_reason() -> None:
 
 
 def test_all_output_is_labelled_as_simulated(tmp_path: Path) -> None:
-    from recshard_lab.lab import export, views
-
     found = sweep(TABLES, LOAD, topology=["h100", "a100"], world_size=[8, 16, 9], batch_size=64)
     assert str(found).startswith("Simulated, not measured")
     assert "simulated step" in str(found)
@@ -134,10 +131,8 @@ def test_pareto_knows_which_way_is_better_and_leaves_out_what_has_no_plan() -> N
     assert found.pareto("step_ms") == (points[1], points[2])
     assert found.pareto("world_size", "step_ms") == (points[1],)
     assert found.pareto("samples_per_s_per_rank") == (points[1], points[2])
-    assert Sweep((made(8, 2.0, 40), made(8, 1.0, 80), made(8, 3.0, 80)), 1).pareto() == (
-        made(8, 2.0, 40),
-        made(8, 1.0, 80),
-    )
+    small, large = made(8, 2.0, 40), made(8, 1.0, 80)
+    assert Sweep((small, large, made(8, 3.0, 80)), 1).pareto() == (small, large)
     with pytest.raises(ValueError, match=r"no objective is named 'price'.*Fix: use one of world_size"):
         found.pareto("price")
     assert set(OBJECTIVES) <= set(dir(points[0]))
@@ -154,18 +149,15 @@ def test_many_tables_on_2048_ranks_are_simulated() -> None:
 
 def test_progress_is_told_point_by_point() -> None:
     seen: list[tuple[int, int, int]] = []
-    found = sweep(
-        TABLES, LOAD, world_size=[8, 16, 17], progress=lambda i, n, point: seen.append((i, n, point.world_size))
-    )
+    found = sweep(TABLES, LOAD, world_size=[8, 16, 17], progress=lambda *at: seen.append((*at[:2], at[2].world_size)))
     assert seen == [(1, 3, 8), (2, 3, 16), (3, 3, 17)]
     assert found.seconds > 0
     assert f"in {found.seconds:.1f} s" in " ".join(str(found).split())
 
 
-@pytest.mark.parametrize(("world", "local"), [(16, 8), (16, 4), (8, 8), (12, 4)])
-@pytest.mark.parametrize("contiguous", [False, True])
-def test_sharding_groups_lie_where_those_of_dmp_collection_do(world: int, local: int, contiguous: bool) -> None:
-    for size in (n for n in range(1, world + 1) if world % n == 0):
+def test_sharding_groups_lie_where_those_of_dmp_collection_do() -> None:
+    machines = product([(16, 8), (16, 4), (8, 8), (12, 4)], [False, True], range(1, 17))
+    for (world, local), contiguous, size in (case for case in machines if case[0][0] % case[2] == 0):
         machine: Any = SimpleNamespace(world_size=world, local_world_size=local, rank=0)  # nothing is sent
         grid = ReplicaGrid(machine, size, contiguous)
         mine = Replicated(Topology(world, "cuda", local_world_size=local), size, contiguous)
@@ -185,9 +177,8 @@ def test_a_sync_costs_what_counting_its_bytes_gives_and_steps_are_charged_their_
     plan = best_plan(TABLES, Replicated(top, 8).group, workload=load)
     alone = plan.estimate
     held = alone.memory_bytes[:, :2].sum(axis=1).max()  # weights and states
-    sync = 2 * 3 / 4 * held / top.intra_host_bw + 2 * (
-        top.intra_host_latency_ms + 3 * top.peer_ms
-    )  # 4 replicas, neighbours
+    latency = top.intra_host_latency_ms + 3 * top.peer_ms  # 4 replicas, neighbours
+    sync = 2 * 3 / 4 * held / top.intra_host_bw + 2 * latency
     dense = dense_step(load, top)[0] - dense_step(load, Replicated(top, 8).group)[0]
     assert dense < 0  # all ranks of a node share its links, of a group only two a node
     assert group.sync_ms == pytest.approx(sync)

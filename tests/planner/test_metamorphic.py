@@ -96,6 +96,7 @@ def tiered_ms(kernels: tuple[str, ...] = BOTH, share: float = 1.0, number: int =
     return planned(tables, topology, workload, {t.name: wish for t, wish in zip(tables, wishes, strict=True)})
 
 
+@pytest.mark.gate
 def test_restricting_kernels_never_shortens_the_step_and_more_memory_never_lengthens_it() -> None:
     assert tiered_ms() < INF
     assert tiered_ms(("fused",)) == INF  # the tables need both memories

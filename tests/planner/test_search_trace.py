@@ -47,7 +47,7 @@ def kept(plan: ShardingPlan) -> SearchTrace:
     return plan.search
 
 
-DAY = ["annealed", "two nodes", "together", "TorchRec's costs"]
+DAY = ["annealed", "together", "TorchRec's costs"]
 CASE = grid(case=list(CASES), gate={"case": {*CASES} - {*DAY}})
 
 

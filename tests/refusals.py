@@ -9,7 +9,7 @@ def not_refused(
     cases: Mapping[str, tuple[Callable[[], Any], str]] | Iterable[tuple[Callable[[], Any], str]],
     error: type[Exception] = ValueError,
 ) -> list[str]:
-    """Calls that raise no such error, or one without these words (a regular expression); all others are left out.
+    """Calls that are accepted, raise another error, or one without these words (a regular expression).
 
     >>> not_refused([(lambda: int("x"), "invalid literal"), (lambda: int("x"), "no number"), (lambda: int("1"), "")])
     ["1: ValueError: invalid literal for int() with base 10: 'x'", '2: nothing was raised']

@@ -56,7 +56,7 @@ def test_what_crosses_nodes_waits_for_the_emulated_bandwidth_and_nothing_else(ra
     for inside, across, within, between in ranks.run(slept, link.environment(), 10):
         assert inside == within == []
         assert across == pytest.approx([link.min_ms(2 * 10 * 4) / 1e3], rel=0.01)
-        assert between == pytest.approx([link.min_ms(10 * 4) / 1e3], rel=0.01)  # as many ranks as a node has
+        assert between == pytest.approx([link.min_ms(10 * 4) / 1e3], rel=0.01)  # a group of the size of a node
 
 
 def test_without_a_link_nothing_waits_and_with_one_it_is_read_back() -> None:

@@ -1,4 +1,4 @@
-"""An even cut reads as the rectangles that it stands for."""
+"""An even tiling equals the tuple of its rectangles."""
 
 import numpy as np
 from hypothesis import given

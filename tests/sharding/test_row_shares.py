@@ -1,4 +1,4 @@
-"""The curve of lookups over rows, against sums over single rows; and the stripes that follow from it."""
+"""The curve of lookups over rows, against sums over single rows; and the row shards that follow from it."""
 
 from itertools import pairwise
 

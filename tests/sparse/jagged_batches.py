@@ -1,4 +1,4 @@
-"""Jagged batches nobody would think of, as plain Python lists: rows[f][b] is the list of ids of feature f, sample b."""
+"""Random jagged batches as plain Python lists: rows[f][b] is the list of ids of feature f, sample b."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +53,7 @@ class Batch:
         return KeyedJaggedTensor(self.keys, self.flat(), self.flat_weights(), **cuts, **self.cut())
 
     def cut(self) -> dict[str, Any]:
-        """The arguments that say how many bags each feature has."""
+        """The arguments with the number of bags of each feature."""
         strides = [[len(row)] for row in self.rows] if self.variable else None
         return {"stride": self.stride, "stride_per_key_per_rank": strides, "inverse_indices": self.inverse_indices()}
 
@@ -100,7 +100,7 @@ def weights_of(kjt: KeyedJaggedTensor) -> Weights | None:
 
 
 def assert_holds(kjt: KeyedJaggedTensor, keys: list[str], rows: Rows, weights: Weights | None, stride: int) -> None:
-    """Everything a KeyedJaggedTensor tells about itself agrees with the lists."""
+    """All accessors of a KeyedJaggedTensor agree with the lists."""
     assert kjt.keys() == keys
     assert kjt.stride() == stride
     assert kjt.stride_per_key() == [len(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Whatever is given for an argument of a constructor or method: a result or a ValueError, nothing else."""
+"""Wrong arguments of constructors and methods have a result or raise a ValueError, nothing else."""
 
 from collections.abc import Callable
 from typing import Any

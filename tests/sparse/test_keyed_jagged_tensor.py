@@ -128,7 +128,7 @@ def test_a_variable_batch_tells_its_strides_as_given_and_a_plain_one_has_none() 
     of_two_ranks = variable(torch.tensor([[1, 1], [0, 4]]))
     assert of_two_ranks.stride_per_key_per_rank() == [[1, 1], [0, 4]]
     assert of_two_ranks.stride_per_key() == [2, 4]
-    assert of_two_ranks.stride() == 4  # the most bags, where nothing says more
+    assert of_two_ranks.stride() == 4  # the most bags of a key
     assert of_two_ranks.lengths_offset_per_key() == [0, 2, 6]
     assert of_two_ranks.variable_stride_per_key()
     assert small().stride_per_key_per_rank() == []

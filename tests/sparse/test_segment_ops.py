@@ -28,7 +28,7 @@ def test_offsets_of_small_integers_do_not_overflow() -> None:
 
 @pytest.fixture(params=["torch", "slices", "fbgemm"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each way of copying, whatever the sizes; fbgemm where it is installed."""
+    """Each way of copying, for all sizes; fbgemm where it is installed."""
     if request.param == "fbgemm":
         pytest.importorskip("fbgemm_gpu")
     monkeypatch.setattr(ops, "USE_FBGEMM", request.param == "fbgemm")

@@ -19,21 +19,20 @@ from benchmarks import Figure, launch_peers
 from benchmarks.apparatus import environments
 from benchmarks.apparatus.dumps import dump_figures
 from benchmarks.apparatus.environments import Environment, PeerEnv, PeersMissing
-from benchmarks.apparatus.kernel import Kernel, pss_mb
+from benchmarks.apparatus.kernel import Kernel
 from benchmarks.apparatus.peers import RECIPES, Recipe
 from recshard_lab.cli import app
 
-pytestmark = pytest.mark.timeout(120)
-needs_network = pytest.mark.needs("unshare", "user namespaces")
+NEEDS_NETWORK = pytest.mark.needs("unshare", "user namespaces")
 
 PLAIN = Recipe("plain", "", "import os", "print('sum 4.0')", "pass")
 
 
+@pytest.mark.nightly
 def test_a_kernel_answers_with_its_words_its_errors_and_its_time() -> None:
     with Kernel() as kernel:
         assert kernel.ok("print('hi')").text == "hi\n"
-        slept = kernel.ok("import time; time.sleep(0.2)").seconds
-        assert 0.2 <= slept < 5
+        assert kernel.ok("import time; time.sleep(0.2)").seconds >= 0.2
         assert "ZeroDivisionError" in kernel.run("1 / 0").error
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             kernel.ok("1 / 0")
@@ -41,6 +40,7 @@ def test_a_kernel_answers_with_its_words_its_errors_and_its_time() -> None:
             kernel.run("time.sleep(0.5)", timeout=0.1)
 
 
+@pytest.mark.nightly
 def test_a_process_that_left_the_kernels_session_is_ended_with_it() -> None:
     with Kernel() as kernel:
         kernel.ok(
@@ -54,7 +54,8 @@ def test_a_process_that_left_the_kernels_session_is_ended_with_it() -> None:
     assert not os.path.exists(folder)
 
 
-@needs_network
+@pytest.mark.nightly
+@NEEDS_NETWORK
 def test_what_listens_on_every_interface_of_an_isolated_kernel_is_heard_only_inside() -> None:
     with Kernel(isolated=True) as kernel:
         port = int(
@@ -67,6 +68,7 @@ def test_what_listens_on_every_interface_of_an_isolated_kernel_is_heard_only_ins
             socket.create_connection(("127.0.0.1", port), timeout=2)
 
 
+@pytest.mark.nightly
 def test_a_kernel_that_does_not_start_says_why() -> None:
     with tempfile.TemporaryDirectory() as bare:
         venv.create(bare)
@@ -76,14 +78,7 @@ def test_a_kernel_that_does_not_start_says_why() -> None:
     assert not os.path.exists(kernel.folder)
 
 
-def test_memory_counts_a_shared_page_by_its_share() -> None:
-    process = psutil.Process()
-    memory = process.memory_full_info()
-    assert memory.uss / 1e6 <= pss_mb([process]) * 1.05
-    assert pss_mb([process]) <= memory.rss / 1e6 * 1.05
-    assert pss_mb([process, process]) == pytest.approx(2 * pss_mb([process]), rel=0.05)
-
-
+@pytest.mark.nightly
 def test_a_kernel_finds_no_program_that_kills_by_name() -> None:
     with Kernel() as kernel:
         assert kernel.ok("import shutil; print(shutil.which('pkill'))").text == "None\n"
@@ -123,28 +118,24 @@ def test_without_its_base_an_environment_is_refused_and_leaves_nothing(monkeypat
     assert not os.path.exists(peers.folder)
 
 
-@pytest.mark.parametrize(
-    ("python", "timeout_s", "why"),
-    [
-        ("/bin/false", 60, "pip ended with code 1"),
-        ("/bin/true", 60, ""),
-        ("slow", 0.2, "pip did not finish in 0.2 s"),
-        (sys.executable, 60, "no_such_folder"),
-    ],
-)
-def test_pip_failures_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str, timeout_s: float, why: str
-) -> None:
+def test_pip_failures_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o700)
-    monkeypatch.setattr(Environment, "python", str(slow) if python == "slow" else python)
-    said = Environment().install(["--no-deps", str(tmp_path / "no_such_folder")], timeout_s)
-    assert why in said
-    assert bool(said) == bool(why)
+    for python, timeout_s, why in (
+        ("/bin/false", 60, "pip ended with code 1"),
+        ("/bin/true", 60, ""),
+        (str(slow), 0.2, "pip did not finish in 0.2 s"),
+        (sys.executable, 60, "no_such_folder"),
+    ):
+        monkeypatch.setattr(Environment, "python", python)
+        said = Environment().install(["--no-deps", str(tmp_path / "no_such_folder")], timeout_s)
+        assert why in said
+        assert bool(said) == bool(why)
 
 
-@needs_network
+@pytest.mark.nightly
+@NEEDS_NETWORK
 def test_a_launcher_that_fails_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = Recipe("wrong", "", "", "print('sum 3.0')", "pass")
     figures = launch_peers.side_by_side([wrong, PLAIN], "", rounds=1)
@@ -153,7 +144,8 @@ def test_a_launcher_that_fails_is_told_and_the_others_are_measured(capsys: pytes
     assert "FAILED in this round: wrong" in capsys.readouterr().err
 
 
-@needs_network
+@pytest.mark.nightly
+@NEEDS_NETWORK
 def test_our_own_recipe_runs_and_shares_pages_between_ranks() -> None:
     warm = next(recipe for recipe in RECIPES if recipe.name == "recshard, warm")
     (_, memory, _) = launch_peers.side_by_side([warm], "", rounds=1)
@@ -174,6 +166,7 @@ def test_with_peers_adds_their_figures_to_ours(monkeypatch: pytest.MonkeyPatch) 
     assert "3.142 s" in done.output
 
 
+@pytest.mark.gate
 def test_the_figures_of_dumps_count_the_bytes_of_files_beside_those_of_rows() -> None:
     full, delta, load, one = dump_figures(4000)
     assert [figure.unit for figure in (full, delta, load, one)] == ["MB/s"] * 4

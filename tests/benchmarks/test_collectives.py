@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from benchmarks import collectives
 from benchmarks.apparatus.step_case import ROWWISE
 from recshard_lab import launch
 from recshard_lab.sharding import scheme_names
+
+pytestmark = pytest.mark.gate
 
 PLAIN = Counter(all_to_all=4)
 ADDED_ON_THE_WAY = Counter(all_to_all=2, reduce_scatter=1, all_gather=1)

@@ -11,6 +11,7 @@ from recshard_lab.compat import coverage
 from tests.compat.parity.compare import recorded
 
 
+@pytest.mark.nightly
 def test_it_prints_each_module_and_compares_cases_with_the_stored_ones() -> None:
     done = CliRunner().invoke(app, ["bench", "compat", "--quick", "--only", "jagged", "--json"])
     figures = json.loads(done.stdout)
@@ -30,6 +31,7 @@ def test_it_prints_each_module_and_compares_cases_with_the_stored_ones() -> None
     assert set(compat.TARGETS) <= set(figures)
 
 
+@pytest.mark.nightly
 def test_a_case_that_gives_another_result_is_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = recorded("jagged") | {"an_unknown_key": "nothing"}
     monkeypatch.setattr("tests.compat.parity.compare.recorded", lambda file: stored)

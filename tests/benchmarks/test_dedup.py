@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 import recshard_lab
 from benchmarks import dedup
 
 
+@pytest.mark.nightly
 def test_bytes_shrink_by_the_ids_that_repeat() -> None:
     with recshard_lab.launch(2) as ranks:
         for case in (dedup.SEQUENCES[0], dedup.POOLED[0]):

@@ -19,6 +19,7 @@ def test_sizes_keep_their_targets() -> None:
     assert all(figure.target is not None and figure.ok for figure in found)
 
 
+@pytest.mark.nightly
 def test_latencies_are_of_every_kind_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TABLES": 3, "ROWS": 50, "BATCHES": (1, 4), "ROUND_S": 0.001}.items():
         monkeypatch.setattr(inference, name, value)
@@ -32,6 +33,7 @@ def test_latencies_are_of_every_kind_and_batch(monkeypatch: pytest.MonkeyPatch) 
     assert found["batch 1: int8 is faster than fused fp32 by"].target is None
 
 
+@pytest.mark.nightly
 def test_predictions_are_beside_every_measured_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TABLES": 3, "ROWS": 50, "BATCHES": (1, 4)}.items():
         monkeypatch.setattr(inference, name, value)
@@ -44,6 +46,7 @@ def test_predictions_are_beside_every_measured_plan(monkeypatch: pytest.MonkeyPa
     assert error.value >= 1
 
 
+@pytest.mark.nightly
 def test_a_worker_has_the_tables_it_was_told_to_build() -> None:
     with Side("ours", sys.executable, 1, 1, "lookup_worker") as side:
         order = {"do": "build", "tables": 2, "rows": 10, "dim": 64, "pooling": 3}

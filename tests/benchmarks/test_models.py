@@ -20,6 +20,7 @@ def two() -> Iterator[Any]:
         yield ranks
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", model_names())
 def test_both_sides_walk_the_same_curve(two: Any, name: str) -> None:
     course = Course(name, RATINGS, batch_size=128, epochs=1)
@@ -39,6 +40,7 @@ def test_every_model_has_a_course_on_the_ratings() -> None:
     assert {course.model for course in COURSES.values()} == set(model_names())
 
 
+@pytest.mark.nightly
 def test_two_towers_on_ranks_propose_what_they_propose_on_one_process(two: Any) -> None:
     scores = scores_alone(True, RATINGS)
     assert float((scores - scores_alone(False, RATINGS)).abs().max()) > 0.1  # the correction shows

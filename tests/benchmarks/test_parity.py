@@ -24,6 +24,7 @@ def test_every_scheme_meets_every_optimizer_and_pooling() -> None:
     assert asked == {(lay, opt, mean) for lay in layouts for opt in (SGD, ADAGRAD, ROWWISE) for mean in (False, True)}
 
 
+@pytest.mark.gate
 def test_ours_trains_the_weights_that_plain_torch_trains() -> None:
     case = StepCase("mixed", ROWWISE, "zipf", rows=60, dim=8, batch=8, pooling=3, mean=True)
     (figure,) = put_to_sides([case], parity.one, {"ours": sys.executable})
@@ -49,6 +50,7 @@ def test_a_part_of_a_table_that_no_rank_holds_is_no_agreement() -> None:
 
 
 @NEEDS_PEERS
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_torchrec_and_we_train_the_same_weights_but_for_its_quirks() -> None:
     figures = parity.figures(with_torchrec=True)

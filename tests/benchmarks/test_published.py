@@ -24,6 +24,7 @@ from recshard_lab.sharding import Topology
 
 ENTRIES = published.content()["points"]
 MODELS = published.content()["models"]
+RECORDED = published.content()["recorded"]
 BATCH = 7  # the only size that is 7
 CITATION = re.compile(r"^(https://\S+|arXiv \d{4}\.\d{5}), .+")
 
@@ -35,19 +36,16 @@ def test_at_least_five_points_of_three_sources_are_cited() -> None:
     assert len({entry["name"] for entry in ENTRIES}) == len(ENTRIES)
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
-def test_every_point_names_its_page_and_every_model_its_source(entry: dict[str, Any]) -> None:
-    assert CITATION.match(entry["source"]), entry["source"]
-    assert MODELS[entry["model"]]["source"]
+def test_every_point_names_its_page_and_every_model_its_source() -> None:
+    assert not [own["name"] for own in ENTRIES if not CITATION.match(own["source"])]
+    assert not [own["name"] for own in ENTRIES if not MODELS[own["model"]]["source"]]
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
-def test_every_prediction_stays_in_its_recorded_band(entry: dict[str, Any]) -> None:
-    ratio, recorded = published.point(entry).ratio, published.content()["recorded"][entry["name"]]
-    assert math.isclose(ratio, recorded, rel_tol=published.MARGIN), (
-        f"{entry['name']}: predicted / published is {ratio:.3f}, recorded {recorded}. If the cost model was meant to "
-        f"change: python -m benchmarks.published"
-    )
+@pytest.mark.gate
+def test_every_prediction_stays_in_its_recorded_band() -> None:
+    ratios = {own["name"]: (published.point(own).ratio, RECORDED[own["name"]]) for own in ENTRIES}
+    moved = {name: own for name, own in ratios.items() if not math.isclose(*own, rel_tol=published.MARGIN)}
+    assert not moved, "predicted / published, recorded. If the cost model was to change: python -m benchmarks.published"
 
 
 def test_a_step_follows_from_time_rate_or_log() -> None:
@@ -68,19 +66,16 @@ def test_the_benchmarks_tables_are_those_of_mlperf() -> None:
     assert tuple(MODELS["dlrm_dcnv2"]["ids"]) == mlperf.MULTI_HOT_SIZES
 
 
-@pytest.mark.parametrize(
-    ("size", "tables", "gib"), [("tiny", 55, 4.2), ("medium", 311, 206.2), ("jumbo", 1022, 3109.5)]
-)
-def test_synthetic_models_have_the_published_tables_and_bytes(size: str, tables: int, gib: float) -> None:
-    found, _ = published.tables_of(MODELS[f"synthetic_{size}"])
-    assert len(found) == tables
-    assert sum(table.weight_bytes for table in found) / 2**30 == pytest.approx(gib, abs=0.05)
-
-
-@pytest.mark.parametrize(("name", "gib"), [("criteo_t15", 15.6), ("criteo_t3", 84.9), ("criteo_t0", 421)])
-def test_criteo_models_have_the_published_bytes(name: str, gib: float) -> None:
-    found, _ = published.tables_of(MODELS[name])
-    assert sum(table.weight_bytes for table in found) / 2**30 == pytest.approx(gib, abs=0.3)
+def test_models_have_the_published_tables_and_bytes() -> None:
+    for model, tables, gib in (
+        *(("synthetic_tiny", 55, 4.2), ("synthetic_medium", 311, 206.2), ("synthetic_jumbo", 1022, 3109.5)),
+        *(("criteo_t15", None, 15.6), ("criteo_t3", None, 84.9), ("criteo_t0", None, 421)),
+    ):
+        found, _ = published.tables_of(MODELS[model])
+        assert tables in (None, len(found)), model
+        assert sum(table.weight_bytes for table in found) / 2**30 == pytest.approx(gib, abs=0.05 if tables else 0.3), (
+            model
+        )
 
 
 def test_dense_parts_have_the_parameters_of_their_layers() -> None:

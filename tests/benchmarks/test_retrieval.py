@@ -1,8 +1,11 @@
 """The benchmark of indexes on few vectors."""
 
+import pytest
+
 from benchmarks.retrieval import figures
 
 
+@pytest.mark.nightly
 def test_the_indexes_find_more_where_they_search_more() -> None:
     found = {figure.name: figure for figure in figures(items=6000, dim=16, k=10)}
     assert all(figure.ok for figure in found.values())

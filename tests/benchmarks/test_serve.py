@@ -84,6 +84,7 @@ def test_quantiles_are_times_that_were_measured() -> None:
     assert [serve.quantile(times, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
 
 
+@pytest.mark.nightly
 def test_the_bundle_has_the_features_of_the_figure(tmp_path: Path) -> None:
     serve.write_model(tmp_path / "v1", rows=20, width=8)
     model = load_bundle(tmp_path / "v1")

@@ -38,6 +38,7 @@ def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
         train.figures(only=["fast link"])
 
 
+@pytest.mark.nightly
 def test_a_figure_tells_all_pipelines_beside_the_plain_loop_and_the_bound(monkeypatch: Any) -> None:
     monkeypatch.setattr(train, "ROUND_S", 0.01)
     case = TrainCase(SMALL, link_ms=3.0, hidden=8)

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from time import sleep
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+import pytest
 import torch
 
 from benchmarks import ledger
+from recshard_lab.calibration import calibrating, collectives, drift, operators
 from recshard_lab.calibration import clock as module
-from recshard_lab.calibration import collectives, operators
 from recshard_lab.calibration.clock import Clock, TimedOperator
+from recshard_lab.calibration.predict import Predictions
+from recshard_lab.calibration.steps import Timed
+from recshard_lab.sharding import Topology
 
 FIGURES: dict[str, Any] = {
     "launch_ms": 0.006,
@@ -179,3 +185,35 @@ def warm_up_calls(seconds: float) -> int:
     with patch.object(torch, "Event", event), suppress(Stopped):
         clock.times("all_to_all", (4, 2), run, before=run)
     return len(calls)
+
+
+class FakeRanks:
+    """Ranks of which nothing is launched: each call returns the answer of this name, otherwise 0."""
+
+    def __init__(self, world_size: int = 2, device: str = "cpu", nodes: int = 1, **answers: Any) -> None:
+        self.world_size, self.nodes, self.answers = world_size, nodes, answers
+        self.backend = "gloo" if device == "cpu" else "nccl"
+        self.devices = [torch.device(device, number if device == "cuda" else None) for number in range(world_size)]
+
+    def run(self, fn: Any, /, *args: Any) -> list[Any]:
+        return [self.answers.get(fn.__name__, 0.0)] * self.world_size
+
+
+def simulate_steps(patch: pytest.MonkeyPatch, timed: list[TimedOperator], truth: Topology) -> None:
+    """`calibrate` measures these operators, and steps that take what the cost model gives for known figures."""
+
+    def steps(ranks: Any, cases: Any, **options: Any) -> list[Timed]:
+        every = Predictions(cases, truth).step_ms(truth)
+        return [Timed(float(ms), np.full(5, ms), np.zeros((2, 6)), 1.0) for ms in every]
+
+    patch.setattr(calibrating, "time_alone", lambda ranks: timed)
+    patch.setattr(calibrating, "time_cases", steps)
+
+
+def simulate_check(patch: pytest.MonkeyPatch, stored: list[TimedOperator], slower: dict[str, float]) -> None:
+    """`check` measures the stored times again, some of them longer by a factor."""
+    ms = 2.0 * slower.get(calibrating.REFERENCE, 1.0)
+    step = Timed(ms, None, None, ms)  # type: ignore[arg-type]
+    now = [replace(one, ms=one.ms * slower.get(one.op, 1.02)) for one in stored]
+    patch.setattr(drift, "time_alone", lambda ranks, short: now)
+    patch.setattr(drift, "time_cases", lambda ranks, cases, turns: [step])

@@ -1,20 +1,23 @@
 """Calibrating two launched ranks for real, and what can be done with what comes of it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import recshard_lab
 from benchmarks import calibration as bench
-from recshard_lab.calibration import Calibration, calibrate
+from recshard_lab.calibration import Calibration, check
+from recshard_lab.calibration.alone import time_alone
+from recshard_lab.calibration.clock import as_dicts
 from recshard_lab.calibration.load import BUSY_SHARE
 from recshard_lab.cli import app
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import Topology
+from tests.calibration.test_device_profile import profile
 
 pytestmark = pytest.mark.clock  # calibration measures
 
@@ -86,23 +89,37 @@ def test_the_file_is_a_topology_and_the_planner_takes_it(found: Calibration, tmp
     assert "recshard calibrate --ranks 3" in str(refused.exception)
 
 
-@pytest.mark.parametrize(("given", "words"), [({"seconds": 1}, "from 5 on"), ({"seed": -1}, "not negative")])
-def test_bad_arguments_are_refused_before_anything_runs(ranks: Any, given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        calibrate(ranks, **given)
+def test_a_slower_rank_is_noticed_by_measuring(ranks: Any) -> None:
+    """Each rank reads rows eight times; nothing is simulated."""
+    stored = time_alone(ranks)
+    then = profile(operators=tuple(as_dicts([one for one in stored if one.op == "gather"])))
+    ranks.exec(
+        "from recshard_lab.calibration import operators\nonce = operators._call\n"
+        "def slowly(*args, **options):\n    call = once(*args, **options)\n"
+        "    return lambda: [call() for _ in range(8)]\noperators._call = slowly"
+    )
+    try:
+        found = check(ranks, then)
+    finally:
+        ranks.exec("operators._call = once")
+    assert found.moved == ("gather",)
+    assert found.rows[0].ratio > 2
 
 
-def test_virtual_nodes_and_shared_gpus_are_refused() -> None:
-    class Elsewhere:
-        world_size, nodes, backend, devices = 4, 2, "gloo", [torch.device("cpu")] * 4
+def test_the_command_checks_a_profile_and_exits_with_1_on_drift(found: Calibration, tmp_path: Path) -> None:
+    fast = tuple({**one, "ms": one["ms"] / 1000} for one in found.profile.operators)
+    replace(found.profile, operators=fast).save(tmp_path / "then.json")
+    done = CliRunner().invoke(app, ["calibrate", "--check", str(tmp_path / "then.json")])
+    assert done.exit_code == 1, done.output
+    assert "gather" in done.output
+    assert "operators moved" in done.output
 
-        def run(self, fn: Any, /, *args: Any) -> list[Any]:
-            raise AssertionError("nothing may run")
 
-    class OnOneGpu(Elsewhere):
-        nodes, backend, devices = 1, "gloo", [torch.device("cuda", 0)] * 4
-
-    with pytest.raises(ValueError, match="no link that could"):
-        calibrate(Elsewhere())
-    with pytest.raises(ValueError, match=r"4 ranks share cuda:0: .*Fix: launch\(1\)"):
-        calibrate(OnOneGpu())
+def test_the_command_writes_a_profile_and_says_how_to_use_it(tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    done = CliRunner().invoke(app, ["calibrate", "--ranks", "1", "--seconds", "5", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert f"--topology {out}" in done.output
+    assert Topology.from_profile(out).world_size == 1
+    refused = CliRunner().invoke(app, ["calibrate", "--ranks", "1", "--seconds", "0"])
+    assert "seconds must be a number from 5 on" in refused.output + str(refused.exception)

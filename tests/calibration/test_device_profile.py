@@ -47,9 +47,9 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
             Topology.from_profile(tmp_path / "p.json")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_what_a_reader_cannot_know_is_refused() -> None:
+    told = json.loads(profile().to_json())
+    for change, words in (
         ({"version": VERSION + 1}, f"has format version {VERSION + 1}, but this recshard_lab reads version {VERSION}"),
         ({"version": "1"}, "recshard calibrate --out"),
         ({"format": "tables"}, "not a device profile"),
@@ -63,22 +63,16 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
         ({"compute_device": "tpu"}, "'cpu' or 'cuda'"),
         ({"operators": 3}, "operators must be a list"),
         ({"colour": "red"}, "field 'colour', unknown"),
-    ],
-)
-def test_what_a_reader_cannot_know_is_refused(change: dict[str, Any], words: str) -> None:
-    told = {**json.loads(profile().to_json()), **change}
-    with pytest.raises(ValueError, match=words):
-        DeviceProfile.from_json(json.dumps(told))
+    ):
+        with pytest.raises(ValueError, match=words):
+            DeviceProfile.from_json(json.dumps(told | change))
 
 
-@pytest.mark.parametrize(
-    "part", [name for name in json.loads(profile().to_json()) if name not in ("format", "version")]
-)
-def test_a_missing_part_is_named(part: str) -> None:
+def test_a_missing_part_is_named() -> None:
     told = json.loads(profile().to_json())
-    del told[part]
-    with pytest.raises(ValueError, match=f"lacks {part}"):
-        DeviceProfile.from_json(json.dumps(told))
+    for part in told.keys() - {"format", "version"}:
+        with pytest.raises(ValueError, match=f"lacks {part}"):
+            DeviceProfile.from_json(json.dumps({name: own for name, own in told.items() if name != part}))
 
 
 def test_other_ranks_than_were_measured_are_refused() -> None:

@@ -43,7 +43,7 @@ def made_up(cases: list[Case], truth: Topology, noise: float) -> Measurements:
     return Measurements(cases, steps, np.where(parts > 0, parts, np.nan) * np.exp(rng.normal(0, noise, parts.shape)))
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_constants_come_out_of_the_times_that_they_made(world_size: int) -> None:
     start = Topology(world_size, cores_per_host=2)
     figures = figures_for(MAIN, world_size)

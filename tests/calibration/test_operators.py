@@ -4,16 +4,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import recshard_lab
-from recshard_lab.calibration import calibrating, clock, collectives, operators
+from recshard_lab.calibration import clock, collectives, operators
 from recshard_lab.calibration.alone import figures_alone, time_alone
 from recshard_lab.calibration.calibrating import calibrate, default_topology
-from recshard_lab.calibration.predict import Predictions
-from recshard_lab.calibration.steps import Timed
 from recshard_lab.sharding import Topology
 from tests.calibration import simulated
 from tests.calibration.simulated import FIGURES
@@ -27,6 +24,7 @@ def ranks() -> Iterator[Any]:
         yield launched
 
 
+@pytest.mark.gate
 def test_operators_and_collectives_give_back_the_figures_that_made_their_times(ranks: Any) -> None:
     timed = operators.slowest(ranks.run(simulated.operators_on_ledger))
     timed += collectives.joined(ranks.run(simulated.collectives_on_ledger))
@@ -39,24 +37,28 @@ def test_operators_and_collectives_give_back_the_figures_that_made_their_times(r
         assert found[name] == pytest.approx(expected, rel=1e-6), name
 
 
+@pytest.mark.gate
 def test_the_hosts_launches_are_timed_without_a_wait_for_the_device(ranks: Any) -> None:
     waits, kernels = ranks.run(simulated.waits_of_real_clock)[0]
     assert waits == ["synchronize"] * (clock.WARM_UP + clock.REPEATS + 1)  # between repeats of four launches
     assert kernels == 4 * (clock.WARM_UP + clock.REPEATS)
 
 
+@pytest.mark.gate
 def test_device_times_come_from_events_with_one_wait_at_the_end(ranks: Any) -> None:
     order, times, _ = ranks.run(simulated.order_of_real_clock)[0]
     assert order == ["event", "run", "event"] * clock.REPEATS + ["wait"]
     assert times == [0.5] * clock.REPEATS
 
 
+@pytest.mark.gate
 def test_the_device_is_busy_while_the_host_enqueues_a_call(ranks: Any) -> None:
     _, _, overwritten = ranks.run(simulated.order_of_real_clock, 0.005)[0]
     busy_ms = 0.5 * (overwritten / clock.REPEATS - 1)  # the first ones are timed alone
     assert busy_ms >= 2 * 5
 
 
+@pytest.mark.gate
 def test_fast_and_slow_ranks_warm_a_collective_up_with_equally_many_calls(ranks: Any) -> None:
     """Otherwise they wait for each other forever."""
     found = [ranks.run(simulated.warm_up_calls, seconds)[0] for seconds in (0.0, 0.003)]
@@ -79,6 +81,7 @@ def test_times_too_short_for_the_copies_in_them_are_an_error() -> None:
         figures_alone(broken, Topology(1, "cuda"))
 
 
+@pytest.mark.nightly
 def test_a_cpu_times_the_same_operators(ranks: Any) -> None:
     timed = time_alone(ranks)
     assert {one.op for one in timed} >= {
@@ -92,11 +95,8 @@ def test_a_cpu_times_the_same_operators(ranks: Any) -> None:
     }
     assert all(one.ms > 0 for one in timed)
     found = figures_alone(timed, default_topology(ranks))
-    assert (
-        {"flops_per_ms", "index_ns_per_id", "intra_host_bw", "reduce_scatter_cost"}
-        <= set(found)
-        <= set(vars(Topology(4)))
-    )
+    assert {"flops_per_ms", "index_ns_per_id", "intra_host_bw", "reduce_scatter_cost"} <= set(found)
+    assert set(found) <= set(vars(Topology(4)))
 
 
 @pytest.mark.cuda
@@ -117,33 +117,15 @@ def test_a_gpu_calibrates() -> None:
     assert done.topology.hbm_cap == torch.cuda.get_device_properties(0).total_memory
 
 
-class SimulatedGpus:
-    """Ranks whose steps take what the cost model gives on a machine with known figures."""
-
-    world_size, nodes, backend = 2, 1, "nccl"
-    devices = (torch.device("cuda", 0), torch.device("cuda", 1))
-
-    def __init__(self, truth: Topology) -> None:
-        self.truth = truth
-        self.answers = {"_memory_bytes": truth.hbm_cap, "machine": {"device": "simulated"}, "kernels_on_rank": {}}
-
-    def run(self, fn: Any, /, *args: Any) -> list[Any]:
-        return [self.answers.get(fn.__name__, 0.0)] * 2
-
-    def time_cases(self, ranks: Any, cases: Any, **options: Any) -> list[Timed]:
-        steps = Predictions(cases, self.truth).step_ms(self.truth)
-        return [Timed(float(ms), np.full(5, ms), np.zeros((2, 6)), 1.0) for ms in steps]
-
-
+@pytest.mark.gate
 def test_calibrating_simulated_gpus_gives_back_their_steps(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = [*ranks.run(simulated.operators_on_ledger)[0]]
     alone += collectives.joined(ranks.run(simulated.collectives_on_ledger))
     before = Topology(2, compute_device="cuda", hbm_cap=141 * 10**9)
     truth = replace(replace(before, **figures_alone(alone, before)), step_ms=0.4, sync_ms=0.06, route_ns_per_id=0.09)
-    gpus = SimulatedGpus(truth)
-    monkeypatch.setattr(calibrating, "time_alone", lambda ranks: alone)
-    monkeypatch.setattr(calibrating, "time_cases", gpus.time_cases)
-    found = calibrate(gpus, 5.0, progress=False)
+    simulated.simulate_steps(monkeypatch, alone, truth)
+    answers = {"_memory_bytes": truth.hbm_cap, "machine": {"device": "simulated"}, "kernels_on_rank": {}}
+    found = calibrate(simulated.FakeRanks(2, "cuda", **answers), 5.0, progress=False)
     assert found.profile.error < 0.02
     assert found.new_error < 0.02 < found.new_before_error
     for name in ("hbm_mem_bw", "intra_host_bw", "step_ms"):

@@ -29,6 +29,8 @@ from recshard_lab.lab.draw.theme import SCHEMES, look_of
 from recshard_lab.sharding import scheme_names
 from recshard_lab.train import MOVIELENS_100K, Recipe, evaluate
 
+pytestmark = pytest.mark.gate
+
 SMALL = Recipe(epochs=1, batch_size=160)
 
 

@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests import night
+from tests import durations, night
 from tests.grid import grid, pairwise
 
 ROOT = Path(__file__).parents[1]
+MINUTES = {"pytest": 10, "gate": 14}
+WORKERS = 2
+
+
+@pytest.mark.parametrize("tier", MINUTES)
+def test_a_tier_by_day_fits_its_minutes(tier: str) -> None:
+    seconds = sum(durations.read()[tier]["files"].values())
+    assert seconds <= MINUTES[tier] * 60 * WORKERS
 
 
 def test_every_part_of_the_night_ends_in_30_minutes() -> None:

@@ -156,6 +156,7 @@ def test_references_are_small() -> None:
     assert sum(sizes.values()) < 1_500_000
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("theme", "name"), ALL_NAMES if NIGHT else [*product(["light"], NAMES)])
 def test_tab_reaches_every_control_and_shows_where_it_is(page: Any, theme: str, name: str) -> None:
     gallery.wear(page, theme)
@@ -197,6 +198,7 @@ def test_no_control_is_cut_off_on_a_narrow_page(page: Any) -> None:
         page.set_viewport_size(wide)
 
 
+@pytest.mark.nightly
 def test_motion_and_forced_colours_are_respected(page: Any) -> None:
     gallery.wear(page, "light")
     moving = """() => [...document.querySelectorAll("[data-shown] [class*='recshard-'] *")].filter(node => {

@@ -15,7 +15,7 @@ import pytest
 from tests.browser.lab_server import jupyter_lab, notebook_page, run_all, write_notebook
 from tests.lab.test_answer_times import MODEL
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 
 COUNTS = 2
 ONCE = ([1, 1], [1, 0], [0, 1], [0, 0])  # a figure that does not change is not drawn

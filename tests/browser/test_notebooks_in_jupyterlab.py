@@ -170,6 +170,7 @@ def whole_table(name, rows, cols):
 """
 
 
+@pytest.mark.nightly
 def test_the_sixth_draws_a_tiling_and_reshards_a_living_model(read: Callable[[str], Any]) -> None:
     page = read(SCHEMES)
     a_tile_changes_hands(page)
@@ -253,6 +254,7 @@ def asked_ms(page: Any, ends: list[int]) -> float:
     return rs.estimate(plan, tables, topology, load).step_ms
 
 
+@pytest.mark.nightly
 def test_the_eleventh_shows_what_this_process_plans_of_its_tables(read: Callable[[str], Any]) -> None:
     page = read(PLANNER)
     tables, load, step_ms, found = ask(page, "(tables, load, plan.estimate.step_ms, by_hand.estimate.ms)")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 
 ROOT = Path(__file__).resolve().parents[2]
 PANEL = ".recshard-ranks"

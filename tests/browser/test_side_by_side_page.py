@@ -14,7 +14,7 @@ from recshard_lab.sharding import Topology
 from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
 from tests.lab.plans import many, plan_of
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES, TOP, LOAD = many(26), Topology(8, ddr_cap=10**11), Workload(2048)

@@ -72,6 +72,7 @@ class Slow(Printer):
         self.most = max(self.most, psutil.Process().memory_info().rss)
 
 
+@pytest.mark.nightly
 @pytest.mark.gate
 def test_a_slow_reader_makes_ranks_wait_and_loses_nothing(ranks: Ranks) -> None:
     before = psutil.Process().memory_info().rss

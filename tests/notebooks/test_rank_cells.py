@@ -40,6 +40,7 @@ def test_some_notebooks_have_ranks() -> None:
     assert max(map(rank_cells.world_size, NOTEBOOKS.values())) <= 4
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_rank_cells_put_every_tensor_on_the_ranks_device(ranks: Any, name: str) -> None:
     cells = rank_cells.sources(NOTEBOOKS[name])

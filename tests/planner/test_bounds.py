@@ -97,7 +97,7 @@ def test_a_bound_is_below_every_plan(problem: Any) -> None:
         assert (free_plan.estimate.lower_bound or 0) <= other_plan.estimate.step_ms * (1 + 1e-9), name
 
 
-@pytest.mark.parametrize(*grid(seed=range(6), gate={"seed": [1, 2, 3, 4, 5]}))
+@pytest.mark.parametrize(*grid(seed=range(examples(2, 6)), gate={"seed": [1]}))
 def test_exact_is_never_worse_than_greedy_and_its_bound_never_weaker(seed: int) -> None:
     tables, topology, workload = random_problem(seed)
     found = {}

@@ -21,7 +21,7 @@ from tests.refusals import not_refused
 GPUS = Topology(8, "cuda", hbm_cap=80 * 10**9, local_world_size=4)
 
 
-def planned(topology: Topology = GPUS, count: int = 12, **constraint: Any) -> tuple[Any, Any]:
+def planned(topology: Topology = GPUS, count: int = 6, **constraint: Any) -> tuple[Any, Any]:
     """The shards of one constrained table among others, and of all tables."""
     tables, workload = random_tables(count, 1)
     plan = best_plan(tables, topology, workload=workload, constraints={"t3": ParameterConstraints(**constraint)})

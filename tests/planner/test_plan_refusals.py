@@ -144,7 +144,7 @@ def test_the_change_that_a_refusal_names_fits_and_10_percent_less_does_not(name:
             assert fits(other, tables) is good
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_the_kinds_of_change_all_occur() -> None:
     text = " ".join(str(refused(name)[0]) for name in TIGHT)
     assert all(kind in text for kind in ("hbm_cap=", "ddr_cap=", "reserve_fraction=", "world_size=", "min_partition="))

@@ -13,7 +13,7 @@ from recshard_lab.planner.search import record as search_record
 from recshard_lab.planner.search.trace import STAGES, SearchTrace
 from recshard_lab.planner.sweep.points import undominated
 from recshard_lab.sharding import ParameterConstraints, PlanError, ShardingPlan, Topology
-from tests.grid import grid
+from tests.grid import NIGHT, examples, grid
 from tests.planner.problems import best_plan, random_problem, random_tables, table
 
 CASES: dict[str, dict[str, Any]] = {
@@ -48,7 +48,8 @@ def kept(plan: ShardingPlan) -> SearchTrace:
 
 
 DAY = ["annealed", "together", "TorchRec's costs"]
-CASE = grid(case=list(CASES), gate={"case": {*CASES} - {*DAY}})
+GATE = ["two nodes", "two memories"]
+CASE = grid(case=list(CASES) if NIGHT else DAY + GATE, gate={"case": GATE})
 
 
 @pytest.mark.parametrize(*CASE)
@@ -79,7 +80,7 @@ def test_the_plan_is_the_one_that_is_made_without_keeping(case: str) -> None:
     assert found.lower_bound == plan.bound_ms
 
 
-@pytest.mark.parametrize(*grid(seed=range(4), gate={"seed": [1, 2, 3]}))
+@pytest.mark.parametrize(*grid(seed=range(examples(2, 4)), gate={"seed": [1]}))
 def test_no_plan_that_fits_is_below_the_bound_and_the_frontier_is_that_of_all_pairs(seed: int) -> None:
     tables, topology, workload = random_problem(seed)
     plan = best_plan(tables, topology, workload=workload, keep_search=True)

@@ -16,7 +16,7 @@ from recshard_lab.planner.model.estimate import plan_loads
 from recshard_lab.planner.model.loads import BACK, BY_NODE, LOOKUP, MEMORY, OUT, UPDATE, Rects
 from recshard_lab.planner.model.torchrec_cost import TorchRecCostModel
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
-from tests.grid import grid
+from tests.grid import examples, grid
 from tests.planner.problems import best_plan, random_tables
 
 NEEDS_PEERS = pytest.mark.skipif(
@@ -163,7 +163,7 @@ def test_the_step_is_the_busiest_ranks_sum_and_not_the_sum_over_phases() -> None
     assert by_theirs.step_ms == by_theirs.ms.sum(axis=1).max() <= by_theirs.ms.max(axis=0).sum()
 
 
-@pytest.mark.parametrize(*grid(seed=range(4), top=TOPOLOGIES, gate={"seed": [2, 3]}))
+@pytest.mark.parametrize(*grid(seed=range(examples(2, 4)), top=TOPOLOGIES))
 def test_its_terms_are_its_costs_and_its_plans_shorter_by_them(seed: int, top: Topology) -> None:
     tables, workload = random_tables(10, seed)
     by_ours = best_plan(tables, top, workload=workload)

@@ -42,7 +42,7 @@ def test_what_cannot_be_simulated_is_refused_with_a_fix() -> None:
             trillion_example(**{"name": "meta-1.25t", "num_tables": 2, **wrong})  # type: ignore[arg-type]
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_every_point_is_a_plan_of_one_copy_and_the_sync_of_the_others() -> None:
     found = trillion_example("meta-1.25t", [64, 128], num_tables=40)
     by_size = {(p.world_size, p.sharding_group_size): (tier, p) for tier, p in found.points}

@@ -95,7 +95,7 @@ def test_all_output_is_labelled_as_simulated(tmp_path: Path) -> None:
     assert "9 ranks do not fill hosts of 8" in page
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_text_tables_keep_within_100_columns_whatever_is_swept() -> None:
     axes: dict[str, Any] = {
         "topology": ["gb200nvl72", "gcp-a3-ultra"], "world_size": [72, 144], "batch_size": [1, 16_384],

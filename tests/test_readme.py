@@ -55,7 +55,7 @@ def test_the_set_up_lines_are_the_two_promised() -> None:
     assert lines == ['pip install -e ".[cpu]" && recshard lab', 'pip install -e ".[cpu,test]" && pytest']
     gate = (ROOT / ".ci" / "run").read_text()
     assert 'extras="cpu,test,docs"\n' in gate
-    assert "\npytest -q" in gate
+    assert "} pytest -q --durations=10\n" in gate
 
 
 def test_every_scheme_has_a_line() -> None:

@@ -18,7 +18,7 @@ import re
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -180,8 +180,8 @@ def with_rest(records: Iterable[RankMemory]) -> list[RankMemory]:
 _holders: tuple[float, list[weakref.ref[Any]]] = (-math.inf, [])  # when found, and what
 
 
-def _held(max_age_s: float) -> tuple[list[tuple[str, list[Any]]], int]:
-    """Tensors of all living modules and optimizers with their category, and the bytes of exchange buffers."""
+def _held(max_age_s: float) -> tuple[list[tuple[str, list[Any]]], Counter[str]]:
+    """Tensors of all living modules and optimizers with their category; type of device -> bytes of exchange buffers."""
     global _holders
     if time.monotonic() - _holders[0] > max_age_s:
         kinds = (torch.nn.Module, torch.optim.Optimizer)
@@ -191,7 +191,7 @@ def _held(max_age_s: float) -> tuple[list[tuple[str, list[Any]]], int]:
     weights: list[Any] = []
     states: list[Any] = []  # of torch's optimizers
     fused: list[Any] = []  # of lookup kernels
-    exchanged = 0
+    exchanged = Counter[str]()
     for thing in things:
         own = vars(thing)
         weights += [*own.get("_parameters", {}).values(), *own.get("_buffers", {}).values()]
@@ -199,7 +199,8 @@ def _held(max_age_s: float) -> tuple[list[tuple[str, list[Any]]], int]:
             states += [value for state in list(thing.state.values()) for value in list(state.values())]
         with suppress(AttributeError):  # a module whose __init__ runs or failed
             fused += thing.optimizer_tensors() if hasattr(thing, "optimizer_tensors") else []
-            exchanged += thing.exchange_bytes() if hasattr(thing, "exchange_bytes") else 0
+            if hasattr(thing, "exchange_bytes"):
+                exchanged[torch.device(thing.device).type] += thing.exchange_bytes()
     gradients = [weight.grad for weight in weights if isinstance(weight, Tensor) and weight.is_leaf]
     # kernels' states come first: fbgemm's are also parameters or buffers of its module
     held = [("optimizer_state", fused), ("weights", weights), ("optimizer_state", states), ("gradients", gradients)]
@@ -210,7 +211,7 @@ def _named(device: torch.device, max_age_s: float) -> dict[str, int]:
     """Bytes by category on a device. Each storage counts in the first category that it is in."""
     held, exchanged = _held(max_age_s)
     seen: set[int] = set()
-    found = {"exchange_buffers": exchanged, **dict.fromkeys([name for name, _ in held], 0)}
+    found = {"exchange_buffers": exchanged[device.type], **dict.fromkeys([name for name, _ in held], 0)}
     for name, values in held:
         fresh = {(s := tensor.untyped_storage())._cdata: s.nbytes() for tensor in _local(values, device)}
         found[name] += sum(size for place, size in fresh.items() if place not in seen)

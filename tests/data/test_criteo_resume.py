@@ -96,6 +96,7 @@ def test_a_full_disk_is_named_nothing_is_lost_and_the_run_goes_on(
     inputs = [*files.write(tmp_path / "in", days=1, samples=60)]
     (tmp_path / "in" / "day_1").write_bytes(files.text(1500, seed=9))
     inputs.append(tmp_path / "in" / "day_1")
+    preprocess_criteo(inputs[:1], tmp_path / "compiled")  # numba stores its machine code, which the limit would refuse
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))  # the kernel refuses more, as a full disk does
     try:

@@ -352,3 +352,14 @@ def test_a_snapshot_holds_the_allocations_of_the_block(on_gpu: Ranks, tmp_path: 
 
 def test_a_record_without_a_peak_shows_what_is_in_use() -> None:
     assert RankMemory(0, "cpu", "process", 100, None, weights=30).parts["process"] == 70
+
+
+def test_exchange_buffers_of_another_kind_of_device_are_not_counted() -> None:
+    class Exchanges(torch.nn.Module):
+        device = torch.device("meta")
+
+        def exchange_bytes(self) -> int:
+            return 10**15
+
+    exchanges = Exchanges()
+    assert measure("cpu").exchange_buffers < exchanges.exchange_bytes()

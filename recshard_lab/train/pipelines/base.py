@@ -238,15 +238,11 @@ class Pipeline(Runway, TrainPipeline):
     def _run_forward(self, number: int, sent: Sent) -> tuple[Tensor, Any]:
         watch = Watch(self._collections, self._trace_ways) if self.feeds and self._report is None else None
         with self._stage("forward", number), self._feeding(watch or Feed(self._fed, sent)):
-            losses, output = self._called(sent.batch)
+            losses, output = (self._model if self._forward is None else self._forward)(sent.batch)
         self._load_after_forward()
         if watch is not None:
             self._plan(watch, sent.batch)
         return losses, output
-
-    @property
-    def _called(self) -> Callable[[Any], tuple[Tensor, Any]]:
-        return self._model if self._forward is None else self._forward
 
     def _may_step(self, losses: Tensor, number: int) -> bool:
         """Whether the loss is finite on every rank, if `on_nan_loss` requires a check."""

@@ -9,7 +9,6 @@ from torchrec.distributed import comm as C
 from torchrec.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
-    get_qcomm_codecs,
     get_qcomm_codecs_registry,
 )
 from torchrec.distributed.types import CommOp
@@ -22,33 +21,6 @@ COMM, CODEC = "torchrec.distributed.comm", "torchrec.distributed.fbgemm_qcomm_co
 def node_of(size: int) -> None:
     """Makes this process one of a node of so many ranks."""
     os.environ |= {"LOCAL_WORLD_SIZE": str(size), "LOCAL_RANK": str(int(os.environ["RANK"]) % size)}
-
-
-def places() -> Any:
-    return {
-        "local rank": C.get_local_rank(),
-        "local size": C.get_local_size(),
-        "group rank": C.get_group_rank(),
-        "groups": C.get_num_groups(),
-        "node group": C.get_node_group_size(),
-        "domain": C.get_topology_domain_multiple(),
-        "topology group": C.get_topology_group_world_size(),
-    }
-
-
-@case(*(f"{COMM}.{name}" for name in ("get_local_rank", "get_local_size", "get_group_rank", "get_num_groups")))
-def one_node() -> Any:
-    return on_ranks(2, lambda rank: places())
-
-
-@case(f"{COMM}.get_node_group_size", f"{COMM}.get_topology_domain_multiple", f"{COMM}.get_topology_group_world_size")
-def two_nodes() -> Any:
-    def job(rank: int) -> Any:
-        node_of(2)
-        os.environ["GROUP_RANK"] = str(rank // 2)
-        return places()
-
-    return on_ranks(4, job)
 
 
 @case(f"{COMM}.get_local_size", f"{COMM}.get_num_groups", f"{COMM}.get_group_rank", f"{COMM}.get_local_rank")
@@ -93,19 +65,6 @@ def groups_of_the_meta_device() -> Any:
     return list(C.intra_and_cross_node_pg(torch.device("meta")))
 
 
-@case(f"{COMM}.intra_and_cross_node_pg_2D")
-def groups_of_replicas() -> Any:
-    from torchrec.distributed.types import ShardingEnv2D
-
-    def job(rank: int) -> Any:
-        mesh = dist.init_device_mesh("cpu", (1, 4), mesh_dim_names=("replicate", "shard"))
-        env = ShardingEnv2D(mesh.get_group("shard"), mesh.get_group("replicate"), dist.group.WORLD, mesh, 2)
-        inside, across = C.intra_and_cross_node_pg_2D(env, torch.device("cpu"))
-        return [dist.get_process_group_ranks(own) for own in (inside, across)]
-
-    return on_ranks(4, job)
-
-
 @case(f"{CODEC}.CommType", f"{CODEC}.QCommsConfig")
 def settings_of_formats() -> Any:
     config = QCommsConfig()
@@ -114,27 +73,6 @@ def settings_of_formats() -> Any:
         "default": [config.forward_precision.value, config.backward_precision.value, config.forward_loss_scale],
         "set": QCommsConfig(CommType.FP16, CommType.BF16, 2.0).forward_precision.value,
     }
-
-
-@case(f"{CODEC}.get_qcomm_codecs")
-def half_precision() -> Any:
-    codecs = get_qcomm_codecs(QCommsConfig(CommType.FP16, CommType.BF16))
-    tensor = torch.tensor([1.0, 1.0001, -3.14159])
-    sent = codecs.forward.encode(tensor, None)
-    return {
-        "sent": sent,
-        "received": codecs.forward.decode(sent, None),
-        "dtype": codecs.forward.quantized_dtype,
-        "gradients": codecs.backward.decode(codecs.backward.encode(tensor, None), None),
-        "size": codecs.forward.calc_quantized_size(10, None),
-    }
-
-
-@case(f"{CODEC}.get_qcomm_codecs")
-def full_precision() -> Any:
-    codecs = get_qcomm_codecs(QCommsConfig(CommType.FP32, CommType.FP32))
-    tensor = torch.tensor([1.0, 1.0001])
-    return {"sent": codecs.forward.encode(tensor, None), "none": get_qcomm_codecs(None).forward.encode(tensor)}
 
 
 @case(f"{CODEC}.get_qcomm_codecs_registry")

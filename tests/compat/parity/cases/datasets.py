@@ -7,44 +7,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
-from torchrec.datasets import criteo, movielens
 from torchrec.datasets.criteo import (
     BinaryCriteoUtils,
-    CriteoIterDataPipe,
     InMemoryBinaryCriteoIterDataPipe,
-    criteo_kaggle,
-    criteo_terabyte,
 )
 from torchrec.datasets.movielens import movielens_20m, movielens_25m
 from torchrec.datasets.random import RandomRecDataset
-from torchrec.datasets.scripts import contiguous_preproc_criteo, npy_preproc_criteo, shuffle_preproc_criteo
 from torchrec.datasets.utils import (
     PATH_MANAGER_KEY,
     Batch,
-    LoadFiles,
-    ReadLinesFromCSV,
-    safe_cast,
 )
 
-from tests.compat.parity.case import case, raised
+from tests.compat.parity.case import case
 
 CRITEO = "torchrec.datasets.criteo"
 MOVIES = "torchrec.datasets.movielens"
 UTILS = "torchrec.datasets.utils"
 RANDOM = "torchrec.datasets.random.RandomRecDataset"
 FOLDER = Path(tempfile.mkdtemp())
-
-
-def lines(rows: int, label: bool = True) -> str:
-    """Text of a Criteo file with empty fields."""
-    text = []
-    for row in range(rows):
-        columns = [str(row % 2)] if label else []
-        columns += [str(row * 3 + number - 1) if (row + number) % 5 else "" for number in range(13)]
-        columns += [f"{(row * 7 + number) % 4 + 4294967290:08x}" if (row + number) % 6 else "" for number in range(26)]
-        text.append("\t".join(columns))
-    return "\n".join(text) + "\n"
 
 
 def written(name: str, text: str) -> str:
@@ -90,69 +70,6 @@ def rows_of(rows: list[int], stage: str, size: int, world: int, **settings: Any)
     return found
 
 
-@case(f"{CRITEO}.criteo_terabyte", f"{CRITEO}.DEFAULT_COLUMN_NAMES")
-def lines_of_the_terabyte_logs() -> Any:
-    return list(criteo_terabyte([written("a.tsv", lines(2)), written("b.tsv", lines(1))]))
-
-
-@case(f"{CRITEO}.criteo_kaggle")
-def the_kaggle_test_file_has_no_label() -> Any:
-    (line,) = criteo_kaggle(written("test.txt", lines(1, label=False)))
-    return line, "label" in line
-
-
-@case(f"{CRITEO}.CriteoIterDataPipe")
-def lines_without_or_with_a_mapper() -> Any:
-    path = written("c.tsv", lines(2))
-    return [line[:3] for line in CriteoIterDataPipe([path], row_mapper=None)], list(
-        CriteoIterDataPipe([path], row_mapper=len)
-    )
-
-
-@case(f"{CRITEO}.CriteoIterDataPipe")
-def workers_share_the_files() -> Any:
-    paths = [written(f"w{number}.tsv", lines(number + 1)) for number in range(3)]
-    pipe = CriteoIterDataPipe(paths, row_mapper=len)
-    return len(list(DataLoader(pipe, batch_size=None, num_workers=2)))
-
-
-@case(f"{CRITEO}.COLUMN_TYPE_CASTERS", f"{CRITEO}.FREQUENCY_THRESHOLD", f"{CRITEO}.TOTAL_TRAINING_SAMPLES")
-def constants_of_criteo() -> Any:
-    casters = criteo.COLUMN_TYPE_CASTERS
-    return {
-        "casters": [[cast(text) for cast in casters[12:16]] for text in ("7", "", "x")],
-        "number": len(casters),
-        "threshold": criteo.FREQUENCY_THRESHOLD,
-        "samples": criteo.TOTAL_TRAINING_SAMPLES,
-        "names": [criteo.DEFAULT_LABEL_NAME, criteo.DEFAULT_INT_NAMES[-1], criteo.DEFAULT_CAT_NAMES[-1]],
-        "counts": [criteo.INT_FEATURE_COUNT, criteo.CAT_FEATURE_COUNT, criteo.DAYS],
-    }
-
-
-def converted(name: str, text: str, dataset: str, file: str = "day.tsv") -> Any:
-    paths = [str(FOLDER / f"{name}_{part}.npy") for part in ("dense", "sparse", "labels")]
-    BinaryCriteoUtils.tsv_to_npys(written(f"{name}/{file}", text), *paths, dataset_name=dataset)
-    found = [np.load(path) for path in paths]
-    return [[str(array.dtype), list(array.shape), torch.from_numpy(array[:2, :8].copy())] for array in found]
-
-
-@case(f"{CRITEO}.BinaryCriteoUtils")
-def text_to_arrays() -> Any:
-    return converted("terabyte", lines(3), "criteo_1tb")
-
-
-@case(f"{CRITEO}.BinaryCriteoUtils")
-def text_to_arrays_of_the_kaggle_test_file() -> Any:
-    return converted("test", lines(3, label=False), "criteo_kaggle", "test.txt"), converted(
-        "train", lines(1), "criteo_kaggle"
-    )
-
-
-@case(f"{CRITEO}.BinaryCriteoUtils")
-def text_that_is_no_number() -> Any:
-    return raised(lambda: converted("bad", lines(1).replace("0", "q"), "criteo_1tb"))
-
-
 @case(f"{CRITEO}.BinaryCriteoUtils")
 def row_ranges_of_ranks() -> Any:
     found = []
@@ -169,22 +86,6 @@ def row_ranges_of_ranks() -> Any:
 
 
 @case(f"{CRITEO}.BinaryCriteoUtils")
-def rows_of_an_array() -> Any:
-    (path,) = arrays("range", [5])[0]
-    load = BinaryCriteoUtils.load_npy_range
-    np.save(FOLDER / "one.npy", np.zeros(3))
-    return {
-        "shape": list(BinaryCriteoUtils.get_shape_from_npy(path)),
-        "rows": load(path, 1, 2)[:, 0].tolist(),
-        "mapped": load(path, 3, 2, mmap_mode=True)[:, 0].tolist(),
-        "none": list(load(path, 0, 0).shape),
-        "too many": raised(lambda: load(path, 3, 10)),
-        "no row": raised(lambda: load(path, 5, 1)),
-        "one dimension": raised(lambda: load(str(FOLDER / "one.npy"), 0, 1)),
-    }
-
-
-@case(f"{CRITEO}.BinaryCriteoUtils")
 def categories_become_contiguous() -> Any:
     folder = FOLDER / "contiguous"
     folder.mkdir(exist_ok=True)
@@ -197,42 +98,6 @@ def categories_become_contiguous() -> Any:
         results = [np.load(folder / f"day_{day}_sparse_{threshold}.npy") for day in range(2)]
         found[threshold] = [(str(array.dtype), array.tolist()) for array in results]
     return found
-
-
-@case(f"{CRITEO}.BinaryCriteoUtils")
-def days_are_shuffled_but_the_last() -> Any:
-    folder, out = FOLDER / "days", FOLDER / "shuffled"
-    folder.mkdir(exist_ok=True)
-    out.mkdir(exist_ok=True)
-    for day, rows in enumerate((3, 4, 2)):
-        base = np.arange(rows)[:, None] + 10 * day
-        np.save(folder / f"day_{day}_dense.npy", (base + np.zeros((1, 2))).astype(np.float32))
-        np.save(folder / f"day_{day}_sparse.npy", (base + np.arange(3)).astype(np.int32))
-        np.save(folder / f"day_{day}_labels.npy", (base % 2).astype(np.int32))
-    BinaryCriteoUtils.shuffle(
-        str(folder), str(folder), str(out), {0: 3, 1: 4}, str(out), days=3, int_columns=2, sparse_columns=3
-    )
-    found = {path.name: np.load(path) for path in sorted(out.glob("*.npy"))}
-    return {name: (str(array.dtype), array.tolist()) for name, array in found.items()}
-
-
-@case("torchrec.datasets.scripts")
-def programs_that_prepare_days() -> Any:
-    folder = FOLDER / "programs"
-    steps = [folder / name for name in ("text", "arrays", "contiguous", "shuffled")]
-    for path in steps:
-        path.mkdir(parents=True, exist_ok=True)
-    for day in range(24):
-        (steps[0] / f"day_{day}").write_text(lines(1 + day % 2))
-    text, binary, numbered, shuffled = map(str, steps)
-    npy_preproc_criteo.main(["--input_dir", text, "--output_dir", binary])
-    contiguous_preproc_criteo.main(["--input_dir", binary, "--output_dir", numbered, "--frequency_threshold", "2"])
-    for path in steps[2].glob("*_contig_freq.npy"):
-        path.rename(steps[2] / path.name.replace("_contig_freq", ""))
-    folders = ["--input_dir_labels_and_dense", binary, "--input_dir_sparse", numbered]
-    shuffle_preproc_criteo.main([*folders, "--output_dir_shuffled", shuffled, "--random_seed", "5"])
-    names = [f"day_{day}_{part}.npy" for day in (0, 1, 23) for part in ("dense", "sparse", "labels")]
-    return [np.load(steps[3] / name)[:, :3].tolist() for name in names]
 
 
 @case(f"{CRITEO}.InMemoryBinaryCriteoIterDataPipe", f"{UTILS}.Batch")
@@ -319,33 +184,6 @@ def hashed_and_mapped_files() -> Any:
 def ratings_line_by_line() -> Any:
     folder = ratings("ratings")
     return list(movielens_20m(folder)), list(movielens_25m(folder, row_mapper=None))
-
-
-@case(f"{MOVIES}.movielens_25m", f"{MOVIES}.DEFAULT_COLUMN_NAMES", f"{MOVIES}.COLUMN_TYPE_CASTERS")
-def ratings_with_movies() -> Any:
-    return {
-        "joined": list(movielens_25m(ratings("movies"), include_movies_data=True)),
-        "missing": raised(lambda: list(movielens_20m(ratings("few", "10,A,B\n"), include_movies_data=True))),
-        "columns": movielens.DEFAULT_COLUMN_NAMES,
-        "casters": [[cast(text) for cast in movielens.COLUMN_TYPE_CASTERS] for text in ("7", "", "x")],
-    }
-
-
-@case(f"{UTILS}.safe_cast")
-def casts_with_a_default() -> Any:
-    return safe_cast("3", int, 0), safe_cast("x", int, 5), raised(lambda: safe_cast(None, int, 0))
-
-
-@case(f"{UTILS}.LoadFiles", f"{UTILS}.ReadLinesFromCSV")
-def lines_of_csv_files() -> Any:
-    path = written("quoted.csv", 'h1,h2\n1,"a,b"\n2,c\n')
-    return {
-        "lines": list(ReadLinesFromCSV(LoadFiles([path], mode="r"), skip_first_line=True, delimiter=",")),
-        "all": list(ReadLinesFromCSV(LoadFiles([path], mode="r"))),
-        "bytes": next(iter(LoadFiles([path])))[1].read(4).decode(),
-        "length": len(LoadFiles([path], length=4)),
-        "no length": raised(lambda: len(LoadFiles([path]))),
-    }
 
 
 @case(RANDOM)

@@ -12,7 +12,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.model_tracker import (
     SUPPORTED_MODULES,
     DeltaStore,
-    IndexedLookup,
     ModelDeltaTracker,
     UpdateMode,
 )
@@ -29,7 +28,6 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -125,53 +123,6 @@ def ids_since_the_last_read() -> Any:
 def ids_of_other_plans() -> Any:
     split = (column_wise(ranks=[0, 1]), data_parallel())
     return [tracked(two_reads, 2, schemes=split), tracked(two_reads, 2, schemes=(row_wise(), table_wise(rank=1)))]
-
-
-@case(f"{T}.TrackingMode")
-def rows_before_their_first_step() -> Any:
-    mode = TrackingMode.EMBEDDING
-    return tracked_mode(two_reads, mode, sequence=True)
-
-
-def tracked_mode(job: Any, mode: Any, world: int = 1, **more: Any) -> Any:
-    return tracked(job, world, tracking_mode=mode, **more)
-
-
-@case(f"{T}.TrackingMode")
-def optimizer_states_of_rows() -> Any:
-    modes = (TrackingMode.ROWWISE_ADAGRAD, TrackingMode.MOMENTUM_DIFF)
-    return [tracked_mode(two_reads, mode, optimizer=RowWiseAdagrad) for mode in modes]
-
-
-@case(f"{T}.TrackingMode")
-def modes_on_two_ranks() -> Any:
-    return [
-        tracked_mode(two_reads, TrackingMode.EMBEDDING, 2, sequence=True, schemes=(row_wise(), row_wise())),
-        tracked_mode(two_reads, TrackingMode.ROWWISE_ADAGRAD, 2, optimizer=RowWiseAdagrad),
-    ]
-
-
-@case(f"{T}.TrackingMode")
-def modes_that_tables_do_not_have() -> Any:
-    def job(rank: int) -> Any:
-        def start(mode: Any, **more: Any) -> str:
-            def run() -> None:
-                model = built(**more)
-                tracker = model.init_torchrec_delta_tracker(DeltaTrackerConfig(tracking_mode=mode))
-                train(model, tracker, range(1))
-                tracker.get_unique()
-
-            return "refused" if raised(run) != "nothing" else "runs"
-
-        return [
-            start(TrackingMode.EMBEDDING),
-            start(TrackingMode.ROWWISE_ADAGRAD),
-            start(TrackingMode.MOMENTUM_DIFF),
-            start(TrackingMode.MOMENTUM_LAST),
-            start(TrackingMode.MOMENTUM_LAST, optimizer=RowWiseAdagrad),
-        ]
-
-    return on_ranks(1, job)
 
 
 @case(f"{T}.ModelDeltaTracker")
@@ -287,15 +238,6 @@ def stores_of_lookups() -> Any:
         store.delete()
         found.append([raised(store.get_unique) == "nothing", isinstance(store, DeltaStore)])
     return found
-
-
-@case(f"{T}.IndexedLookup", f"{T}.DeltaStore")
-def lookups_of_batches() -> Any:
-    found = []
-    for name, lookups in stored(UpdateMode.FIRST).get_indexed_lookups(1, 3).items():
-        found += [[name, one.batch_idx, one.ids, one.states, one.compact] for one in lookups]
-    one = IndexedLookup(batch_idx=3, ids=torch.tensor([1]), states=None)
-    return [found, [one.batch_idx, one.ids, one.states, one.compact]]
 
 
 @case(f"{T}.types.DeltaTrackerConfig", f"{T}.UpdateMode")

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torchrec.distributed import DistributedModelParallel, ShardingEnv, get_unsharded_module_names
+from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import get_module, get_unwrapped_module
 from torchrec.distributed.sharding_plan import (
@@ -166,16 +166,6 @@ def tables_on_the_dense_kernel() -> Any:
         }
 
     return on_ranks(2, job)
-
-
-@case(DMP)
-def a_table_on_another_rank() -> Any:
-    return on_ranks(2, lambda rank: sorted(name for name, _ in model_on(2).named_parameters()))
-
-
-@case(DMP, differs="recurse=False lists the parameters of the wrapper itself, as in nn.Module: it has none")
-def parameters_without_recursion() -> Any:
-    return on_ranks(1, lambda rank: sorted(name for name, _ in model_on(1).named_parameters(recurse=False)))
 
 
 @case(DMP)
@@ -346,16 +336,5 @@ def an_environment_is_passed() -> Any:
         dmp = DistributedModelParallel(model, env, CPU, plan_of(model.bags, 2), [EmbeddingBagCollectionSharder()])
         fill(dmp)
         return {"world": env.world_size, "rank": env.rank, "output": dmp(batch(rank))}
-
-    return on_ranks(2, job)
-
-
-@case("torchrec.distributed.get_unsharded_module_names")
-def modules_that_are_not_sharded() -> Any:
-    def job(rank: int) -> Any:
-        return [
-            [name.rpartition(".")[2] for name in get_unsharded_module_names(own)]
-            for own in (model_on(2), nn.Sequential(nn.Linear(1, 1), model_on(2)), Model())
-        ]
 
     return on_ranks(2, job)

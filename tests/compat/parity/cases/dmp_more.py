@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import (
@@ -34,26 +33,6 @@ def model_on(fused: bool = True, optimizer: Any = torch.optim.SGD, **shardings: 
     dmp = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"bags": plan}))
     fill(dmp)
     return dmp
-
-
-def named(found: Any) -> dict[str, Any]:
-    return {name: list(value.shape) for name, value in found}
-
-
-@case(DMP)
-def a_table_without_a_shard_has_an_empty_parameter() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on()
-        empty = [own for _, own in dmp.named_parameters() if not own.numel()]
-        return {
-            "dmp": list(named(dmp.named_parameters()).items()),
-            "model": list(named(dmp.module.named_parameters()).items()),
-            "collection": list(named(dmp.module.bags.named_parameters()).items()),
-            "with prefix": list(named(dmp.named_parameters("m"))),
-            "empty": [(str(own.dtype), own.requires_grad, isinstance(own, nn.Parameter)) for own in empty],
-        }
-
-    return on_ranks(2, job)
 
 
 @case(DMP, "torchrec.optim.optimizers.in_backward_optimizer_filter")
@@ -96,16 +75,6 @@ def names_of_a_combined_optimizer() -> Any:
     return on_ranks(2, job)
 
 
-@case(DMP, differs="two shards of a table on a rank are two parameters; TorchRec joins their memory to one")
-def two_shards_on_one_rank() -> Any:
-    return on_ranks(2, lambda rank: named(model_on(b=column_wise(ranks=[1, 1])).named_parameters()))
-
-
-@case(DMP, differs="the order of the unsharded model; TorchRec sorts names if DistributedDataParallel wraps the model")
-def the_order_of_a_state_dict() -> Any:
-    return on_ranks(2, lambda rank: list(model_on().state_dict()))
-
-
 @case(DMP)
 def a_state_dict_has_every_table_once() -> Any:
     def job(rank: int) -> Any:
@@ -135,15 +104,3 @@ def states_of_the_fused_optimizer() -> Any:
         )}  # fmt: skip
 
     return on_ranks(2, job)
-
-
-@case(DMP)
-def parameters_of_a_single_process() -> Any:
-    def job(rank: int) -> Any:
-        model = Model()
-        plan = construct_module_sharding_plan(
-            model.bags, {name: table_wise(rank=0) for name in "abcd"}, EmbeddingBagCollectionSharder(), 1, 1, "cpu"
-        )
-        return named(DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"bags": plan})).named_parameters())
-
-    return on_ranks(1, job)

@@ -26,28 +26,6 @@ def names_of_formats() -> Any:
     return {one.name: one.value for one in CommType}
 
 
-@case(f"{CODEC}.get_qcomm_codecs")
-def bits_of_fp8() -> Any:
-    codecs = get_qcomm_codecs(QCommsConfig(CommType.FP8, CommType.FP8))
-    rows = torch.tensor([[0.1, -2.0, 0.9375, 1000.0], [1e-5, 0.5, 0.0, -0.3], [2**-17, 2**-18, 5 * 2**-18, 1e-7]])
-    found = {}
-    for name, codec in (("forward", codecs.forward), ("backward", codecs.backward)):
-        context = codec.create_context()
-        sent = codec.encode(rows, context)
-        found[name] = [sent, codec.decode(sent, context), codec.calc_quantized_size(12, context)]
-    return {**found, "dtype": codecs.forward.quantized_dtype}
-
-
-@case(f"{CODEC}.get_qcomm_codecs")
-def many_values_in_fp8() -> Any:
-    codec = get_qcomm_codecs(QCommsConfig(CommType.FP8)).forward
-    rows = torch.cat([torch.randn(2000, 4) * scale for scale in (0.3, 1e-3, 1e-5)])
-    sent = codec.encode(rows, codec.create_context())
-    received = codec.decode(sent, codec.create_context())
-    sent = sent.long()
-    return [sent.sum(), (sent * torch.arange(4)).sum(), received.double().sum(), received.unique().numel()]
-
-
 @case(f"{CODEC}.QCommsConfig")
 def fields_of_a_config() -> Any:
     config = QCommsConfig(CommType.FP8, CommType.BF16, None, 2.0)

@@ -7,14 +7,13 @@ import torch.distributed as dist
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-from torchrec.distributed.types import ShardingEnv2D, ShardingPlan, ShardingStrategy, ShardingType
+from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from tests.compat.parity.case import case, on_ranks, raised
 from tests.compat.parity.cases.dmp import CPU, DMP, Model
 
 ENV = "torchrec.distributed.ShardingEnv"
-ENV2D = "torchrec.distributed.types.ShardingEnv2D"
 
 
 @case(ENV)
@@ -53,26 +52,6 @@ def state_dicts_with_dtensors() -> Any:
             name: [type(value).__name__, list(value.size()), list(value.to_local().local_shards()[0].shape)]
             for name, value in sorted(dmp.state_dict().items())
             if name.startswith("bags")
-        }
-
-    return on_ranks(2, job)
-
-
-@case(ENV2D)
-def an_environment_of_two_dimensions() -> Any:
-    def job(rank: int) -> Any:
-        mesh = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
-        groups = mesh.get_group("shard"), mesh.get_group("replicate")
-        env = ShardingEnv2D(*groups, dist.group.WORLD, mesh)
-        other = ShardingEnv2D(*groups, dist.group.WORLD, mesh, use_inter_host_allreduce=True)
-        return {
-            "sharding": [env.world_size, env.rank],
-            "global": [env.global_world_size, env.global_rank],
-            "defaults": [env.output_dtensor, env.node_group_size, env.use_inter_host_allreduce],
-            "strategy": env.sharding_strategy is ShardingStrategy.DEFAULT,
-            "is an environment": isinstance(env, ShardingEnv),
-            "remapped": [env.remap_rank(n, ShardingType.TABLE_WISE) for n in range(2)],
-            "remapped across hosts": [other.remap_rank(n, ShardingType.COLUMN_WISE) for n in range(2)],
         }
 
     return on_ranks(2, job)

@@ -4,33 +4,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
-    FusedEmbeddingCollection,
-    fuse_embedding_optimizer,
 )
-from torchrec.optim.fused import FusedOptimizerModule
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.compat.parity.case import case, raised
+from tests.compat.parity.case import case
 
 FUSED = "torchrec.modules.fused_embedding_modules.FusedEmbeddingBagCollection"
-SEQUENCES = "torchrec.modules.fused_embedding_modules.FusedEmbeddingCollection"
-FUSE = "torchrec.modules.fused_embedding_modules.fuse_embedding_optimizer"
 CPU = torch.device("cpu")
-
-
-class Location:
-    """Looks like fbgemm's location of a name."""
-
-    def __init__(self, name: str) -> None:
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-
-        self.value = EmbeddingLocation[name]
 
 
 def configs() -> list[EmbeddingBagConfig]:
@@ -52,64 +36,11 @@ def batch() -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["f_a", "f_b"], torch.tensor([0, 1, 2, 1]), lengths=torch.tensor([1, 1, 1, 1]))
 
 
-@case(FUSED, "torchrec.optim.fused.FusedOptimizerModule")
-def the_optimizer_of_fused_tables() -> Any:
-    module = fused()
-    own = module.fused_optimizer()
-    return {
-        "keyed": isinstance(own, KeyedOptimizer),
-        "module": isinstance(module, FusedOptimizerModule),
-        "params": {name: list(value.shape) for name, value in own.params.items()},
-        "state": {name: sorted(entry) for name, entry in own.state_dict()["state"].items()},
-        "rates": [round(float(group["lr"]), 6) for group in own.param_groups],
-        "same": module.fused_optimizer() is own,
-    }
-
-
 @case(FUSED)
 def states_follow_backward() -> Any:
     module = fused()
     module(batch()).values().sum().backward()
     return [module.fused_optimizer().state_dict(), module.state_dict()]
-
-
-@case(FUSED)
-def states_of_row_wise_adagrad() -> Any:
-    module = fused(RowWiseAdagrad)
-    module(batch()).values().sum().backward()
-    return module.fused_optimizer().state_dict()
-
-
-@case(FUSED)
-def sgd_has_no_state() -> Any:
-    return fused(torch.optim.SGD).fused_optimizer().state_dict()
-
-
-@case(FUSED)
-def a_new_learning_rate() -> Any:
-    module = fused(torch.optim.SGD)
-    own = module.fused_optimizer()
-    for group in own.param_groups:
-        group["lr"] = 2.0
-    own.zero_grad()
-    module(batch()).values().sum().backward()
-    own.step()
-    return module.state_dict()
-
-
-@case(FUSED)
-def a_scheduler() -> Any:
-    module = fused(torch.optim.SGD)
-    own = module.fused_optimizer()
-    scheduler = torch.optim.lr_scheduler.StepLR(own, step_size=1, gamma=0.5)
-    rates = []
-    for _ in range(3):
-        own.zero_grad()
-        module(batch()).values().sum().backward()
-        own.step()
-        scheduler.step()
-        rates.append(round(float(own.param_groups[0]["lr"]), 6))
-    return {"rates": rates, **module.state_dict()}
 
 
 @case(FUSED)
@@ -134,36 +65,3 @@ def fused_and_dense_together() -> Any:
     over(module(batch()).values()).sum().backward()
     both.step()
     return {"params": sorted(both.params), "weight": over.weight, **module.state_dict()}
-
-
-@case(FUSED)
-def tables_in_host_memory() -> Any:
-    module = fused(device=CPU, location=Location("HOST").value)
-    return [str(module.device), module(batch()).values()]
-
-
-@case(FUSED)
-def a_location_that_a_cpu_does_not_have() -> Any:
-    return [
-        raised(lambda name=name: fused(device=CPU, location=Location(name).value)) != "nothing"
-        for name in ("DEVICE", "MANAGED", "MANAGED_CACHING")
-    ]
-
-
-@case(FUSED)
-def positional_arguments() -> Any:
-    module = FusedEmbeddingBagCollection(configs(), torch.optim.SGD, {"lr": 0.5}, False, CPU, Location("HOST").value)
-    return [module.is_weighted(), str(module.device), module.optimizer_type().__name__, module.optimizer_kwargs()]
-
-
-@case(FUSE)
-def tables_are_fused_in_host_memory() -> Any:
-    model = nn.Sequential(EmbeddingBagCollection(tables=configs()))
-    made = fuse_embedding_optimizer(model, torch.optim.Adagrad, {"lr": 0.5}, CPU, Location("HOST").value)
-    return [type(made[0]).__name__, sorted(made[0].fused_optimizer().params)]
-
-
-@case(SEQUENCES, differs="TorchRec's sequence tables need CUDA; here they are on CPUs too")
-def the_optimizer_of_sequence_tables() -> Any:
-    config = EmbeddingConfig(name="a", num_embeddings=4, embedding_dim=4, feature_names=["f_a"])
-    return raised(lambda: FusedEmbeddingCollection([config], torch.optim.SGD, {"lr": 0.5}).fused_optimizer())

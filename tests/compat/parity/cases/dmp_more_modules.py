@@ -4,13 +4,10 @@ from typing import Any
 
 import torch
 from torchrec.distributed.types import CacheParams, CacheStatistics, ParameterSharding
-from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from tests.compat.parity.case import case, raised
 
-PROCESSOR = "torchrec.modules.feature_processor_.PositionWeightedModule"
-COLLECTION = "torchrec.modules.feature_processor_.PositionWeightedModuleCollection"
 CACHE = "torchrec.distributed.types.CacheParams"
 
 
@@ -22,58 +19,6 @@ def batch() -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
         ["f", "g"], torch.tensor([7, 3, 9, 1, 2]), torch.zeros(5), lengths=torch.tensor([2, 1, 0, 2])
     )
-
-
-def counted(module: Any) -> Any:
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.copy_(torch.arange(1.0, 1.0 + len(weight)))
-    return module
-
-
-@case(PROCESSOR)
-def positions_of_one_feature() -> Any:
-    module, features = counted(PositionWeightedModule(4)), bags()
-    before = module(features).weights()
-    nothing = module.pre_process_input(features)
-    return [before, nothing, features.weights(), module(features)]
-
-
-@case(PROCESSOR)
-def positions_that_were_written_before() -> Any:
-    module, features = counted(PositionWeightedModule(4)), bags()
-    module.pre_process_input(features)
-    other = JaggedTensor(torch.tensor([5, 5]), lengths=torch.tensor([2]), weights=torch.tensor([3.0, 0.0]))
-    return module(other)
-
-
-@case(PROCESSOR)
-def positions_need_weights() -> Any:
-    features = JaggedTensor(torch.tensor([7]), lengths=torch.tensor([1]))
-    return raised(lambda: PositionWeightedModule(4).pre_process_input(features)) != "nothing"
-
-
-@case(COLLECTION)
-def positions_of_several_features() -> Any:
-    module, features = counted(PositionWeightedModuleCollection({"f": 3, "g": 2})), batch()
-    before = module(features).weights()
-    module.pre_process_input(features)
-    return [before, features.weights(), module(features)]
-
-
-@case(COLLECTION)
-def a_processor_is_copied_to_a_device() -> Any:
-    module = counted(PositionWeightedModuleCollection({"f": 3}))
-    made = module.copy(torch.device("meta"))
-    return [made is module, [str(own.device) for own in module.parameters()]]
-
-
-@case(COLLECTION)
-def gradients_of_positions() -> Any:
-    module, features = counted(PositionWeightedModuleCollection({"f": 3, "g": 2})), batch()
-    module.pre_process_input(features)
-    module(features).weights().sum().backward()
-    return {name: own.grad for name, own in module.named_parameters()}
 
 
 class Known(CacheStatistics):

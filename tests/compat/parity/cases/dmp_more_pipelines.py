@@ -3,7 +3,6 @@
 from typing import Any
 
 from torchrec.distributed.train_pipeline import (
-    EvalPipelineSparseDist,
     TrainPipelineBase,
     TrainPipelineSparseDist,
 )
@@ -31,15 +30,6 @@ def batches_are_copied_in_place() -> Any:
 @case(f"{PIPELINES}.TrainPipelineBase")
 def the_plain_pipeline_copies_in_place() -> Any:
     return trained(lambda dmp, optimizer: TrainPipelineBase(dmp, optimizer, CPU, enable_inplace_copy_batch=True))
-
-
-@case(f"{PIPELINES}.EvalPipelineSparseDist")
-def scoring_copies_in_place() -> Any:
-    def make(dmp: Any, optimizer: Any) -> Any:
-        dmp.eval()
-        return EvalPipelineSparseDist(dmp, optimizer, CPU, enable_inplace_copy_batch=True)
-
-    return trained(make, 3)
 
 
 @case(SPARSE)

@@ -9,7 +9,6 @@ from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, ShardingType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from torchrec.distributed.model_parallel import get_default_sharders
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, row_wise, table_wise
 from torchrec.distributed.types import (
@@ -179,20 +178,6 @@ def weights_of_the_user_are_not_replicated() -> Any:
     return on_ranks(2, job)
 
 
-@case(f"{TYPES}.ModuleSharder", DMP)
-def a_module_without_a_plan_stays() -> Any:
-    def job(rank: int) -> Any:
-        model = Both()
-        plan = own_plan(model)
-        plan.plan.pop("rows")
-        seen: list[Any] = []
-        sharders = [RowsSharder(seen), EmbeddingBagCollectionSharder()]
-        dmp = DistributedModelParallel(model, device=CPU, plan=plan, sharders=sharders)
-        return [type(dmp.module.rows).__name__, seen]
-
-    return on_ranks(2, job)
-
-
 @case(f"{TYPES}.ModuleSharder")
 def what_a_sharder_offers() -> Any:
     class Plain(ModuleSharder[Rows]):
@@ -220,17 +205,6 @@ def what_a_sharder_allows() -> Any:
 
     own = Plain()
     return [own.sharding_types("cpu"), own.compute_kernels("data_parallel", "cpu")]
-
-
-class Twice(nn.Module):
-    """Doubles what a sharded collection returns."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, features: KeyedJaggedTensor) -> Any:
-        return self.inner(features)
 
 
 class Logged(EmbeddingBagCollectionSharder):
@@ -278,10 +252,6 @@ def a_sharder_that_calls_the_library() -> Any:
     return on_ranks(2, job)
 
 
-class Marked(ShardedEmbeddingBagCollection):
-    """A sharded collection of the user."""
-
-
 class Changes(EmbeddingBagCollectionSharder):
     """Changes what the library has sharded."""
 
@@ -319,18 +289,6 @@ def a_subclass_of_a_collection() -> Any:
         dmp = DistributedModelParallel(model, device=CPU, plan=bags_plan(model), sharders=[MyBagsSharder(seen)])
         fill(dmp)
         return {"seen": seen, "output": dmp(batch(rank)), "type": type(dmp.module.bags).__name__}
-
-    return on_ranks(2, job)
-
-
-@case(BAG_SHARDER, DMP)
-def the_last_sharder_of_a_type_is_used() -> Any:
-    def job(rank: int) -> Any:
-        first, last = [], []
-        model = Model()
-        sharders = [Logged(first), *get_default_sharders()[:0], Logged(last)]
-        DistributedModelParallel(model, device=CPU, plan=bags_plan(model), sharders=sharders)
-        return [first, last]
 
     return on_ranks(2, job)
 

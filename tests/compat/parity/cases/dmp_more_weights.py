@@ -52,36 +52,6 @@ def an_init_fn_fills_the_shards() -> Any:
 
 
 @case(DMP)
-def an_init_fn_fills_the_shards_of_tables_on_meta() -> Any:
-    return on_ranks(2, lambda rank: tables(shards(sharded("meta", init_fn=rising))))
-
-
-@case(DMP)
-def weights_are_in_the_range_of_the_table() -> Any:
-    def job(rank: int) -> Any:
-        found = tables(shards(sharded("meta", weight_init_min=2.0, weight_init_max=2.5)))
-        every = [part for value in found.values() for part in (value if isinstance(value, list) else [value])]
-        return [[float(part.min()) >= 2.0, float(part.max()) <= 2.5, len(part.unique()) > 8] for part in every]
-
-    return on_ranks(2, job)
-
-
-@case(DMP)
-def replicas_begin_with_equal_weights() -> Any:
-    def job(rank: int) -> Any:
-        torch.manual_seed(rank)
-        found = shards(sharded("cpu"))
-        equal = {}
-        for name in ("bags.embedding_bags.c.weight", "over.weight", "over.bias"):
-            every = [torch.empty_like(found[name]) for _ in range(2)]
-            torch.distributed.all_gather(every, found[name].contiguous())
-            equal[name] = bool(torch.equal(*every))
-        return equal
-
-    return on_ranks(2, job)
-
-
-@case(DMP)
 def the_dense_part_is_that_of_rank_0() -> Any:
     def job(rank: int) -> Any:
         torch.manual_seed(rank)

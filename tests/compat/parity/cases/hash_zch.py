@@ -7,16 +7,8 @@ import torch
 from torchrec import JaggedTensor
 from torchrec.modules.hash_mc_evictions import (
     HashZchEvictionConfig,
-    HashZchEvictionModule,
     HashZchEvictionPolicyName,
-    HashZchEvictionScorer,
-    HashZchOptEvictionModule,
-    HashZchPerFeatureTtlScorer,
     HashZchSingleTtlScorer,
-    HashZchThresholdEvictionModule,
-    get_eviction_module,
-    get_eviction_scorer,
-    get_kernel_from_policy,
 )
 from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule, TrainInputMapper
 
@@ -26,14 +18,12 @@ V = "torchrec.modules.hash_mc_evictions"
 Z = "torchrec.modules.hash_mc_modules"
 CPU = torch.device("cpu")
 SINGLE = HashZchEvictionConfig(features=["a", "b"], single_ttl=24)
-PER_FEATURE = HashZchEvictionConfig(features=["a", "b"], per_feature_ttl=[10, 20])
 TTL, BY_FEATURE, LRU = (
     HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
     HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION,
     HashZchEvictionPolicyName.LRU_EVICTION,
 )
 IDS = JaggedTensor(torch.tensor([5, 6, 7]), lengths=torch.tensor([1, 2]))
-COUNTED = JaggedTensor(torch.tensor([5, 6]), lengths=torch.tensor([1, 1]), weights=torch.tensor([1, 1]))
 
 
 def module(rows: int = 8, **more: Any) -> Any:
@@ -55,52 +45,6 @@ def one_time_for_all_ids() -> Any:
     ]
 
 
-@case(f"{V}.HashZchPerFeatureTtlScorer")
-def times_of_features() -> Any:
-    scorer = HashZchPerFeatureTtlScorer(PER_FEATURE)
-    return [
-        relative(scorer.gen_score(COUNTED, CPU), scorer.gen_threshold()),
-        raised(lambda: scorer.gen_score(IDS, CPU)),
-        raised(lambda: HashZchPerFeatureTtlScorer(SINGLE)),
-        raised(lambda: HashZchPerFeatureTtlScorer(HashZchEvictionConfig(["a", "b"], per_feature_ttl=[1]))),
-    ]
-
-
-@case(f"{V}.HashZchEvictionScorer", f"{V}.get_eviction_scorer")
-def scorers_of_policies() -> Any:
-    base = HashZchEvictionScorer(SINGLE)
-    return [
-        base.gen_score(IDS, CPU),
-        base.gen_threshold(),
-        [type(get_eviction_scorer(policy, PER_FEATURE)) for policy in (TTL, BY_FEATURE, LRU)],
-    ]
-
-
-@case(f"{V}.HashZchThresholdEvictionModule", f"{V}.HashZchOptEvictionModule", f"{V}.get_eviction_module")
-def modules_of_policies() -> Any:
-    return [
-        relative(*HashZchThresholdEvictionModule(TTL, SINGLE)(IDS, CPU)),
-        HashZchOptEvictionModule(LRU)(IDS, CPU),
-        type(get_eviction_module(TTL, SINGLE)),
-        relative(*get_eviction_module(BY_FEATURE, PER_FEATURE)(COUNTED, CPU)),
-        raised(lambda: get_eviction_module(TTL, None)),
-    ]
-
-
-@case(f"{V}.HashZchEvictionModule", f"{V}.HashZchEvictionPolicyName")
-def scores_on_a_device() -> Any:
-    return [
-        relative(*HashZchEvictionModule(policy_name=TTL, device=CPU, config=SINGLE)(IDS)),
-        raised(lambda: HashZchEvictionModule(policy_name=TTL, device=CPU, config=None)),
-        [policy.value for policy in (TTL, BY_FEATURE, LRU)],
-    ]
-
-
-@case(f"{V}.get_kernel_from_policy")
-def kernels_of_policies() -> Any:
-    return [get_kernel_from_policy(policy) for policy in (TTL, BY_FEATURE, LRU, None)]
-
-
 @case(f"{Z}.TrainInputMapper")
 def ranks_of_ids() -> Any:
     ids = torch.tensor([0, 1, 2, 3, 4, 5, 26, 50, 99])
@@ -117,17 +61,6 @@ def ranks_of_ids() -> Any:
             )
             found += [mapper(ids), mapper(ids, torch.tensor([10]))]
     return found
-
-
-@case(f"{Z}.TrainInputMapper")
-def ids_of_no_rank() -> Any:
-    mapper = TrainInputMapper(
-        input_hash_size=100,
-        total_num_buckets=2,
-        size_per_rank=torch.tensor([10, 20]),
-        train_rank_offsets=torch.tensor([0, 10]),
-    )
-    return raised(lambda: mapper(torch.tensor([2**40])))
 
 
 @case(f"{Z}.HashZchManagedCollisionModule")

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torchrec.modules.regroup import KTRegroupAsDict, PermuteMultiEmbedding, module_init
+from torchrec.modules.regroup import KTRegroupAsDict
 from torchrec.sparse.jagged_tensor import KeyedTensor, permute_multi_embedding, regroup_kts
 
 from tests.compat.parity.case import case, raised
@@ -113,24 +113,3 @@ def as_a_tree() -> Any:
 def moved_to_the_meta_device() -> Any:
     kt = tensors()[0].to(torch.device("meta"))
     return [kt.values(), kt["b"], kt.device()]
-
-
-@case("torchrec.modules.regroup.PermuteMultiEmbedding")
-def regrouping_by_a_permutation_tensor() -> Any:
-    module = PermuteMultiEmbedding(groups=[["c", "a"], ["b", "c"]])
-    runs = [[1, 0, 0, 0, 2, 3], [0, 0, 0, 2, 1, 0], [0, 1, 1, 0, 2, 0], [1, 1, 0, 2, 2, -4]]
-    module.init_tensors(
-        permute=torch.tensor(runs, dtype=torch.int32),
-        in_shapes=torch.tensor([3, 2], dtype=torch.int32),
-        out_shapes=torch.tensor([3, 4], dtype=torch.int32),
-        out_lengths=[3, 4],
-    )
-    module.set_device("cpu")
-    return [module([kt.values() for kt in tensors()]), list(module.state_dict())]
-
-
-@case("torchrec.modules.regroup.module_init", "torchrec.modules.regroup.KTRegroupAsDict")
-def regrouping_that_is_prepared() -> Any:
-    module = KTRegroupAsDict([["c", "a"], ["b", "c"]], ["x", "y"])
-    module_init(module, list(tensors()))
-    return [module(list(tensors())), list(module.state_dict())]

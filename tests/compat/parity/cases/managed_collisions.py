@@ -15,7 +15,6 @@ from torchrec.modules.mc_embedding_modules import (
     BaseManagedCollisionEmbeddingCollection,
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
-    return_remapped_lengths_as_mask,
 )
 from torchrec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
@@ -23,10 +22,7 @@ from torchrec.modules.mc_modules import (
     LRU_EvictionPolicy,
     ManagedCollisionCollection,
     ManagedCollisionModule,
-    MCHEvictionPolicy,
-    MCHEvictionPolicyMetadataInfo,
     MCHManagedCollisionModule,
-    apply_mc_method_to_jt_dict,
     average_threshold_filter,
     dynamic_threshold_filter,
     probabilistic_threshold_filter,
@@ -108,17 +104,6 @@ def ids_are_hashed_first() -> Any:
     return [rows[0] == rows[2], rows[0] != rows[1], own.preprocess(ids(105))["f"].values()]
 
 
-@case(f"{M}.MCHEvictionPolicy", f"{M}.MCHEvictionPolicyMetadataInfo")
-def what_policies_store() -> Any:
-    policies = (LFU_EvictionPolicy(), LRU_EvictionPolicy(), DistanceLFU_EvictionPolicy())
-    infos = [
-        [(info.metadata_name, info.is_mch_metadata, info.is_history_metadata) for info in own.metadata_info]
-        for own in policies
-    ]
-    info = MCHEvictionPolicyMetadataInfo("n", True, False)
-    return [infos, [isinstance(own, MCHEvictionPolicy) for own in policies], info.metadata_name]
-
-
 @case(f"{M}.average_threshold_filter", f"{M}.dynamic_threshold_filter")
 def filters_of_ids_by_counts() -> Any:
     counts = torch.tensor([1, 2, 3, 10, 4])
@@ -139,20 +124,6 @@ def a_filter_of_ids_by_chance() -> Any:
         probabilistic_threshold_filter(counts, per_id_probability=0.0)[0],
         probabilistic_threshold_filter(counts, per_id_probability=0.5)[0][2],
     ]
-
-
-@case(f"{M}.apply_mc_method_to_jt_dict")
-def a_method_of_features_in_order() -> Any:
-    own = module()
-    features = {
-        "b": JaggedTensor(torch.tensor([5, 6]), lengths=torch.tensor([2])),
-        "a": JaggedTensor(torch.tensor([7]), lengths=torch.tensor([1])),
-    }
-    found = {}
-    for method in ("preprocess", "profile", "remap"):
-        result = apply_mc_method_to_jt_dict(own, method, features)
-        found[method] = [(name, part.lengths(), len(part.values())) for name, part in result.items()]
-    return found
 
 
 @case(f"{M}.ManagedCollisionCollection")
@@ -222,9 +193,3 @@ def gradients_reach_the_rows() -> Any:
     (weight,) = (parameter for name, parameter in own.named_parameters() if name.endswith("weight"))
     used = weight.grad.abs().sum(1)
     return [used[rows.values()[:2]], used.sum()]
-
-
-@case(f"{E}.return_remapped_lengths_as_mask")
-def bags_with_an_id() -> Any:
-    kjt = KeyedJaggedTensor(["a", "b"], torch.arange(5), lengths=torch.tensor([2, 0, 1, 2]))
-    return return_remapped_lengths_as_mask(kjt)

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torchrec.metrics import rec_metric
 from torchrec.metrics.accuracy import AccuracyMetric
 from torchrec.metrics.auc import AUCMetric
 from torchrec.metrics.calibration import CalibrationMetric
@@ -13,15 +12,11 @@ from torchrec.metrics.ctr import CTRMetric
 from torchrec.metrics.gauc import GAUCMetric
 from torchrec.metrics.mae import MAEMetric
 from torchrec.metrics.metric_module import (
-    MODEL_METRIC_LABEL,
-    REC_METRICS_MAPPING,
-    STATE_METRICS_NAMESPACE_MAPPING,
     RecMetricModule,
     StateMetric,
     generate_metric_module,
 )
 from torchrec.metrics.metrics_config import (
-    BatchSizeStage,
     DefaultMetricsConfig,
     DefaultTaskInfo,
     EmptyMetricsConfig,
@@ -29,14 +24,11 @@ from torchrec.metrics.metrics_config import (
     RecComputeMode,
     RecMetricDef,
     RecMetricEnum,
-    RecMetricEnumBase,
     RecTaskInfo,
     SessionMetricDef,
     StateMetricEnum,
-    ThroughputDef,
-    validate_batch_size_stages,
 )
-from torchrec.metrics.metrics_namespace import MetricName, MetricNamespace, MetricPrefix, compose_metric_key
+from torchrec.metrics.metrics_namespace import MetricName, MetricNamespace, MetricPrefix
 from torchrec.metrics.mse import MSEMetric
 from torchrec.metrics.ndcg import NDCGMetric
 from torchrec.metrics.ne import NEMetric
@@ -45,9 +37,7 @@ from torchrec.metrics.rec_metric import (
     MetricComputationReport,
     RecMetric,
     RecMetricComputation,
-    RecMetricException,
     RecMetricList,
-    WindowBuffer,
 )
 from torchrec.metrics.recall import RecallMetric
 from torchrec.metrics.recall_session import RecallSessionMetric
@@ -162,14 +152,6 @@ def weighted_average() -> Any:
     return updated(made(WeightedAvgMetric)).compute()
 
 
-@case(
-    f"{M}.weighted_avg.WeightedAvgMetric",
-    differs="TorchRec counts a step of this metric as one sample, so that its window has more steps",
-)
-def weighted_average_of_a_window() -> Any:
-    return updated(updated(updated(made(WeightedAvgMetric))), PREDICTIONS / 2).compute()
-
-
 @case(f"{M}.auc.AUCMetric")
 def area_of_a_window() -> Any:
     metric = made(AUCMetric)
@@ -187,14 +169,6 @@ def area_of_groups_of_a_window() -> Any:
     for labels in (LABELS, torch.tensor([1.0, 0.0, 1.0, 0.0])):
         found.append(updated(metric, labels=labels, required_inputs={"grouping_keys": GROUPS}).compute())
     return found
-
-
-@case(f"{M}.auc.AUCMetric")
-def groups_are_required() -> Any:
-    try:
-        updated(made(AUCMetric, grouped_auc=True))
-    except RecMetricException as error:
-        return type(error)
 
 
 @case(f"{M}.gauc.GAUCMetric")
@@ -232,21 +206,6 @@ def gains_of_sessions() -> Any:
     return found
 
 
-@case(f"{M}.ndcg.NDCGMetric")
-def sessions_without_a_gain_or_with_equal_scores() -> Any:
-    found = []
-    for scores, labels, session in (
-        ([0.5, 0.5, 0.5, 0.1], [1.0, 2.0, 3.0, 0.0], [0, 0, 0, 0]),
-        ([0.9, 0.8, 0.1, 0.4], [0.0, 0.0, 0.0, 0.0], [0, 0, 1, 1]),
-    ):
-        for decreasing in (True, False):
-            metric = made(NDCGMetric, report_ndcg_as_decreasing_curve=decreasing)
-            required = {"session_id": torch.tensor(session)}
-            updated(metric, torch.tensor(scores), torch.tensor(labels), required_inputs=required)
-            found += [metric.compute(), metric.state_dict()]
-    return found
-
-
 @case(f"{M}.recall_session.RecallSessionMetric", f"{M}.metrics_config.SessionMetricDef")
 def recall_of_sessions() -> Any:
     found = []
@@ -254,23 +213,6 @@ def recall_of_sessions() -> Any:
         metric = made(RecallSessionMetric, [RecTaskInfo(session_metric_def=SessionMetricDef("visit", **more))])
         updated(metric, labels=torch.tensor([1.0, 1.0, 0.0, 3.0]), required_inputs={"visit": GROUPS})
         found += [metric.compute(), metric.state_dict(), sorted(metric.get_required_inputs())]
-    return found
-
-
-@case(f"{M}.recall_session.RecallSessionMetric", f"{M}.rec_metric.RecMetricException")
-def recall_of_sessions_that_are_not_defined() -> Any:
-    found = []
-    sessions = [RecTaskInfo(session_metric_def=SessionMetricDef("visit", top_threshold=1))]
-    for action in (
-        lambda: made(RecallSessionMetric),
-        lambda: made(RecallSessionMetric, [RecTaskInfo(session_metric_def=SessionMetricDef("visit"))]),
-        lambda: made(RecallSessionMetric, sessions, compute_mode=RecComputeMode.FUSED_TASKS_COMPUTATION),
-        lambda: updated(made(RecallSessionMetric, sessions)),
-    ):
-        try:
-            action()
-        except RecMetricException as error:
-            found.append(type(error))
     return found
 
 
@@ -333,15 +275,6 @@ def a_list_of_metrics() -> Any:
     metrics = RecMetricList([made(NEMetric), made(AUCMetric, grouped_auc=True)])
     updated(metrics, required_inputs={"grouping_keys": GROUPS})
     return [metrics.compute(), metrics.local_compute(), metrics.get_required_inputs()]
-
-
-@case(f"{M}.rec_metric.WindowBuffer", f"{M}.rec_metric.MAX_BUFFER_COUNT")
-def a_window_in_parts() -> Any:
-    window, total, found = WindowBuffer(10, 3), torch.zeros(1), []
-    for value, size in ((1.0, 4), (2.0, 4), (4.0, 4), (8.0, 4), (16.0, 1), (32.0, 1), (64.0, 2), (128.0, 12)):
-        window.aggregate_state(total, torch.tensor([value]), size)
-        found.append((total.clone(), list(window.buffers)))
-    return [found, rec_metric.MAX_BUFFER_COUNT]
 
 
 class LearningRate(StateMetric):
@@ -419,64 +352,6 @@ def tasks_of_a_config() -> Any:
         raised(lambda: module_of(config(RecMetricEnum.NE))),
         raised(lambda: module_of(config(RecMetricEnum.NE, rec_tasks=[DefaultTaskInfo], rec_task_indices=[0]))),
         raised(lambda: module_of(config("mine", rec_tasks=[DefaultTaskInfo]))),
-    ]
-
-
-@case(f"{M}.metric_module.RecMetricModule")
-def sessions_in_the_output_of_a_model() -> Any:
-    task = RecTaskInfo(session_metric_def=SessionMetricDef("visit", top_threshold=1))
-    config = MetricsConfig(
-        rec_tasks=[task], rec_metrics={RecMetricEnum.RECALL_SESSION_LEVEL: RecMetricDef(rec_tasks=[task])}
-    )
-    module = module_of(config)
-    module.update({**OUTPUT, "visit": GROUPS})
-    return [module.get_required_inputs(), dict(module.compute())]
-
-
-@case(
-    f"{M}.metrics_config.RecMetricEnumBase",
-    f"{M}.metrics_config.RecComputeMode",
-    f"{M}.metrics_config.StateMetricEnum",
-    f"{M}.metric_module.MODEL_METRIC_LABEL",
-    f"{M}.metric_module.STATE_METRICS_NAMESPACE_MAPPING",
-)
-def names_of_metrics() -> Any:
-    known = [metric for metric in RecMetricEnum if metric in REC_METRICS_MAPPING]
-    return {
-        "enum": [(metric.name, metric.value, str(metric)) for metric in RecMetricEnum],
-        "base": isinstance(RecMetricEnum.NE, RecMetricEnumBase),
-        "modes": [(mode.name, mode.value) for mode in RecComputeMode],
-        "states": {str(part): str(space) for part, space in STATE_METRICS_NAMESPACE_MAPPING.items()},
-        "label": MODEL_METRIC_LABEL,
-        "key": compose_metric_key(MetricNamespace.NE, "t", MetricName.NE, MetricPrefix.WINDOW, "_more"),
-        "classes": [REC_METRICS_MAPPING[metric] for metric in known if metric.value in ("ne", "auc", "ndcg", "recall")],
-    }
-
-
-@case(f"{M}.metrics_config.MetricsConfig", f"{M}.metrics_config.RecTaskInfo", f"{M}.metrics_config.ThroughputDef")
-def defaults_of_settings() -> Any:
-    kinds = (RecMetricDef, ThroughputDef, MetricsConfig, RecTaskInfo, BatchSizeStage)
-    found = {kind.__name__: dataclasses.asdict(kind()) for kind in kinds}
-    return [
-        found,
-        dataclasses.asdict(SessionMetricDef("s")),
-        DefaultTaskInfo.name,
-        hash(RecTaskInfo()) == hash(RecTaskInfo()),
-    ]
-
-
-@case(f"{M}.metrics_config.BatchSizeStage", f"{M}.metrics_config.validate_batch_size_stages")
-def stages_of_batch_sizes() -> Any:
-    good = [None, [], [BatchSizeStage(2, 5), BatchSizeStage(4, None)], [BatchSizeStage(2, None)]]
-    metric = ThroughputMetric(batch_size=1, world_size=2, window_seconds=9, batch_size_stages=good[2])
-    counts = []
-    for _ in range(8):
-        metric.update()
-        counts.append(int(metric.compute()["throughput-throughput|total_examples"]))
-    return [
-        [validate_batch_size_stages(stages) for stages in good],
-        raised(lambda: validate_batch_size_stages([BatchSizeStage(2, 5)])),
-        counts,
     ]
 
 

@@ -5,21 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torchrec.metrics.auprc import compute_auprc, compute_auprc_per_group
-from torchrec.metrics.metric_module import REC_METRICS_MAPPING, RecMetricModule, generate_metric_module
+from torchrec.metrics.metric_module import REC_METRICS_MAPPING
 from torchrec.metrics.metrics_config import (
-    BatchSizeStage,
-    MetricsConfig,
     RecComputeMode,
-    RecMetricDef,
     RecMetricEnum,
     RecTaskInfo,
     SessionMetricDef,
 )
-from torchrec.metrics.metrics_namespace import MetricName, MetricNamespace
-from torchrec.metrics.rauc import compute_rauc, compute_rauc_per_group
-from torchrec.metrics.rec_metric import RecMetricException
-from torchrec.metrics.segmented_ne import GroupingKeyConfig
 
 from tests.compat.parity.case import case, on_ranks, raised
 
@@ -149,15 +141,6 @@ def entropy_without_the_error_of_the_mean() -> Any:
     return [made(E.CALI_FREE_NE).compute(), values(E.CALI_FREE_NE)]
 
 
-@case(
-    f"{M}.ne_positive.NEPositiveMetric", f"{M}.cali_free_ne.CaliFreeNEMetric", f"{M}.unweighted_ne.UnweightedNEMetric"
-)
-def entropies_without_samples() -> Any:
-    kinds = (E.NE_POSITIVE, E.CALI_FREE_NE)
-    found = [made(kind, allow_missing_label_with_zero_weight=True).compute() for kind in kinds]
-    return [{key: float(value) for key, value in one.items()} for one in found]
-
-
 @case(f"{M}.ne_with_recalibration.RecalibratedNEMetric", f"{M}.ne_with_recalibration.RecalibratedNEMetricComputation")
 def entropy_after_downsampling() -> Any:
     return [values(E.RECALIBRATED_NE), values(E.RECALIBRATED_NE, recalibration_coefficient=0.1)]
@@ -202,87 +185,14 @@ def entropy_of_groups() -> Any:
     ]
 
 
-@case(f"{M}.segmented_ne.SegmentedNEMetric", f"{M}.segmented_ne.GroupingKeyConfig")
-def entropy_of_several_divisions_into_groups() -> Any:
-    both = required(k=groups(3), f=lambda step: groups(2)(step).float(), grouping_keys=groups(2))
-    found = []
-    for keys in (
-        ["k"],
-        ["grouping_keys"],
-        ["k", "grouping_keys"],
-        [{"name": "k", "num_groups": 3}, {"name": "f", "num_groups": 2, "cast_keys_to_int": True}],
-        [GroupingKeyConfig("k", 3), GroupingKeyConfig("f", 2, True)],
-    ):
-        metric = made(E.SEGMENTED_NE, ("a",), grouping_keys=keys, num_groups=3)
-        metric.update(**both(0, samples(0)))
-        got = {key: float(value) for key, value in metric.compute().items()}
-        found += [got, sorted(metric.state_dict()), sorted(metric.get_required_inputs())]
-    return found
-
-
-@case(f"{M}.segmented_ne.SegmentedNEMetric")
-def groups_that_are_refused() -> Any:
-    return [
-        raised(lambda: made(E.SEGMENTED_NE).update(**samples(0))),
-        raised(lambda: values(E.SEGMENTED_NE, required(grouping_keys=floats))),
-    ]
-
-
 @case(f"{M}.auprc.AUPRCMetric", f"{M}.auprc.AUPRCMetricComputation")
 def precision_recall_curve_of_a_window() -> Any:
     return values(E.AUPRC, modes=(UNFUSED,))
 
 
-@case(
-    f"{M}.auprc.AUPRCMetric",
-    differs="TorchRec gives fused tasks one lifetime value, the mean of their areas; here each task has its own",
-)
-def precision_recall_curve_of_fused_tasks() -> Any:
-    return values(E.AUPRC, modes=(FUSED,))
-
-
-@case(f"{M}.auprc.AUPRCMetric")
-def precision_recall_curve_of_fused_tasks_in_the_window() -> Any:
-    found = values(E.AUPRC, modes=(FUSED,))[0]
-    return {key: value for key, value in found.items() if "window" in key}
-
-
 @case(f"{M}.auprc.AUPRCMetric")
 def precision_recall_curves_of_groups() -> Any:
     return values(E.AUPRC, required(grouping_keys=groups(3)), modes=(UNFUSED,), grouped_auprc=True)
-
-
-@case(f"{M}.auprc.compute_auprc", f"{M}.auprc.compute_auprc_per_group")
-def areas_under_precision_recall_curves() -> Any:
-    given = [torch.stack(list(column.values())) for column in samples(3).values()]
-    equal = torch.full((1, 4), 0.5), torch.tensor([[1.0, 0, 0, 1]]), torch.ones(1, 4)
-    return [
-        compute_auprc(2, *given),
-        compute_auprc(1, *equal),
-        compute_auprc(1, equal[0], equal[1] * 0, equal[2]),
-        compute_auprc(1, equal[0], equal[1] * 0 + 1, equal[2]),
-        compute_auprc_per_group(2, *given, groups(3)(0)),
-    ]
-
-
-@case(f"{M}.rauc.compute_rauc", f"{M}.rauc.compute_rauc_per_group")
-def pairs_that_are_not_discordant() -> Any:
-    found = []
-    for seed in range(4):
-        given = [[torch.stack(list(column.values()))] for column in samples(seed, 13).values()]
-        graded = [torch.randint(5, (2, 13), generator=torch.Generator().manual_seed(seed)).float()]
-        found += [compute_rauc(2, *given), compute_rauc(2, given[0], graded, given[2])]
-        found.append(compute_rauc_per_group(2, given[0], graded, given[2], torch.arange(13) % 3))
-    return found
-
-
-@case(
-    f"{M}.rauc.compute_rauc",
-    differs="without a pair of samples the share is 0.5; TorchRec divides by 0",
-)
-def no_pair_of_samples() -> Any:
-    one = [torch.ones(1, 1)]
-    return raised(lambda: compute_rauc(1, one, one, one))
 
 
 @case(f"{M}.rauc.RAUCMetric", f"{M}.rauc.RAUCMetricComputation")
@@ -306,23 +216,6 @@ def precision_of_sessions() -> Any:
         found.append(values(E.PRECISION_SESSION_LEVEL, required(visit=groups(5)), modes=(UNFUSED,), task=task))
     empty = made(E.PRECISION_SESSION_LEVEL, task=task).compute()
     return [*found, {key: float(value) for key, value in empty.items()}]
-
-
-@case(f"{M}.precision_session.PrecisionSessionMetric")
-def precision_of_sessions_that_are_not_defined() -> Any:
-    task = {"session_metric_def": SessionMetricDef("visit", top_threshold=1)}
-    found = []
-    for action in (
-        lambda: made(E.PRECISION_SESSION_LEVEL),
-        lambda: made(E.PRECISION_SESSION_LEVEL, task={"session_metric_def": SessionMetricDef("visit")}),
-        lambda: made(E.PRECISION_SESSION_LEVEL, task=task, compute_mode=FUSED),
-        lambda: made(E.PRECISION_SESSION_LEVEL, task=task).update(**samples(0)),
-    ):
-        try:
-            action()
-        except RecMetricException as error:
-            found.append(type(error))
-    return found
 
 
 def classes(step: int, given: dict[str, Any]) -> dict[str, Any]:
@@ -370,11 +263,6 @@ def precision_and_recall_at_a_target() -> Any:
     return [*found, {key: list(state.shape) for key, state in metric.state_dict().items()}]
 
 
-@case(f"{M}.hindsight_target_pr.HindsightTargetPRMetric")
-def fused_tasks_have_no_hindsight() -> Any:
-    return raised(lambda: values(E.HINDSIGHT_TARGET_PR, modes=(FUSED,))) != "nothing"
-
-
 @case(f"{M}.scalar.ScalarMetric", f"{M}.scalar.ScalarMetricComputation")
 def a_number_as_a_label() -> Any:
     reported = lambda step, given: {**given, "labels": {task: floats(step) for task in TASKS}}  # noqa: E731
@@ -409,28 +297,6 @@ def mean_of_a_required_input() -> Any:
     return [*found, sorted(metric.get_required_inputs())]
 
 
-@case(f"{M}.tensor_weighted_avg.TensorWeightedAvgMetric")
-def required_inputs_that_are_not_named() -> Any:
-    found = []
-    for action in (
-        lambda: made(E.TENSOR_WEIGHTED_AVG),
-        lambda: made(E.TENSOR_WEIGHTED_AVG, task=NAMED).update(**samples(0)),
-    ):
-        try:
-            action()
-        except RecMetricException as error:
-            found.append(type(error))
-    return found
-
-
-@case(
-    f"{M}.tensor_weighted_avg.TensorWeightedAvgMetric",
-    differs="TorchRec counts a step of this metric as one sample, so that its window has more steps",
-)
-def window_of_a_required_input() -> Any:
-    return values(E.TENSOR_WEIGHTED_AVG, required(x=floats), task=NAMED)
-
-
 def timed(sizes: Any = (3, 2), **more: Any) -> Any:
     """Values and states after five steps, by a clock of the case."""
     now = [100.0]
@@ -453,14 +319,6 @@ def timed(sizes: Any = (3, 2), **more: Any) -> Any:
 @case(f"{M}.tower_qps.TowerQPSMetric", f"{M}.tower_qps.TowerQPSMetricComputation")
 def samples_per_second_of_tasks() -> Any:
     return [timed(warmup_steps=1), timed(warmup_steps=3), timed((4, 4), warmup_steps=1, compute_mode=FUSED), timed()]
-
-
-@case(f"{M}.tower_qps.TowerQPSMetric", f"{M}.tower_qps.WARMUP_STEPS")
-def timed_metrics_that_are_refused() -> Any:
-    return [
-        raised(lambda: made(E.TOWER_QPS, fused_update_limit=2).update(**samples(0))),
-        raised(lambda: made(E.TOWER_QPS, batch_size_stages=[BatchSizeStage(2, 5)])),
-    ]
 
 
 @case(f"{M}.rec_metric.RecMetric")
@@ -492,24 +350,6 @@ def reported_numbers_of_two_ranks() -> Any:
     return on_two_ranks((E.SCALAR, same, {}), (E.OUTPUT, IMPRESSIONS, {}))
 
 
-@case(f"{M}.metric_module.generate_metric_module", f"{M}.metric_module.REC_METRICS_MAPPING")
-def metrics_of_one_config() -> Any:
-    arguments: dict[Any, Any] = {E.SEGMENTED_NE: {"num_groups": 2}, E.TENSOR_WEIGHTED_AVG: None}
-    kinds = [E.NE_POSITIVE, E.AUPRC, E.NMSE, E.AVERAGE, E.SERVING_NE, E.SUM_WEIGHTS, *arguments]
-    tasks = [RecTaskInfo(tensor_name="x")]
-    config = MetricsConfig(
-        rec_tasks=tasks,
-        rec_metrics={
-            kind: RecMetricDef(rec_tasks=tasks, window_size=2 * N, arguments=arguments.get(kind)) for kind in kinds
-        },
-    )
-    module = generate_metric_module(RecMetricModule, config, N, 1, 0, {}, torch.device("cpu"))
-    given = samples(0)
-    output = {"prediction": given["predictions"]["a"], "label": given["labels"]["a"], "weight": given["weights"]["a"]}
-    module.update({**output, "grouping_keys": groups(2)(0), "x": floats(0)})
-    return [dict(module.compute()), sorted(module.get_required_inputs() or [])]
-
-
 @case(f"{M}.metric_module.REC_METRICS_MAPPING", f"{M}.metrics_config.RecMetricEnum")
 def each_name_has_its_class() -> Any:
     def class_of(kind: Any) -> Any:
@@ -517,18 +357,3 @@ def each_name_has_its_class() -> Any:
         return found and [found, str(found._namespace), found._computation_class]
 
     return {str(kind): class_of(kind) for kind in RecMetricEnum}
-
-
-@case(f"{M}.metric_module.generate_metric_module", f"{M}.metrics_config.RecMetricEnum")
-def names_without_a_metric() -> Any:
-    def module_of(kind: Any) -> Any:
-        tasks = [RecTaskInfo()]
-        config = MetricsConfig(rec_tasks=tasks, rec_metrics={kind: RecMetricDef(rec_tasks=tasks)})
-        return generate_metric_module(RecMetricModule, config, N, 1, 0, {}, torch.device("cpu"))
-
-    return [raised(lambda kind=kind: module_of(kind)) for kind in (E.LOG_LOSS, E.SERVING_AE_LOSS)]
-
-
-@case(f"{M}.metrics_namespace.MetricName", f"{M}.metrics_namespace.MetricNamespace")
-def names_in_keys() -> Any:
-    return [{one.name: one.value for one in kind} for kind in (MetricName, MetricNamespace)]

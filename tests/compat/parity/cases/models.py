@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models import deepfm, dlrm
 
 from tests.compat.parity.case import case, raised
@@ -222,24 +222,3 @@ def deepfm_first_weights() -> Any:
 @case(f"{DEEPFM}.SimpleDeepFMNN")
 def deepfm_outputs_and_gradients() -> Any:
     return run(deepfm.SimpleDeepFMNN(3, tables(), hidden_layer_size=5, deep_fm_dimension=6))
-
-
-@case(f"{DEEPFM}.SimpleDeepFMNNWrapper")
-def deepfm_wrapper() -> Any:
-    model = deepfm.SimpleDeepFMNNWrapper(3, tables(), 5, 6)
-    loss, predictions = model(model_input())
-    return {"loss": loss, "predictions": predictions, "evaluated": model.eval()(model_input())}
-
-
-@case(f"{DEEPFM}.DenseArch", f"{DEEPFM}.OverArch")
-def deepfm_ends() -> Any:
-    dense, over = deepfm.DenseArch(3, 4, 2), deepfm.OverArch(3)
-    return {"dense": dense(torch.rand(2, 3)), "over": over(torch.rand(2, 3)), **weights(nn.ModuleList([dense, over]))}
-
-
-@case(f"{DEEPFM}.FMInteractionArch", f"{DEEPFM}.SparseArch")
-def deepfm_middle() -> Any:
-    arch = deepfm.FMInteractionArch(6, ["a", "b"], 3)
-    pooled = KeyedTensor(["a", "b"], [2, 2], torch.rand(2, 4))
-    sparse = deepfm.SparseArch(tables())
-    return {"out": arch(torch.rand(2, 2), pooled), "names": list(arch.state_dict()), "pooled": sparse(ids())}

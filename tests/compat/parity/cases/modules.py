@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec import (
-    DataType,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingCollection,
@@ -14,25 +13,18 @@ from torchrec import (
     KeyedTensor,
     PoolingType,
 )
-from torchrec.modules.activation import SwishLayerNorm
-from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet, VectorCrossNet
+from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, VectorCrossNet
 from torchrec.modules.deepfm import DeepFM, FactorizationMachine
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
     get_embedding_names_by_table,
-    process_pooled_embeddings,
-    reorder_inverse_indices,
 )
 from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
-    convert_optimizer_type_and_kwargs,
-    fuse_embedding_optimizer,
 )
-from torchrec.modules.lazy_extension import LazyModuleExtensionMixin, lazy_apply
-from torchrec.modules.mlp import MLP, Perceptron
+from torchrec.modules.mlp import MLP
 from torchrec.modules.regroup import KTRegroupAsDict
-from torchrec.optim import RowWiseAdagrad
 
 from tests.compat.parity.case import case, raised
 
@@ -70,28 +62,9 @@ def bags_first_weights() -> Any:
 
 
 @case(f"{BAGS}.EmbeddingBagCollection")
-def bags_first_weights_in_a_range() -> Any:
-    return drawn(
-        EmbeddingBagCollection([bag("a", ["f"], weight_init_min=0.0, weight_init_max=1.0), bag("b", ["g"], 3)])
-    )
-
-
-@case(f"{BAGS}.EmbeddingBagCollection")
 def bags_first_weights_of_init_fn() -> Any:
     tables = [bag("a", ["f"], init_fn=nn.init.xavier_normal_), bag("b", ["g"], init_fn=nn.init.zeros_)]
     return drawn(EmbeddingBagCollection(tables))
-
-
-@case(f"{BAGS}.EmbeddingBagCollection")
-def bags_first_weights_in_fp16() -> Any:
-    return drawn(EmbeddingBagCollection([bag("a", ["f"], data_type=DataType.FP16), bag("b", ["g"], 20)]))
-
-
-@case(f"{BAGS}.EmbeddingBagCollection")
-def bags_drawn_again() -> Any:
-    module = EmbeddingBagCollection([bag("a", ["f"]), bag("b", ["g"])])
-    module.reset_parameters()
-    return drawn(module)
 
 
 @case(f"{BAGS}.EmbeddingBagCollection")
@@ -177,71 +150,9 @@ def names_by_table() -> Any:
     return get_embedding_names_by_table([bag("a", ["f", "g"]), bag("b", ["g"])])
 
 
-@case(f"{BAGS}.process_pooled_embeddings", f"{BAGS}.reorder_inverse_indices")
-def inverse_indices() -> Any:
-    inverse = (["b", "a"], torch.tensor([[0, 1, 1], [1, 0, 0]]))
-    pooled = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0], [6.0]])]
-    ordered = reorder_inverse_indices(inverse, ["a", "b"])
-    return {
-        "ordered": ordered,
-        "one": reorder_inverse_indices(inverse, ["a"]),
-        "none": reorder_inverse_indices(None, ["a"]),
-        "unknown": raised(lambda: reorder_inverse_indices(inverse, ["c"])),
-        "pooled": process_pooled_embeddings(pooled, ordered),
-    }
-
-
 @case(f"{MODULES}.mlp.MLP")
 def mlp_first_weights() -> Any:
     return drawn(MLP(3, [4, 2]))
-
-
-@case(f"{MODULES}.mlp.MLP")
-def mlp_swish() -> Any:
-    module = MLP(3, [4, 2], activation="swish_layernorm")
-    return {**drawn(module), "out": module(torch.ones(2, 3))}
-
-
-@case(f"{MODULES}.mlp.MLP")
-def mlp_sigmoid_without_bias() -> Any:
-    module = MLP(3, [4, 2], bias=False, activation="sigmoid")
-    return {**drawn(module), "out": module(torch.ones(2, 3))}
-
-
-@case(f"{MODULES}.mlp.MLP")
-def mlp_with_modules() -> Any:
-    shared, own, made = (MLP(3, [4, 2], activation=a) for a in (nn.PReLU(), nn.PReLU, lambda: nn.PReLU()))
-    return [
-        [[name for name, _ in module.named_parameters()], list(module.state_dict())] for module in (shared, own, made)
-    ]
-
-
-@case(f"{MODULES}.mlp.MLP")
-def mlp_with_a_function() -> Any:
-    return MLP(3, [4, 2], activation=lambda x: x * 2)(torch.ones(2, 3))
-
-
-@case(f"{MODULES}.mlp.MLP")
-def mlp_linear_at_the_end() -> Any:
-    module = MLP(3, [4, 2], activation="swish_layernorm", activation_on_last=False)
-    return {"names": list(module.state_dict()), "out": module(torch.ones(2, 3))}
-
-
-@case(f"{MODULES}.mlp.MLP")
-def mlp_without_layers_in_fp64() -> Any:
-    return {"empty": MLP(3, [])(torch.ones(1, 3)), **drawn(MLP(3, [2], dtype=torch.float64))}
-
-
-@case(f"{MODULES}.mlp.Perceptron")
-def perceptron() -> Any:
-    module = Perceptron(3, 2, activation=nn.PReLU())
-    return {**drawn(module), "out": module(torch.ones(2, 3)), "plain": list(Perceptron(3, 2, bias=False).state_dict())}
-
-
-@case(f"{MODULES}.activation.SwishLayerNorm")
-def swish_layer_norm() -> Any:
-    module = SwishLayerNorm([2, 3])
-    return {"names": list(module.state_dict()), "out": module(torch.arange(12.0).reshape(2, 2, 3))}
 
 
 @case(f"{MODULES}.crossnet.CrossNet", f"{MODULES}.crossnet.VectorCrossNet")
@@ -254,13 +165,6 @@ def cross_networks() -> Any:
 def low_rank_cross_network() -> Any:
     module = LowRankCrossNet(3, 2, low_rank=2)
     return {**drawn(module), "out": module(torch.ones(2, 3))}
-
-
-@case(f"{MODULES}.crossnet.LowRankMixtureCrossNet")
-def cross_network_of_experts() -> Any:
-    module, one = LowRankMixtureCrossNet(3, 2, num_experts=2, low_rank=2), LowRankMixtureCrossNet(3, 1)
-    outputs = [own(torch.ones(2, 3)) for own in (module, one)]
-    return {"names": list(module.state_dict()), "weights": drawn(module), "one": list(one.state_dict()), "out": outputs}
 
 
 @case(f"{MODULES}.deepfm.DeepFM", f"{MODULES}.deepfm.FactorizationMachine")
@@ -286,60 +190,3 @@ def fused_tables_step_in_backward() -> Any:
     first = drawn(module)
     module(ids()).values().sum().backward()
     return {**first, "after": module.state_dict(), "type": module.optimizer_type(), "kwargs": module.optimizer_kwargs()}
-
-
-@case(f"{MODULES}.fused_embedding_modules.fuse_embedding_optimizer")
-def fused_in_place() -> Any:
-    model = nn.ModuleDict({"tables": EmbeddingBagCollection([bag("a", ["f"])]), "over": nn.Linear(4, 1)})
-    fused = fuse_embedding_optimizer(model, torch.optim.Adagrad, {"lr": 0.5}, torch.device("cpu"))
-    return {"same": fused is model, "kind": type(fused["tables"]), "names": list(fused.state_dict())}
-
-
-@case(f"{MODULES}.fused_embedding_modules.convert_optimizer_type_and_kwargs")
-def converted_optimizers() -> Any:
-    calls = (
-        (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.2}),
-        (torch.optim.Adagrad, {"eps": 1e-3}),
-        (torch.optim.Adam, {"lr": 0.1, "betas": (0.8, 0.9)}),
-        (RowWiseAdagrad, {"lr": 0.3}),
-        (torch.optim.AdamW, {}),
-    )
-    return [convert_optimizer_type_and_kwargs(kind, arguments) for kind, arguments in calls]
-
-
-class Scale(LazyModuleExtensionMixin, nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.UninitializedParameter()
-
-    def initialize_parameters(self, x: torch.Tensor, *, more: torch.Tensor) -> None:
-        if self.has_uninitialized_params():
-            self.weight.materialize((x.shape[-1] + more.shape[-1],))
-            nn.init.ones_(self.weight)
-
-    def forward(self, x: torch.Tensor, *, more: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, more], -1) * self.weight
-
-
-@case(f"{MODULES}.lazy_extension.LazyModuleExtensionMixin")
-def lazy_with_keywords() -> Any:
-    module = Scale()
-    early = raised(lambda: Scale().apply(lambda _: None))
-    out = module(torch.ones(1, 2), more=torch.ones(1, 3))
-    return {
-        "early": early,
-        "out": out,
-        "names": list(module.state_dict()),
-        "later": module.apply(lambda _: None) is module,
-    }
-
-
-@case(f"{MODULES}.lazy_extension.lazy_apply")
-def applied_after_the_first_call() -> Any:
-    seen: list[str] = []
-    module = nn.Sequential(nn.LazyLinear(2), nn.Sequential(nn.LazyLinear(2)))
-    same = lazy_apply(module, lambda each: seen.append(type(each).__name__)) is module
-    before = list(seen)
-    for _ in range(2):
-        module(torch.ones(1, 3))
-    return {"same": same, "before": before, "after": seen}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
-from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
+from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad, adagrad
@@ -221,16 +221,6 @@ def empty_fused_optimizer() -> Any:
     return {"state": optimizer.state_dict(), "params": dict(optimizer.params), "kinds": kinds}
 
 
-@case(f"{OPTIM}.fused.FusedOptimizerModule")
-def modules_with_a_fused_optimizer() -> Any:
-    class Tables(FusedOptimizerModule, nn.Module):
-        @property
-        def fused_optimizer(self) -> KeyedOptimizer:
-            return EmptyFusedOptimizer()
-
-    return [isinstance(Tables(), FusedOptimizerModule), type(Tables().fused_optimizer)]
-
-
 def rates(stages: list[WarmupStage], steps: int = 8, lr: float = 0.5) -> Any:
     weight, inner = keyed(lr=lr)
     optimizer = WarmupOptimizer(inner, stages, lr=lr)
@@ -258,24 +248,6 @@ def warmup_policies() -> Any:
         policy.value: rates([WarmupStage(policy, max_iters=6, value=0.5, decay_iters=8, lr_scale=2.0)])
         for policy in (WarmupPolicy.POLY, WarmupPolicy.STEP, WarmupPolicy.NONE)
     }
-
-
-@case(f"{OPTIM}.warmup.WarmupPolicy")
-def warmup_interpolated() -> Any:
-    line = WarmupStage(WarmupPolicy.INTERPOLATE, max_iters=8, value=0.1, end_value=1.0, start_interpolating_iters=3)
-    return rates([WarmupStage(WarmupPolicy.CONSTANT, max_iters=3, value=0.1), line], steps=10)
-
-
-@case(f"{OPTIM}.warmup.WarmupPolicy")
-def warmup_cosine() -> Any:
-    return rates([WarmupStage(WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS, max_iters=6, value=0.1, sgdr_period=3)])
-
-
-@case(f"{OPTIM}.warmup.WarmupStage")
-def warmup_defaults() -> Any:
-    stage = WarmupStage()
-    names = ["policy", "max_iters", "value", "lr_scale", "decay_iters", "sgdr_period"]
-    return [getattr(stage, name) for name in names]
 
 
 @case(f"{OPTIM}.rowwise_adagrad.RowWiseAdagrad")

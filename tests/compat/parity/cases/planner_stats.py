@@ -2,26 +2,15 @@
 
 from typing import Any
 
-from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner as FromPackage
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, MemoryBalancedPartitioner
+from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.planners import (
-    EmbeddingPlannerBase,
     EmbeddingShardingPlanner,
-    extract_plan,
-    to_sharding_plan,
-    validate_compute_kernels,
-    validate_modules_inclusion_in_sharding_plan,
-    validate_rank_assignment,
 )
-from torchrec.distributed.planner.proposers import GreedyProposer, UniformProposer
+from torchrec.distributed.planner.proposers import GreedyProposer
 from torchrec.distributed.planner.stats import (
-    IMBALANCE_STAT_MEASURE,
-    MIN_WIDTH,
-    EmbeddingStats,
     NoopEmbeddingStats,
-    round_to_one_sigfig,
 )
 from torchrec.distributed.planner.storage_reservations import (
     FixedAbsoluteStorageReservation,
@@ -33,19 +22,13 @@ from torchrec.distributed.planner.storage_reservations import (
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
     Partitioner,
-    PerfModel,
-    PlanLoader,
     Proposer,
-    Stats,
     StorageReservation,
     Topology,
-    hash_planner_context_inputs,
-    hash_planner_context_inputs_str,
 )
-from torchrec.distributed.types import ShardingPlan
 
-from tests.compat.parity.case import case, on_ranks, raised
-from tests.compat.parity.planner_models import Model, bags, enumerated, free, kind, limits, listed, sharders
+from tests.compat.parity.case import case
+from tests.compat.parity.planner_models import Model, free, kind, limits, sharders
 
 L = "torchrec.distributed.planner.planners."
 R = "torchrec.distributed.planner.storage_reservations."
@@ -118,20 +101,6 @@ def a_partitioner_of_the_user_places_shards() -> Any:
     return shown(planner(partitioner=LastRank(), constraints=constraints).plan(Model(), sharders()))
 
 
-class Widest(PerfModel):
-    """Prefers plans with the most shards."""
-
-    def rate(self, plan: Any) -> float:
-        return float(-sum(option.num_shards for option in plan))
-
-
-@case(L + "EmbeddingShardingPlanner", T + "PerfModel")
-def a_performance_model_of_the_user_chooses() -> Any:
-    constraints = {name: ParameterConstraints(compute_kernels=["fused"]) for name in ("t0", "t1")}
-    plan = planner(performance_model=Widest(), constraints=constraints).plan(Model(), sharders())
-    return {name: len(one.ranks) for name, one in plan.plan["bags"].items()}
-
-
 class Few(EmbeddingEnumerator):
     def enumerate(self, module: Any, sharders: Any) -> Any:
         return [o for o in super().enumerate(module, sharders) if o.sharding_type == "table_row_wise"]
@@ -143,68 +112,6 @@ def an_enumerator_of_the_user_lists_options() -> Any:
     constraints = {name: ParameterConstraints(compute_kernels=["fused"]) for name in ("t0", "t1")}
     made = EmbeddingShardingPlanner(topology=topology, enumerator=Few(topology, 64, constraints), debug=False)
     return shown(made.plan(Model(), sharders()))
-
-
-@case(L + "EmbeddingShardingPlanner")
-def callbacks_change_the_plan() -> Any:
-    def swapped(options: Any) -> Any:
-        for option in options:
-            for shard in option.shards:
-                shard.rank = 1 - shard.rank
-        return options
-
-    parts = {"constraints": limits("column_wise", "fused"), "proposer": GreedyProposer()}
-    plain, changed = (
-        planner(callbacks=callbacks, **parts).plan(Model(), sharders()) for callbacks in (None, [swapped])
-    )
-    return [[one.ranks for one in plan.plan["bags"].values()] for plan in (plain, changed)]
-
-
-class Kept(Stats):
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def log(self, **facts: Any) -> None:
-        best = facts["best_plan"]
-        self.seen.append(
-            {
-                "names": sorted(facts),
-                "batch": facts["batch_size"],
-                "counts": [facts["num_proposals"] > 0, facts["num_plans"] > 0, facts["run_time"] > 0],
-                "plan": sorted([o.name, o.sharding_type, sorted(s.rank for s in o.shards)] for o in best),
-                "costs": all(shard.perf.total > 0 and shard.storage.hbm > 0 for o in best for shard in o.shards),
-            }
-        )
-
-
-@case(L + "EmbeddingShardingPlanner", T + "Stats")
-def stats_of_the_user_receive_the_plan() -> Any:
-    first, second = Kept(), Kept()
-    parts = {"constraints": limits("row_wise", "fused"), "batch_size": 32}
-    planner(stats=first, **parts).plan(Model(), sharders())
-    planner(stats=[first, second], proposer=UniformProposer(), **parts).plan(Model(), sharders())
-    return first.seen, len(second.seen), raised(Stats)
-
-
-@case(S + "NoopEmbeddingStats", S + "EmbeddingStats", S + "MIN_WIDTH")
-def reports_are_written() -> Any:
-    for stats in (NoopEmbeddingStats(), EmbeddingStats()):
-        planner(stats=stats, proposer=GreedyProposer(), constraints=limits("row_wise", "fused")).plan(
-            Model(), sharders()
-        )
-    return MIN_WIDTH
-
-
-@case(S + "IMBALANCE_STAT_MEASURE", S + "round_to_one_sigfig")
-def measures_of_imbalance() -> Any:
-    shares = ([1.0, 2.0, 3.0], [0.2, 0.3, 0.5], [0.0, 0.0, 1.0], [0.5, 0.5], [1.0])
-    measured = {name: [measure(p, **more) for p in shares] for name, (measure, more) in IMBALANCE_STAT_MEASURE.items()}
-    return measured, [round_to_one_sigfig(x) for x in (0.0, 1.0, 1234.0, 0.0567, 9.99, 15.0, -3.3, 1e-9)]
-
-
-@case(L + "EmbeddingShardingPlanner")
-def constraints_alone_decide_the_plan() -> Any:
-    return shown(planner(constraints=limits("row_wise", "fused")).plan(Model(), sharders()))
 
 
 @case(L + "EmbeddingShardingPlanner", "torchrec.distributed.planner.EmbeddingShardingPlanner")
@@ -225,13 +132,6 @@ def parts_by_position() -> Any:
     return shown(made.plan(Model(), sharders())), FromPackage is EmbeddingShardingPlanner
 
 
-@case(L + "EmbeddingShardingPlanner")
-def several_proposers_and_the_memory_balanced_partitioner() -> Any:
-    constraints = limits("column_wise", "fused")
-    parts = {"proposer": [GreedyProposer(), UniformProposer()], "partitioner": MemoryBalancedPartitioner()}
-    return shown(planner(constraints=constraints, **parts).plan(bags((100, 256)), sharders()))
-
-
 @case(L + "EmbeddingShardingPlanner", T + "PlannerErrorType")
 def plans_that_do_not_fit_are_refused() -> Any:
     constraints, small = limits("table_wise", "fused"), Topology(2, "cuda", hbm_cap=300_000, ddr_cap=10)
@@ -243,29 +143,6 @@ def plans_that_do_not_fit_are_refused() -> Any:
             )
         ),
     ]
-
-
-@case(L + "EmbeddingShardingPlanner")
-def timeouts_must_be_positive() -> Any:
-    quick = planner(timeout_seconds=60, proposer=GreedyProposer(), constraints=limits("row_wise", "fused"))
-    return (
-        raised(lambda: planner(timeout_seconds=0)),
-        raised(lambda: planner(timeout_seconds=-1)),
-        len(quick.plan(Model(), sharders()).plan),
-    )
-
-
-@case(L + "EmbeddingShardingPlanner", T + "CustomTopologyData")
-def ranks_may_have_different_memory() -> Any:
-    from torchrec.distributed.planner.types import CustomTopologyData
-
-    data = CustomTopologyData({"hbm_cap": [10_000, 10_000_000]}, 2)
-    topology = Topology(2, "cuda", custom_topology_data=data)
-    parts = {
-        "storage_reservation": FixedPercentageStorageReservation(0.0),
-        "constraints": limits("table_wise", "fused"),
-    }
-    return shown(EmbeddingShardingPlanner(topology=topology, debug=False, **parts).plan(Model(), sharders()))
 
 
 class Half(StorageReservation):
@@ -287,135 +164,6 @@ class Half(StorageReservation):
 def a_reservation_of_the_user_leaves_memory_free() -> Any:
     parts = {"storage_reservation": Half(), "constraints": limits("table_wise", "fused")}
     return shown(planner(**parts).plan(Model(), sharders()))
-
-
-class Loader(PlanLoader):
-    def get_plan_id(self) -> str:
-        return "p"
-
-    def __init__(self, options: Any, context: Any = None) -> None:
-        self.options, self.context = options, context
-
-    def load(self) -> Any:
-        return self.options
-
-    def plan_context_hash(self) -> Any:
-        return self.context
-
-
-@case(L + "EmbeddingShardingPlanner", L + "extract_plan", T + "PlanLoader")
-def a_loaded_plan_is_used() -> Any:
-    constraints, topology = limits("table_wise", "fused"), Topology(2, "cuda", hbm_cap=GIB)
-    options = enumerated(Model(), constraints, topology)
-    for option in options:
-        option.shards[0].rank = 1
-    stored = {option.storage_hash(): option for option in options}
-    made = [
-        planner(constraints=constraints, plan_loader=Loader(entry)).plan(Model(), sharders())
-        for entry in (stored, None)
-    ]
-    wrong = planner(constraints=constraints, plan_loader=Loader(stored, "x"))
-    return [
-        shown(made[0]),
-        sorted(made[1].plan["bags"]),
-        kind(lambda: wrong.plan(Model(), sharders())),
-        [[s.rank for s in o.shards] for o in extract_plan(enumerated(Model(), constraints, topology), stored)],
-    ]
-
-
-@case(L + "to_sharding_plan", L + "validate_rank_assignment")
-def options_become_a_plan() -> Any:
-    topology, found = Topology(2, "cuda", hbm_cap=GIB), []
-    for scheme, kernel in (("row_wise", "fused"), ("column_wise", "fused_uvm"), ("data_parallel", "dense")):
-        options = enumerated(Model((3, 64), (10, 256)), limits(scheme, kernel), topology)
-        plan = to_sharding_plan(GreedyPerfPartitioner().partition(options, topology), topology)
-        validate_rank_assignment(plan, topology)
-        found.append(shown(plan))
-    return found
-
-
-@case(L + "validate_rank_assignment")
-def ranks_outside_the_topology_are_refused() -> Any:
-    topology = Topology(2, "cuda", hbm_cap=GIB)
-    options = enumerated(Model(), limits("table_wise", "fused"), topology)
-    for option in options:
-        option.shards[0].rank = 5
-    return kind(lambda: validate_rank_assignment(to_sharding_plan(options, topology), topology)) != "nothing"
-
-
-@case(L + "validate_compute_kernels")
-def unknown_kernels_are_refused() -> Any:
-    options = enumerated(Model(), limits("table_wise", "fused"))
-    fine = kind(lambda: validate_compute_kernels(options))
-    options[0].compute_kernel = "bogus"
-    return fine, kind(lambda: validate_compute_kernels(options))
-
-
-@case(L + "validate_modules_inclusion_in_sharding_plan")
-def missing_modules_are_refused() -> Any:
-    plan = planner(constraints=limits("row_wise", "fused")).plan(Model(), sharders())
-    check = validate_modules_inclusion_in_sharding_plan
-    return [
-        kind(lambda: check(plan, Model(), sharders())),
-        kind(lambda: check(ShardingPlan({}), Model(), sharders())),
-        kind(lambda: check(ShardingPlan({}), Model(), sharders()[1:])),
-        kind(
-            lambda: check(
-                ShardingPlan({}), Model(), sharders(), limits("row_wise", "fused", device_group="cpu"), "cuda"
-            )
-        ),
-    ]
-
-
-@case(T + "hash_planner_context_inputs", T + "hash_planner_context_inputs_str", L + "EmbeddingShardingPlanner")
-def hashes_follow_the_inputs() -> Any:
-    def hashed(**parts: Any) -> str:
-        made = planner(proposer=GreedyProposer(), **{"constraints": limits("row_wise", "fused"), **parts})
-        made.plan(Model(), sharders())
-        assert isinstance(made.hash_planner_context_inputs(), int)
-        return made.hash_planner_context_inputs_str()
-
-    first = hashed()
-    topology = Topology(2, "cuda", hbm_cap=GIB)
-    enumerator, reservation = EmbeddingEnumerator(topology, 8), FixedPercentageStorageReservation(0.1)
-    return [
-        first == hashed(),
-        first == hashed(batch_size=3),
-        first == hashed(constraints=limits("table_wise", "fused")),
-        raised(lambda: hash_planner_context_inputs(topology, 8, enumerator, reservation, None)),
-        raised(lambda: hash_planner_context_inputs_str(topology, 8, enumerator, reservation, None)),
-        raised(lambda: planner().hash_planner_context_inputs()),
-    ]
-
-
-class OneRank(EmbeddingPlannerBase):
-    def collective_plan(self, module: Any, sharders: Any = None, pg: Any = None) -> Any:
-        return self.plan(module, sharders)
-
-    def plan(self, module: Any, sharders: Any = None) -> Any:
-        topology = Topology(2, "cuda", hbm_cap=GIB)
-        options = enumerated(module, limits("table_wise", "fused"), topology)
-        return to_sharding_plan(LastRank().partition(options, topology), topology)
-
-
-@case(L + "EmbeddingPlannerBase", "torchrec.distributed.planner.EmbeddingPlannerBase")
-def a_planner_of_the_user() -> Any:
-    made = OneRank(topology=Topology(2, "cuda", hbm_cap=GIB), batch_size=8)
-    return shown(made.plan(Model(), sharders())), raised(lambda: EmbeddingPlannerBase(topology=Topology(1, "cpu")))
-
-
-def agreed(rank: int) -> Any:
-    made = EmbeddingShardingPlanner(
-        topology=Topology(2, "cuda", hbm_cap=GIB), proposer=RowsFirst() if rank == 0 else UniformProposer(), debug=False
-    )
-    import torch.distributed as dist
-
-    return shown(made.collective_plan(Model(), sharders(), dist.group.WORLD))
-
-
-@case(L + "EmbeddingShardingPlanner")
-def ranks_get_the_plan_of_the_first() -> Any:
-    return on_ranks(2, agreed)
 
 
 def reserved(reservation: Any, device: str = "cuda", constraints: Any = None, cap: int = 1_000_000) -> Any:
@@ -452,30 +200,3 @@ def heuristical_reservations() -> Any:
         InferenceStorageReservation(0.0, 100),
     ]
     return [reserved(one, device, limit) for one in made for device in ("cuda", "cpu")]
-
-
-@case(R + "HeuristicalStorageReservation", R + "InferenceStorageReservation", R + "FixedPercentageStorageReservation")
-def reservations_refuse() -> Any:
-    return [
-        raised(lambda: FixedPercentageStorageReservation(1.5)),
-        raised(lambda: FixedAbsoluteStorageReservation(-1)),
-        raised(lambda: HeuristicalStorageReservation(2.0)),
-        kind(lambda: reserved(HeuristicalStorageReservation(0.1), cap=10)),
-        kind(lambda: reserved(InferenceStorageReservation(0.1), cap=10)),
-        raised(StorageReservation),
-    ]
-
-
-@case(L + "EmbeddingShardingPlanner")
-def a_model_without_tables() -> Any:
-    return shown(planner(proposer=GreedyProposer()).plan(nn.Linear(2, 2), sharders()))
-
-
-@case(L + "EmbeddingShardingPlanner", T + "ShardingOption")
-def options_of_the_best_plan_have_costs() -> Any:
-    seen: list[Any] = []
-    keep = [lambda options: seen.append(listed(options)) or options]
-    planner(callbacks=keep, proposer=GreedyProposer(), constraints=limits("column_wise", "fused")).plan(
-        Model(), sharders()
-    )
-    return seen

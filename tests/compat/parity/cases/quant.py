@@ -5,20 +5,13 @@ from typing import Any
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.modules.embedding_configs import DataType, PoolingType, QuantConfig
-from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
-from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from torchrec.modules.mc_embedding_modules import (
-    ManagedCollisionEmbeddingBagCollection,
-    ManagedCollisionEmbeddingCollection,
-)
 from torchrec.modules.mc_modules import LFU_EvictionPolicy, ManagedCollisionCollection, MCHManagedCollisionModule
 from torchrec.quant import EmbeddingBagCollection as TopQuant
 from torchrec.quant import embedding_modules as quant
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantBag
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantSequence
-from torchrec.quant.utils import meta_to_cpu_placement
 
-from tests.compat.parity.case import case, raised
+from tests.compat.parity.case import case
 
 Q = "torchrec.quant.embedding_modules"
 CPU = torch.device("cpu")
@@ -109,21 +102,6 @@ def sequences_from_float() -> Any:
     }
 
 
-@case(f"{Q}.quantize_state_dict")
-def bytes_of_tables() -> Any:
-    found: dict[str, Any] = {}
-    device = quant.quantize_state_dict(bags(), found, {"t0": DataType.INT8, "t1": DataType.FP16})
-    pruned: dict[str, Any] = {}
-    quant.quantize_state_dict(bags(), pruned, dict.fromkeys(("t0", "t1"), DataType.INT8), {"t0": 2})
-    return [
-        device,
-        found,
-        {name: codes.shape for name, (codes, _) in pruned.items()},
-        raised(lambda: quant.quantize_state_dict(bags(), {}, {"t0": DataType.INT8})),
-        raised(lambda: quant.quantize_state_dict(torch.nn.Linear(1, 1), {}, {})),
-    ]
-
-
 @case(f"{Q}.EmbeddingBagCollection", f"{Q}.EmbeddingCollection")
 def collections_from_bytes() -> Any:
     found: dict[str, Any] = {}
@@ -144,20 +122,6 @@ def collections_from_bytes() -> Any:
         QuantSequence([table], CPU, True, table_name_to_quantized_weights=sequence)(BATCH),
         QuantBag(tables, False, CPU)(BATCH) is not None,
     ]
-
-
-@case(f"{Q}.quant_prep_enable_quant_state_dict_split_scale_bias_for_types")
-def scales_and_biases_in_the_state_dict() -> Any:
-    model = torch.nn.Sequential(requested(bags()))
-    quant.quant_prep_enable_quant_state_dict_split_scale_bias_for_types(model, [EmbeddingBagCollection])
-    served = QuantBag.from_float(model[0])
-    state = {name: tensor.clone() for name, tensor in served.state_dict().items()}
-    other = requested(bags())
-    other.embedding_bags["t0"].weight.data.zero_()
-    quant.quant_prep_enable_quant_state_dict_split_scale_bias(other)
-    loaded = QuantBag.from_float(other)
-    loaded.load_state_dict(state)
-    return [state, served(BATCH), loaded(BATCH)]
 
 
 @case(
@@ -182,36 +146,6 @@ def preparations_are_attributes() -> Any:
     return [marks, seen, QuantBag.from_float(model[0])(BATCH), QuantSequence.from_float(model[2])(BATCH)]
 
 
-@case(*(f"{Q}.{name}" for name in ("DEFAULT_ROW_ALIGNMENT", "MODULE_ATTR_REGISTER_TBES_BOOL")))
-def constants_of_quantization() -> Any:
-    return {
-        name: getattr(quant, name)
-        for name in (
-            "DEFAULT_ROW_ALIGNMENT",
-            "MODULE_ATTR_CACHE_FEATURES_ORDER",
-            "MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT",
-            "MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS",
-            "MODULE_ATTR_REGISTER_TBES_BOOL",
-            "MODULE_ATTR_REMOVE_STBE_PADDING_BOOL",
-            "MODULE_ATTR_ROW_ALIGNMENT_INT",
-            "MODULE_ATTR_USE_BATCHING_HINTED_OUTPUT",
-            "MODULE_ATTR_USE_UNFLATTENED_LENGTHS_FOR_BATCHING",
-        )
-    }
-
-
-def feature_processed() -> Any:
-    processors = PositionWeightedModuleCollection({"f0": 3, "f1": 3})
-    for weight in processors.position_weights.values():
-        weight.data.copy_(torch.tensor([0.5, 2.0, 4.0]))
-    return FeatureProcessedEmbeddingBagCollection(bags(weighted=True), processors)
-
-
-@case(f"{Q}.FeatureProcessedEmbeddingBagCollection")
-def feature_processed_bags() -> Any:
-    return quant.FeatureProcessedEmbeddingBagCollection.from_float(requested(feature_processed()))(BATCH)
-
-
 def managed(kind: Any, collection: Any, tables: Any, remapped: bool) -> Any:
     modules = {
         table.name: MCHManagedCollisionModule(
@@ -224,44 +158,3 @@ def managed(kind: Any, collection: Any, tables: Any, remapped: bool) -> Any:
     with torch.no_grad():
         module(raw)
     return module, raw
-
-
-@case(f"{Q}.QuantManagedCollisionEmbeddingBagCollection", f"{Q}.QuantManagedCollisionEmbeddingCollection")
-def managed_collisions_from_float() -> Any:
-    found = []
-    collection, sequence = bags(), sequences()
-    for kind, served, inner, tables in (
-        (
-            ManagedCollisionEmbeddingBagCollection,
-            quant.QuantManagedCollisionEmbeddingBagCollection,
-            collection,
-            collection.embedding_bag_configs(),
-        ),
-        (
-            ManagedCollisionEmbeddingCollection,
-            quant.QuantManagedCollisionEmbeddingCollection,
-            sequence,
-            sequence.embedding_configs(),
-        ),
-    ):
-        for remapped, also in ((False, False), (False, True), (True, False)):
-            module, raw = managed(kind, inner, tables, remapped)
-            output, ids = served.from_float(module, also)(raw)
-            shapes = (
-                {name: part.values().shape for name, part in output.items()}
-                if isinstance(output, dict)
-                else output.values().shape
-            )
-            found.append((shapes, None if ids is None else ids.lengths()))
-    return found
-
-
-@case("torchrec.quant.utils.meta_to_cpu_placement")
-def collections_leave_the_meta_device() -> Any:
-    table = EmbeddingBagConfig(
-        num_embeddings=4, embedding_dim=8, name="t0", feature_names=["f0"], data_type=DataType.INT8
-    )
-    model = torch.nn.Sequential(QuantBag([table], False, torch.device("meta")))
-    before = model[0].device.type
-    meta_to_cpu_placement(model)
-    return before, model[0].device.type

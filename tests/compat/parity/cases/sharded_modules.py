@@ -6,23 +6,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding import (
-    EmbeddingCollectionAwaitable,
     EmbeddingCollectionContext,
     EmbeddingCollectionSharder,
-    ShardedEmbeddingCollection,
 )
-from torchrec.distributed.embedding_types import BaseEmbeddingSharder, ShardedEmbeddingModule
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import (
-    EmbeddingBagCollectionAwaitable,
     EmbeddingBagCollectionContext,
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
-from torchrec.distributed.fused_embeddingbag import (
-    FusedEmbeddingBagCollectionSharder,
-    ShardedFusedEmbeddingBagCollection,
-)
-from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     apply_to_all,
     column_wise,
@@ -31,16 +23,14 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import Awaitable, LazyAwaitable, ModuleSharder, ShardedModule, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import Awaitable, ModuleSharder, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
-from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.case import case, on_ranks
 
 CPU = torch.device("cpu")
 BAG, SEQ = "torchrec.distributed.embeddingbag", "torchrec.distributed.embedding"
@@ -133,83 +123,11 @@ def a_loop_over_the_stages() -> Any:
 
 
 @case(SHARDED_BAG)
-def the_next_batch_is_sent_before_backward() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags(), EmbeddingBagCollectionSharder())
-        batches, outputs = [batch(rank), batch(1 - rank), batch(rank)], []
-        ctx = module.create_context()
-        ids = module.input_dist(ctx, batches[0]).wait().wait()
-        for number in range(3):
-            output = module.compute_and_output_dist(ctx, ids)
-            if number < 2:
-                ctx = module.create_context()
-                ids = module.input_dist(ctx, batches[number + 1]).wait().wait()
-            output.values().sum().backward()
-            outputs.append(output.values())
-        return {"outputs": outputs, "rows": rows_of(module, rank)}
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_SEQ)
-def a_loop_over_the_stages_of_sequences() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(sequences(), EmbeddingCollectionSharder())
-        outputs = []
-        for _ in range(2):
-            output = by_stages(module, batch(rank))
-            torch.cat([output[f"f_{name}"].values() for name in "abcd"]).sum().backward()
-            outputs.append({key: jagged.values() for key, jagged in output.items()})
-        return {"outputs": outputs, "lengths": output["f_b"].lengths(), "rows": rows_of(module, rank)}
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_BAG)
 def stages_give_what_forward_gives() -> Any:
     def job(rank: int) -> Any:
         module = sharded(bags(), EmbeddingBagCollectionSharder())
         with torch.no_grad():
             return [by_stages(module, batch(rank)).values(), module(batch(rank)).values()]
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_BAG)
-def weighted_bags() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags(is_weighted=True), EmbeddingBagCollectionSharder())
-        output = by_stages(module, batch(rank, weighted=True)).values()
-        output.sum().backward()
-        return {"output": output, "rows": rows_of(module, rank)}
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_BAG)
-def rowwise_adagrad_over_the_stages() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags("ab"), EmbeddingBagCollectionSharder(), {"a": row_wise(), "b": table_wise(rank=0)},
-                         RowWiseAdagrad)  # fmt: skip
-        for _ in range(2):
-            by_stages(module, batch(rank)).values().sum().backward()
-        return rows_of(module, rank)
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_BAG, f"{BAG}.EmbeddingBagCollectionAwaitable", f"{SEQ}.EmbeddingCollectionAwaitable")
-def outputs_are_awaitables() -> Any:
-    def job(rank: int) -> Any:
-        pooled = sharded(bags(), EmbeddingBagCollectionSharder())
-        rows = sharded(sequences(), EmbeddingCollectionSharder())
-        first, second = pooled(batch(rank)), rows(batch(rank))
-        return {
-            "pooled": [isinstance(first, EmbeddingBagCollectionAwaitable), isinstance(first, LazyAwaitable)],
-            "rows": [isinstance(second, EmbeddingCollectionAwaitable), isinstance(second, LazyAwaitable)],
-            "waited": first.wait(),
-            "keys": sorted(second.wait()),
-        }
 
     return on_ranks(2, job)
 
@@ -229,102 +147,6 @@ def contexts() -> Any:
             "variable": ctx.variable_batch_per_feature,
             "awaitables": [isinstance(waiting, Awaitable), isinstance(first, Awaitable)],
         }
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_BAG)
-def names_and_types_of_a_sharded_module() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags(), EmbeddingBagCollectionSharder())
-        return {
-            "state": sorted(module.state_dict()),
-            "names": sorted(module.sharded_parameter_names()),
-            "with prefix": sorted(module.sharded_parameter_names("m")),
-            "unsharded": module.unsharded_module_type.__name__,
-            "sharded": [isinstance(module, ShardedModule), isinstance(module, ShardedEmbeddingModule)],
-            "training": module.training,
-            "evaluation": module.eval().training,
-        }
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_BAG)
-def rates_of_one_sharded_module() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags("ab"), EmbeddingBagCollectionSharder(), {"a": row_wise(), "b": table_wise(rank=0)})
-        for group in module.fused_optimizer.param_groups:
-            group["lr"] = 0.5
-        module.fused_optimizer.step()
-        by_stages(module, batch(rank)).values().sum().backward()
-        return rows_of(module, rank)
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_SEQ)
-def rows_with_their_ids() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(sequences("ab", need_indices=True), EmbeddingCollectionSharder(),
-                         {"a": row_wise(), "b": table_wise(rank=0)})  # fmt: skip
-        return {key: [own.values(), own.weights_or_none()] for key, own in module(batch(rank)).items()}
-
-    return on_ranks(2, job)
-
-
-@case("torchrec.distributed.fused_embeddingbag.FusedEmbeddingBagCollectionSharder",
-      "torchrec.distributed.fused_embeddingbag.ShardedFusedEmbeddingBagCollection")  # fmt: skip
-def fused_collections() -> Any:
-    def job(rank: int) -> Any:
-        tables = [EmbeddingBagConfig(name=n, num_embeddings=8, embedding_dim=8, feature_names=[f"f_{n}"]) for n in "ab"]
-        module = FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 0.1})
-        sharder = FusedEmbeddingBagCollectionSharder()
-        plan = construct_module_sharding_plan(
-            module, {"a": row_wise(), "b": table_wise(rank=0)}, sharder, 2, 2, device_type="cpu"
-        )
-        own = DistributedModelParallel(module, device=CPU, plan=ShardingPlan({"": plan}), sharders=[sharder])
-        fill(own)
-        output = own(batch(rank)).values()
-        output.sum().backward()
-        return {
-            "output": output,
-            "pooled": isinstance(own.module, ShardedEmbeddingBagCollection),
-            "fused": issubclass(ShardedFusedEmbeddingBagCollection, ShardedEmbeddingBagCollection),
-        }
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_BAG)
-def ranks_with_different_batch_sizes() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(
-            bags("ab"), EmbeddingBagCollectionSharder(), {"a": table_wise(rank=0), "b": table_wise(rank=1)}
-        )
-        features = KeyedJaggedTensor(
-            keys=["f_a", "f_b"], values=torch.arange(2 + 2 * rank), lengths=torch.ones(2 + 2 * rank, dtype=torch.long)
-        )
-        return by_stages(module, features).values()
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_BAG)
-def features_that_the_tables_do_not_have() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags("ab"), EmbeddingBagCollectionSharder(), {"a": row_wise(), "b": table_wise(rank=0)})
-        return module(batch(rank)).wait()
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_BAG)
-def a_feature_that_is_missing() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags("ab"), EmbeddingBagCollectionSharder(), {"a": row_wise(), "b": table_wise(rank=0)})
-        features = KeyedJaggedTensor(keys=["f_a"], values=torch.tensor([1]), lengths=torch.tensor([1]))
-        return raised(lambda: module(features).wait()) != "nothing"
 
     return on_ranks(2, job)
 
@@ -359,27 +181,5 @@ def a_sharder_of_the_user() -> Any:
     def job(rank: int) -> Any:
         module = sharded(bags(), OnlyRows(), apply_to_all(bags(), row_wise()))
         return {"output": module(batch(rank)).values(), "type": isinstance(module, ShardedEmbeddingBagCollection)}
-
-    return on_ranks(2, job)
-
-
-@case(SHARDED_SEQ)
-def sequences_in_a_model() -> Any:
-    def job(rank: int) -> Any:
-        model = nn.Sequential(sequences("ab"))
-        apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-        plan = construct_module_sharding_plan(
-            model[0], {"a": row_wise(), "b": column_wise(ranks=[0, 1])}, EmbeddingCollectionSharder(), 2, 2, "cpu"
-        )
-        own = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"0": plan}))
-        fill(own)
-        output = own(batch(rank))
-        output["f_a"].values().sum().backward()
-        return {
-            "type": isinstance(own.module[0], ShardedEmbeddingCollection),
-            "output": {key: jagged.values() for key, jagged in output.items()},
-            "dense": {key: jagged.to_padded_dense(2)[:, :, 0] for key, jagged in output.items()},
-            "rows": rows_of(own, rank),
-        }
 
     return on_ranks(2, job)

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed import sharding_plan as P
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from torchrec.distributed.shard import shard, shard_modules
-from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingPlan, ShardingType
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
@@ -50,16 +49,6 @@ def planned(generator: Any, world: int = 4, local: int = 2, device: str = "cpu",
     return shown(plan["t"])
 
 
-@case(f"{PLAN}.table_wise")
-def table_wise_plans() -> Any:
-    return [planned(P.table_wise(rank=3)), planned(P.table_wise(rank=1, compute_kernel="fused"))]
-
-
-@case(f"{PLAN}.table_wise", differs="all shards are on one device type; TorchRec mixes them in quantized inference")
-def a_table_on_another_device() -> Any:
-    return raised(lambda: planned(P.table_wise(rank=1, device="cpu"), device="cuda"))
-
-
 @case(f"{PLAN}.row_wise")
 def row_wise_plans() -> Any:
     return [planned(P.row_wise()), planned(P.row_wise(compute_kernel="dense"), rows=13)]
@@ -78,41 +67,6 @@ def rows_of_given_sizes() -> Any:
     ]
 
 
-@case(f"{PLAN}.column_wise")
-def column_wise_plans() -> Any:
-    return [
-        planned(P.column_wise(ranks=[0, 1])),
-        planned(P.column_wise(ranks=[3])),
-        planned(P.column_wise(size_per_rank=[64, 64, 128])),
-        planned(P.column_wise(ranks=[2, 0, 1, 3], compute_kernel="fused")),
-    ]
-
-
-@case(f"{PLAN}.column_wise")
-def column_wise_errors() -> Any:
-    return raised(lambda: planned(P.column_wise(size_per_rank=[64, 64]))) != "nothing"
-
-
-@case(f"{PLAN}.column_wise", differs="columns that ranks do not divide are split as evenly as possible")
-def columns_that_ranks_do_not_divide() -> Any:
-    return raised(lambda: planned(P.column_wise(ranks=[0, 1, 2])))
-
-
-@case(f"{PLAN}.table_row_wise")
-def table_row_wise_plans() -> Any:
-    return [planned(P.table_row_wise(host_index=0)), planned(P.table_row_wise(host_index=1))]
-
-
-@case(f"{PLAN}.grid_shard")
-def grid_plans() -> Any:
-    return planned(P.grid_shard(host_indexes=[0, 1]))
-
-
-@case(f"{PLAN}.data_parallel")
-def data_parallel_plans() -> Any:
-    return planned(P.data_parallel())
-
-
 @case(f"{PLAN}.construct_module_sharding_plan")
 def placements_on_gpus() -> Any:
     return [planned(P.table_wise(rank=2), device="cuda"), planned(P.row_wise(), device="cuda")]
@@ -127,15 +81,6 @@ def errors_of_plans() -> Any:
         "unknown table": raised(lambda: call(module, {"x": P.row_wise()}, sharder, 2, 2, "cpu")) != "nothing",
         "no collection": raised(lambda: call(nn.Linear(1, 1), {}, None, 2, 2, "cpu")) != "nothing",
     }
-
-
-@case(f"{PLAN}.apply_to_all")
-def one_generator_for_all_tables() -> Any:
-    module = bags(names="ab", device="meta")
-    plan = P.construct_module_sharding_plan(
-        module, P.apply_to_all(module, P.row_wise()), EmbeddingBagCollectionSharder(), 2, 2, "cpu"
-    )
-    return {name: shown(entry) for name, entry in plan.items()}
 
 
 @case(f"{PLAN}.get_module_to_default_sharders", f"{PLAN}.get_default_sharders")
@@ -194,17 +139,6 @@ def placements_as_text() -> Any:
     }
 
 
-@case(f"{PLAN}.get_sharding_constructor_from_type")
-def generators_by_scheme() -> Any:
-    kinds = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE, ShardingType.TABLE_ROW_WISE,
-             ShardingType.GRID_SHARD, ShardingType.DATA_PARALLEL)  # fmt: skip
-    return {
-        "names": [P.get_sharding_constructor_from_type(kind).__name__ for kind in kinds],
-        "planned": planned(P.get_sharding_constructor_from_type(ShardingType.ROW_WISE)()),
-        "unknown": raised(lambda: P.get_sharding_constructor_from_type("x")),
-    }
-
-
 BATCH = KeyedJaggedTensor(keys=["f_a", "f_b"], values=torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 0, 1]))
 
 
@@ -219,45 +153,6 @@ def fill(module: nn.Module) -> None:
                     own.tensor.copy_(torch.arange(row, row + rows).unsqueeze(1).expand_as(own.tensor))
             elif value.dim() == 2:
                 value.copy_(torch.arange(value.shape[0]).unsqueeze(1).expand_as(value))
-
-
-@case("torchrec.distributed.shard.shard")
-def one_module_is_sharded() -> Any:
-    def job(rank: int) -> Any:
-        module = bags(names="ab", dim=4)
-        sharded = shard(module, {"a": P.row_wise(), "b": P.table_wise(rank=1)}, device=torch.device("cpu"))
-        fill(sharded)
-        return {
-            "type": isinstance(sharded, ShardedEmbeddingBagCollection),
-            "output": sharded(BATCH).values(),
-            "names": sorted(sharded.state_dict()),
-        }
-
-    return on_ranks(2, job)
-
-
-@case("torchrec.distributed.shard.shard")
-def one_generator_shards_all_tables() -> Any:
-    def job(rank: int) -> Any:
-        sharded = shard(bags(names="ab", dim=4), P.row_wise(), device=torch.device("cpu"))
-        fill(sharded)
-        return sharded(BATCH).values()
-
-    return on_ranks(2, job)
-
-
-@case("torchrec.distributed.shard.shard_modules")
-def modules_of_a_model_are_sharded() -> Any:
-    def job(rank: int) -> Any:
-        model = nn.Sequential(bags(names="ab", dim=4))
-        plan = ShardingPlan({"0": P.construct_module_sharding_plan(
-            model[0], {"a": P.row_wise(), "b": P.table_wise(rank=0)}, EmbeddingBagCollectionSharder(), 2, 2, "cpu"
-        )})  # fmt: skip
-        sharded = shard_modules(model, device=torch.device("cpu"), plan=plan)
-        fill(sharded)
-        return {"same": sharded is model, "type": type(sharded[0]).__name__, "output": sharded(BATCH).values()}
-
-    return on_ranks(2, job)
 
 
 @case("torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder")

@@ -15,8 +15,6 @@ from torchrec import (
 )
 from torchrec.distributed.types import LazyNoWait, NoWait
 from torchrec.fx import symbolic_trace
-from torchrec.fx.tracer import is_fx_tracing
-from torchrec.fx.utils import assert_fx_safe, fx_marker, is_marker_node
 from torchrec.models.deepfm import SimpleDeepFMNN
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
 from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
@@ -194,21 +192,6 @@ def export_of_dlrm_dcn() -> Any:
     return exported(dcn, both)
 
 
-@case("torchrec.models.deepfm.SimpleDeepFMNN")
-def export_of_deepfm() -> Any:
-    return exported(deepfm, both)
-
-
-@case("torchrec.modules.fp_embedding_modules.FeatureProcessedEmbeddingBagCollection")
-def export_of_position_weights() -> Any:
-    return exported(processed, ids)
-
-
-@case("torchrec.modules.regroup.KTRegroupAsDict")
-def export_of_regrouping() -> Any:
-    return exported(Grouped, ids)
-
-
 @case("torchrec.fx.tracer.Tracer", TRACER)
 def concrete_arguments() -> Any:
     class Scales(nn.Module):
@@ -217,19 +200,6 @@ def concrete_arguments() -> Any:
 
     graphs = [symbolic_trace(Scales(), concrete_args={"twice": twice}) for twice in (False, True)]
     return [graph(torch.ones(2), twice) for graph, twice in zip(graphs, (False, True), strict=True)]
-
-
-@case("torchrec.fx.tracer.is_fx_tracing")
-def whether_it_is_tracing() -> Any:
-    seen = []
-
-    class Watches(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(is_fx_tracing())
-            return x
-
-    symbolic_trace(Watches())
-    return [seen, is_fx_tracing(), raised(lambda: symbolic_trace(len)), is_fx_tracing()]
 
 
 @case("torchrec.fx.tracer.Tracer", "torchrec.distributed.types.NoWait", "torchrec.distributed.types.LazyNoWait")
@@ -245,24 +215,6 @@ def awaitables_in_a_graph() -> Any:
     eager, lazy = symbolic_trace(Returns(NoWait)), symbolic_trace(Returns(LazyNoWait))
     found = eager(torch.ones(1))
     return [type(found).__name__, found.wait(), lazy(torch.ones(1)) + 0]
-
-
-@case("torchrec.fx.utils.fx_marker")
-def markers() -> Any:
-    class Marked(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            fx_marker("here", x)
-            assert_fx_safe(True, "never")
-            return x + 1
-
-    graph = symbolic_trace(Marked())
-    nodes = list(graph.graph.nodes)
-    return [
-        [is_marker_node(node, "here") for node in nodes],
-        any(is_marker_node(node, "there") for node in nodes),
-        graph(torch.ones(1)),
-        raised(lambda: assert_fx_safe(False, "wrong")),
-    ]
 
 
 @case(TRACER, "torchrec.models.dlrm.DLRMTrain")

@@ -8,7 +8,10 @@ from torchrec import JaggedTensor
 from torchrec.modules.hash_mc_evictions import (
     HashZchEvictionConfig,
     HashZchEvictionPolicyName,
+    HashZchOptEvictionModule,
     HashZchSingleTtlScorer,
+    HashZchThresholdEvictionModule,
+    get_eviction_module,
 )
 from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule, TrainInputMapper
 
@@ -18,12 +21,14 @@ V = "torchrec.modules.hash_mc_evictions"
 Z = "torchrec.modules.hash_mc_modules"
 CPU = torch.device("cpu")
 SINGLE = HashZchEvictionConfig(features=["a", "b"], single_ttl=24)
+PER_FEATURE = HashZchEvictionConfig(features=["a", "b"], per_feature_ttl=[10, 20])
 TTL, BY_FEATURE, LRU = (
     HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
     HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION,
     HashZchEvictionPolicyName.LRU_EVICTION,
 )
 IDS = JaggedTensor(torch.tensor([5, 6, 7]), lengths=torch.tensor([1, 2]))
+COUNTED = JaggedTensor(torch.tensor([5, 6]), lengths=torch.tensor([1, 1]), weights=torch.tensor([1, 1]))
 
 
 def module(rows: int = 8, **more: Any) -> Any:
@@ -42,6 +47,17 @@ def one_time_for_all_ids() -> Any:
     return [
         relative(scorer.gen_score(IDS, CPU), scorer.gen_threshold()),
         raised(lambda: missing.gen_score(IDS, CPU)),
+    ]
+
+
+@case(f"{V}.HashZchThresholdEvictionModule", f"{V}.HashZchOptEvictionModule", f"{V}.get_eviction_module")
+def modules_of_policies() -> Any:
+    return [
+        relative(*HashZchThresholdEvictionModule(TTL, SINGLE)(IDS, CPU)),
+        HashZchOptEvictionModule(LRU)(IDS, CPU),
+        type(get_eviction_module(TTL, SINGLE)),
+        relative(*get_eviction_module(BY_FEATURE, PER_FEATURE)(COUNTED, CPU)),
+        raised(lambda: get_eviction_module(TTL, None)),
     ]
 
 

@@ -30,7 +30,7 @@ from recshard_lab.selftest.report import Report, Result, facts
 from recshard_lab.sharding import ParameterSharding, ShardingPlan, Topology
 from recshard_lab.sharding.schemes import scheme_names
 
-__all__ = ["Check", "NotApplicable", "Seen", "Way", "all_checks", "run_checks"]
+__all__ = ["Check", "NotApplicable", "Seen", "Way", "all_checks", "command", "run_checks"]
 
 APART = 1e-5  # of the largest value: a different order of the same fp32 sums
 LOSSES_APART = 1e-4  # of the loss: sums of atomic additions and other kernels, over several steps
@@ -106,6 +106,8 @@ def run_checks(
     on_result: Callable[[Result], object] = lambda result: None,
     checks: Sequence[Check] | None = None,
     skip: Sequence[str] = (),
+    full: bool = False,
+    known: Mapping[str, Result] | None = None,
 ) -> Report:
     """Runs all checks of this machine's CPU, or with ``gpu`` those of its GPUs too.
 
@@ -114,6 +116,8 @@ def run_checks(
         on_result: called with each result as soon as it is known.
         checks: run these instead.
         skip: checks whose names contain one of these texts are not run. The report lists them as skipped.
+        full: run the pieces of `recshard_lab.selftest.full`, on the CPU and on all GPUs that there are.
+        known: results of an earlier run, by name. A check that passed then is not run again.
 
     Raises:
         ValueError: ``gpu``, and torch finds no GPU.
@@ -127,14 +131,29 @@ def run_checks(
     launched = Launched()
     try:
         results = []
-        for check in all_checks(launched, gpu) if checks is None else checks:
-            left_out = any(text in check.name for text in skip)
-            results.append(Result(check.name, "skipped", 0.0, "left out") if left_out else run_check(check))
+        for check in _chosen(launched, gpu, full) if checks is None else checks:
+            before = (known or {}).get(check.name)
+            if any(text in check.name for text in skip):
+                results.append(Result(check.name, "skipped", 0.0, "left out"))
+            else:
+                results.append(before if before and before.status == "passed" else run_check(check))
             on_result(results[-1])
     finally:
         launched.stop()
-    words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]  # no folders: reports travel
-    return Report(facts(shlex.join(["recshard", *words])), results)
+    return Report(facts(command()), results)
+
+
+def command() -> str:
+    """The command line of this process without folders: reports travel."""
+    return shlex.join(["recshard", *(Path(word).name if "/" in word else word for word in sys.argv[1:])])
+
+
+def _chosen(launched: Launched, gpu: bool, full: bool) -> list[Check]:
+    if not full:
+        return all_checks(launched, gpu)
+    from recshard_lab.selftest.full import full_checks
+
+    return full_checks(launched)
 
 
 def run_check(check: Check) -> Result:

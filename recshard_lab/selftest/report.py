@@ -95,6 +95,24 @@ class Report:
         results = [asdict(result) for result in self.results]
         return json.dumps({"ok": self.ok, "facts": dict(self.facts), "results": results})
 
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """The report that `as_json` wrote.
+
+        Raises:
+            ValueError: other text.
+        """
+        try:
+            found = json.loads(text)
+            return cls(found["facts"], [Result(**result) for result in found["results"]])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"this is not the JSON of a self-test: {error}. Fix: name another file") from error
+
+    def same_build(self, other: Report) -> bool:
+        """Whether both are of one machine, one build of this library and one of torch."""
+        names = ("system", "cards", "torch", "recshard_lab", "lookup kernels")
+        return all(self.facts.get(name) == other.facts.get(name) for name in names)
+
 
 def _cell(text: str) -> str:
     """Text for a cell of a Markdown table."""

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,17 +37,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def jupyter_lab(
-    folder: Path, settings: Mapping[str, Mapping[str, Any]] = SETTINGS, **variables: str
-) -> Iterator[tuple[str, str]]:
+def jupyter_lab(folder: Path, **variables: str) -> Iterator[tuple[str, str]]:
     """Starts JupyterLab over ``folder``; gives its address and token, and stops it and its kernels afterwards.
 
     Args:
         folder: what it serves and keeps its own files in.
-        settings: of JupyterLab's extensions.
         variables: of the environment of the server and its kernels.
     """
-    for name, values in settings.items():
+    for name, values in SETTINGS.items():
         kept = folder / ".config" / "lab" / "user-settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(values))
@@ -61,9 +58,9 @@ def jupyter_lab(
         **variables,
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
-    command += [f"--ServerApp.port={free_port()}", "--ServerApp.port_retries=50", f"--IdentityProvider.token={token}"]
-    command += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
-    command += ["--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    command += ["--ServerApp.port=0", f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={token}"]
+    command += ["--LabApp.expose_app_in_browser=True", "--LabApp.news_url="]
+    command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     with log.open("w") as output:
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=folder)
     written = folder / ".runtime" / f"jpserver-{server.pid}.json"

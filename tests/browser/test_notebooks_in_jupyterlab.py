@@ -103,10 +103,8 @@ def test_the_first_notebook_compares_plans_and_measures_one(read: Callable[[str]
     widget.get_by_label("movie", exact=True).select_option(label="column-wise")
     wait_for_plan("mine", 4, {"movie": "column_wise"})
     assert ask(page, "compare.mine.plan.tables()['movie'].sharding_type") == "column_wise"
-    slider = widget.get_by_role("slider", name="Ranks")
-    slider.focus()
-    page.keyboard.press("ArrowRight")
-    assert slider.get_attribute("aria-valuetext") == "6"
+    widget.get_by_role("slider", name="Ranks").focus()
+    page.keyboard.press("ArrowRight")  # six ranks
     wait_for_plan("mine", 6, {"movie": "column_wise"})
     page.keyboard.press("ArrowLeft")
     wait_for_plan("mine", 4, {"movie": "column_wise"})

@@ -52,7 +52,6 @@ def test_the_page_shows_what_python_computes(page: Any) -> None:
     wait_for_step(page, WIDGET, "auto", expected({}, 4)[0])
     widget.get_by_label("movie", exact=True).select_option(label="row-wise")
     wait_for_step(page, WIDGET, "mine", expected({"movie": "row_wise"}, 4)[0])
-    wait_for_step(page, WIDGET, "auto", expected({}, 4)[0])
     wait_for_code(page, "mine", expected({"movie": "row_wise"}, 4)[1])
     picture(page, "plan_compare", WIDGET)
 

@@ -36,7 +36,6 @@ def test_a_dragged_line_is_predicted_applied_and_proved_while_training_goes_on(p
     widget.get_by_role("slider", name="rank 1 ends").focus()
     page.keyboard.press("PageDown")
     ends = [int(s.get_attribute("aria-valuenow")) for s in widget.locator(".rs-split-lines [role=slider]").all()]
-    assert 0 < ends[0] < 200
     assert ends[1:] == [600, 750]
     page.wait_for_function(
         "end => document.querySelector('.recshard-switcher pre').textContent.includes(`(0, (0, ${end})`)", arg=ends[0]

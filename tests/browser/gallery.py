@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
+from tests.browser.lab_server import command, notebook_page, run_all, shut_down, write_notebook
 from tests.lab.every_view import codecs, formats, memory_history
 
-ROOT = Path(__file__).resolve().parents[2]
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 WIDTH = 1360  # of the browser's window, in pixels
 
@@ -165,16 +164,11 @@ def shown(name: str) -> Shown:
 
 
 @contextmanager
-def gallery(folder: Path) -> Iterator[Any]:
+def gallery(lab: tuple[Path, str, str]) -> Iterator[Any]:
     """The page with everything on it; ``data-shown`` tells the outputs apart."""
+    folder, address, token = lab
     write_notebook(folder / "gallery.ipynb", [*SETUP, *(one.cell for one in SHOWN)])
-    with (
-        jupyter_lab(folder, {"notebook-extension/tracker": {"windowingMode": "none"}}, PYTHONPATH=str(ROOT)) as (
-            address,
-            token,
-        ),
-        notebook_page(address, token, "gallery.ipynb", WIDTH) as page,
-    ):
+    with notebook_page(address, token, "gallery.ipynb", WIDTH) as page:
         run_all(page)
         names = [*("" for _ in SETUP), *(one.name for one in SHOWN)]
         page.evaluate(
@@ -186,6 +180,7 @@ def gallery(folder: Path) -> Iterator[Any]:
             page.wait_for_selector(f"{one.area} {one.ready}")
         stretch(page)
         yield page
+        shut_down(page)
 
 
 def stretch(page: Any) -> None:
@@ -230,4 +225,8 @@ def wear(page: Any, theme: str) -> None:
     command(page, "apputils:change-theme", theme=THEMES[theme])
     page.wait_for_selector(f"body[data-jp-theme-light='{light}']", state="attached")
     page.wait_for_function("() => !document.querySelector('#jupyterlab-splash')")
-    page.wait_for_timeout(300)
+    page.wait_for_function(  # live figures are painted anew
+        """light => [...document.querySelectorAll("[data-shown] .xtick text")].every(
+        one => getComputedStyle(one).fill.match(/\\d+/g).slice(0, 3).every(part => Number(part) < 140 === light))""",
+        arg=theme == "light",
+    )

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter
 
+from tests.browser.lab_server import ARTIFACTS
+
 CELL = 12  # pixels
 DIFFERENCE = 30.0  # of 255, in the channel that differs most
 MOST_CELLS = 0.6  # per cent
@@ -26,8 +28,6 @@ MOST_HIGHER = 0.02  # lines may break otherwise in another font
 COLOURS = 48  # of a reference
 COVER = "#808080"  # over what varies
 
-ROOT = Path(__file__).resolve().parents[2]
-ARTIFACTS = ROOT / "test-artifacts"
 REFERENCES = Path(__file__).parent / "pictures"
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.lab_server import command, jupyter_lab, notebook_page, run_all, write_notebook
+from tests.browser.lab_server import picture, ran_notebook, run_cell
 
 pytestmark = pytest.mark.browser
 
-ROOT = Path(__file__).resolve().parents[2]
 WIDGET = ".recshard-drawing-board"
 CELLS = [
     "import recshard_lab as rs\nfrom recshard_lab.lab import DrawingBoard\nranks = rs.launch(2)\n"
@@ -20,25 +17,7 @@ CELLS = [
     "board = DrawingBoard(movies)\nboard",
     "print('drawn', sorted(board.tiles))",
 ]
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("lab")
-    write_notebook(folder / "draw.ipynb", CELLS)
-    with (
-        jupyter_lab(folder, PYTHONPATH=str(ROOT)) as (address, token),
-        notebook_page(address, token, "draw.ipynb", height=1100) as opened,
-    ):
-        run_all(opened)
-        opened.wait_for_selector(f"{WIDGET} [data-tile]")
-        yield opened
-
-
-def picture(page: Any, name: str) -> None:
-    folder = ROOT / "test-artifacts"
-    folder.mkdir(exist_ok=True)
-    page.locator(WIDGET).screenshot(path=str(folder / f"drawing_board_{name}.png"))
+page = ran_notebook(CELLS, f"{WIDGET} [data-tile]", height=1100)
 
 
 def drag(page: Any, box: Any, start: tuple[float, float], end: tuple[float, float]) -> None:
@@ -60,28 +39,18 @@ def test_pieces_are_drawn_refused_mended_and_run(page: Any) -> None:
     widget.locator("[data-tile='2']").focus()
     page.keyboard.press("Delete")
     page.wait_for_selector(f"{WIDGET} .rs-alert:has-text('no shard covers rows [0, 600) x cols [8, 16)')")
-    picture(page, "hole")
     widget.get_by_role("button", name="Apply this fix").click()
     page.wait_for_selector(f"{WIDGET} :text('A tiling: 2 shards')")
     widget.locator("[data-tile='1']").focus()
     page.keyboard.press("1")
     page.wait_for_selector(f"{WIDGET} [data-tile='1'][aria-label^='rank 1']")
     widget.get_by_role("button", name="Run it").click()
-    badge = page.locator(f"{WIDGET} .rs-badge")
-    badge.wait_for()
-    assert badge.get_attribute("data-same") == "true"
-    picture(page, "light")
-    page.locator(".jp-CodeCell").nth(1).locator(".cm-content").click()
-    command(page, "notebook:run-cell")
-    shown = [
-        tuple(int(n) for n in "".join(c if c.isdigit() else " " for c in label.replace(",", "", 0)).split())
-        for label in (
-            tile.get_attribute("aria-label").split(". ")[0].replace("1,000", "1000")
-            for tile in widget.locator("[data-tile]").all()
-        )
-    ]
-    drawn = sorted((rank, (r0, r1), (c0, c1)) for rank, r0, r1, c0, c1 in shown)
-    page.wait_for_selector(f".jp-OutputArea-output:has-text('drawn {drawn}')")
+    page.wait_for_selector(f"{WIDGET} .rs-badge[data-same='true']")
+    picture(page, "drawing_board", WIDGET)
+    run_cell(page, 1)
+    page.wait_for_selector(
+        ".jp-OutputArea-output:has-text('drawn [(0, (600, 1000), (0, 16)), (1, (0, 600), (0, 16))]')"
+    )
 
 
 def held(page: Any) -> str:
@@ -118,9 +87,8 @@ def test_a_tiling_is_drawn_by_keys_alone(page: Any) -> None:
     page.wait_for_selector(f"{WIDGET} :text('A tiling: 3 shards on 2 ranks')")
     assert held(page) == "0"
     assert "28.8 KB" in page.locator(f"{WIDGET} [data-tile='0']").get_attribute("aria-label")  # 450 x 16 floats
-    picture(page, "by_keys")
 
 
 def wait_for_code(page: Any, *lines: str) -> None:
     for line in lines:
-        page.wait_for_selector(f'{WIDGET} pre:has-text("{line}")', state="attached", timeout=10_000)
+        page.wait_for_selector(f'{WIDGET} pre:has-text("{line}")', state="attached")

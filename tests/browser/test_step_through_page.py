@@ -10,11 +10,9 @@ import pytest
 
 from recshard_lab.lab.live.recorded_step import STAGES
 from recshard_lab.lab.widgets.step_through import StepPlayer, StepThrough
-from tests.browser.lab_server import CHROMIUM
 from tests.lab.recorded import recorded_step
 
 pytestmark = pytest.mark.browser
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 HTML = """<!doctype html><style>%s</style><div id="here"></div><script type="module">
 %s
 const data = %s, callbacks = {};
@@ -25,16 +23,6 @@ player.render({ model, el: document.querySelector("#here") });
 </script>"""
 MOVING = "() => document.getAnimations().length"
 STAGE = "() => model.get('stage')"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

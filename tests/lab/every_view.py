@@ -77,9 +77,9 @@ def nothing() -> dict[str, Any]:
     }
 
 
-def one(rows: int = 10) -> dict[str, Any]:
+def one() -> dict[str, Any]:
     """One table on one rank, one batch of one bag, one step."""
-    tables = [table(LONG, rows)]
+    tables = [table(LONG, 1)]
     return drawn(tables, plan_of(tables, 1, ("table_wise",)), Topology(1), steps=1, bags=1)
 
 
@@ -129,34 +129,12 @@ def not_a_number(value: float = NAN) -> dict[str, Any]:
     }
 
 
-def measured_is_not(value: float = NAN) -> dict[str, Any]:
-    """The prediction is good, what was measured is not."""
-    tables = [table(LONG, 1000), table("b", 10)]
-    found = drawn(tables, plan_of(tables, 2, ("table_wise", "row_wise")), Topology(2), 8, 4)
-    real = found["measured"]
-    return found | {
-        "measured": SimpleNamespace(
-            step_ms_by_rank=spoilt(real.step_ms_by_rank, value),
-            memory_categories=real.memory_categories,
-            memory_bytes=spoilt(real.memory_bytes, value),
-            traffic_bytes=spoilt(real.traffic_bytes, value),
-            traffic_by_phase={"input_dist/ids": spoilt(real.traffic_bytes, value)},
-            waited_ms={"input_dist/ids": spoilt(real.step_ms_by_rank, value)},
-            backends=real.backends,
-            steps=real.steps,
-        )
-    }
-
-
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "nothing": nothing,
     "one": one,
-    "one row": lambda: one(1),
     "large": large,
     "nan": not_a_number,
     "infinite": lambda: not_a_number(INF),
-    "measured nan": measured_is_not,
-    "measured infinite": lambda: measured_is_not(INF),
 }
 
 

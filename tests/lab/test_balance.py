@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,25 +16,14 @@ from recshard_lab.lab.draw.theme import ms_text
 from recshard_lab.launcher import launch
 from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.sharding import Topology
+from tests.lab.pictures import boxes
 from tests.lab.plans import movielens, plan_of, table
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def predicted(world_size: int = 4, **more: Any) -> Estimate:
     tables = movielens()
     topology = Topology(world_size, "cuda")
     return estimate(plan_of(tables, world_size, ("table_wise", "row_wise")), tables, topology, **more)
-
-
-def bars(svg: str) -> dict[str, tuple[float, float]]:
-    """Tooltip -> width and height."""
-    found = {}
-    for rect in ET.fromstring(svg).iter(f"{SVG}rect"):
-        title = rect.find(f"{SVG}title")
-        if title is not None:
-            found[title.text or ""] = float(rect.get("width", 0)), float(rect.get("height", 0))
-    return found
 
 
 def measured(estimate: Estimate, waits: list[float]) -> Any:
@@ -53,33 +41,13 @@ def test_what_is_lost_is_the_step_less_that_of_ranks_that_all_do_the_mean() -> N
     assert views.balance(even).summary == "All ranks do the same in every phase: no rank waits."
 
 
-def test_the_rank_that_holds_up_a_phase_is_named_and_bars_are_as_long_as_phases() -> None:
-    found = predicted()
-    view = views.balance(found)
-    rows = {row[0]: row for row in view.numbers.rows}
-    labels = {"lookup": "lookup", "lookup, backward": "lookup_backward", "input dist": "input_dist"}
-    for label, name in labels.items():
-        at = found.phases.index(name)
-        assert rows[label][1] == f"rank {found.ms[:, at].argmax()}"
-    widths = {words.split("\n")[0]: [] for words in bars(view.svg)}
-    for words, (wide, _) in bars(view.svg).items():
-        widths[words.split("\n")[0]].append(wide)
-    ratios = [
-        sum(widths[label]) / found.ms[:, found.phases.index(name)].max()
-        for label, name in labels.items()
-        if len(widths[label]) == 2
-    ]
-    assert len(ratios) >= 2
-    np.testing.assert_allclose(ratios, ratios[0], rtol=0.01)
-
-
 def test_work_and_waiting_of_a_rank_add_up_to_the_step() -> None:
     found = predicted()
     heights: dict[str, dict[str, float]] = {}
-    for words, (_, high) in bars(views.balance(found).svg).items():
+    for words, box in boxes(views.balance(found).svg).items():
         who, _, what = words.partition("\n")
         if who.endswith(", predicted") and what.startswith(("at work", "waiting")):
-            heights.setdefault(who, {})[what.split(":")[0]] = high
+            heights.setdefault(who, {})[what.split(":")[0]] = box.height
     assert len(heights) == 4
     for rank in range(4):
         own = heights[f"rank {rank}, predicted"]
@@ -88,24 +56,14 @@ def test_work_and_waiting_of_a_rank_add_up_to_the_step() -> None:
         assert own["at work"] / whole == pytest.approx(found.ms[rank].sum() / found.plain_step_ms, abs=0.002)
 
 
-def test_under_a_cost_model_in_which_nobody_waits_the_busiest_ranks_sum_is_the_step() -> None:
-    found = predicted(cost_model="torchrec")
-    view = views.balance(found)
-    assert not found.waits
-    assert f"Rank {found.critical_rank} is busiest" in view.summary
-    rows = {row[0]: row for row in view.numbers.rows}
-    assert rows["step"][2] == ms_text(found.step_ms)
-    assert "The busiest rank" in view.svg
-
-
 def test_measured_waiting_stands_beside_predicted_and_names_the_last() -> None:
     found = predicted()
     view = views.balance(found, measured(found, [2.0, 1.0, 0.0, 1.0]))
     assert "Measured: ranks wait 10% of the step." in view.summary
     assert "rank 2 last" in view.svg
     assert re.search(r"measured waiting: ids to shards\s+rank 0\s+2 ms\s+1 ms\s+0 ms", view.text)
-    high = bars(view.svg)
-    work, wait = high["rank 0, measured\nat work: 8 ms"][1], high["rank 0, measured\nwaiting: 2 ms"][1]
+    high = boxes(view.svg)
+    work, wait = (high[f"rank 0, measured\n{what}"].height for what in ("at work: 8 ms", "waiting: 2 ms"))
     assert work / wait == pytest.approx(4, rel=0.01)
     only = views.balance(found, SimpleNamespace(step_ms_by_rank=np.full(4, 10.0)))
     assert "Their waiting was not measured." in only.svg
@@ -122,7 +80,7 @@ def test_waiting_is_what_a_rank_is_longer_in_an_exchange_than_the_last_to_come()
     assert Measured.of([one, one], 1, {}).waited_ms == {}
 
 
-@pytest.mark.gate
+@pytest.mark.clock
 def test_the_rank_that_holds_all_tables_is_the_one_that_others_wait_for() -> None:
     tables = [table(f"t{n}", 20_000, 64) for n in range(6)]
     plan = plan_of(tables, 1, ("table_wise",))  # all on rank 0
@@ -176,7 +134,7 @@ def test_what_is_told_is_the_phase_that_loses_most_not_the_longest_or_the_first(
     rows = {row[0]: row for row in view.numbers.rows}
     for label, phase in names.items():
         assert rows[label][5] == ms_text(lost[phase])
-    drawn = {hover.split("\n")[0] for hover in bars(view.svg) if "\nlost:" in hover}
+    drawn = {hover.split("\n")[0] for hover in boxes(view.svg) if "\nlost:" in hover}
     assert drawn == {label for label, phase in names.items() if lost[phase] > 0}
     assert ms_text(lost.sum()) in view.title
 

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from recshard_lab.lab import PlanCompare, views
+from recshard_lab.lab import views
 from recshard_lab.lab.draw.view import View
 from recshard_lab.lab.widgets import chart_box
-from recshard_lab.lab.widgets.base import answer_while_busy
 from recshard_lab.lab.widgets.chart_box import ChartBox
-from recshard_lab.sharding import Topology
 from tests.lab.plans import movielens, plan_of
 
 
@@ -104,17 +102,6 @@ def test_the_page_receives_plotly_when_it_asks(live: None, monkeypatch: pytest.M
     assert "plotly.js v" not in str(box.figure.get_state())  # so that no notebook saves it
 
 
-def test_a_page_that_cannot_draw_shows_the_svg_and_the_reason(live: None) -> None:
-    box = ChartBox()
-    box.show(losses(0.9, 0.7), "u")
-    assert box.figure is not None
-    box.figure.problem = "EvalError: refused"
-    box.show(losses(0.9, 0.6), "u")
-    assert "<svg" in box.value
-    assert "This picture is still: EvalError: refused" in box.value
-    assert box.children[1].layout.display == "none"
-
-
 def test_the_svg_is_shown_until_plotly_is_loaded(live: None, monkeypatch: pytest.MonkeyPatch) -> None:
     later: Future[Any] = Future()
     loaded = chart_box.loading()
@@ -133,20 +120,3 @@ def test_the_svg_is_shown_until_plotly_is_loaded(live: None, monkeypatch: pytest
     failed.set_exception(ImportError("no plotly"))
     assert "<svg" in bad.value
     assert "This picture is still: ImportError: no plotly" in bad.value
-
-
-def test_figures_are_in_the_widgets(live: None) -> None:
-    widget = PlanCompare(movielens(), Topology(4, ddr_cap=10**9))
-    try:
-        answer_while_busy(widget)
-        widget.picture.value = "memory"
-        figures = [box.figure for box in widget.cells.pictures.values()]
-        titles = [json.loads(figure.drawn)["layout"]["title"]["text"] for figure in figures if figure is not None]
-        assert titles == ["Memory per rank, predicted"] * 2
-        widget.set({"movie": "row_wise"})
-        assert [box.figure for box in widget.cells.pictures.values()] == figures
-        assert figures[0] is not None
-        assert figures[1] is not None
-        assert figures[0].drawn != figures[1].drawn
-    finally:
-        widget.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from recshard_lab.lab.exporting.plan_report import (
     comparison_page,
     plan_page,
 )
-from recshard_lab.lab.exporting.report import Folded, Picture, Section
+from recshard_lab.lab.exporting.report import Folded, Section
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, scheme_named
 from recshard_lab.text_table import TextTable
@@ -66,24 +65,6 @@ def test_what_the_third_plan_alone_does_otherwise_is_listed() -> None:
     assert section(alike, "What differs").parts == ["Every table has the same placement in all plans."]
 
 
-def test_every_figure_and_every_picture_has_three_plans() -> None:
-    page = comparison_page(three(5, 2))
-    figures = section(page, "Side by side").parts[0]
-    assert figures.heads == ["", "first", "second", "third"]
-    assert all(len(row) == 4 for row in figures.rows)
-    schemes = next(row for row in figures.rows if row[0] == "Schemes")
-    assert schemes[1] == schemes[2] == "5 row-wise"
-    assert sorted(schemes[3].split(", ")) == ["2 table-wise", "3 row-wise"]
-    pictures = [each for each in page.sections if any(isinstance(part, Picture) for part in each.parts)]
-    assert len(pictures) > 3
-    for each in pictures:
-        assert [part.caption for part in each.parts] == ["first", "second", "third"]
-    assert page.title == "3 plans for 5 tables"
-    assert list(page.pictures) == ["first", "second", "third"]
-    steps = re.findall(r"(first|second|third) [\d.]+", page.subtitle)
-    assert steps == ["first", "second", "third"]
-
-
 @pytest.mark.parametrize(
     ("count", "changed", "shown", "folded"),
     [
@@ -116,42 +97,6 @@ def test_a_page_explains_forty_tables_and_says_which(count: int, words: str) -> 
     assert (smallest in {each.table for each in explained}) == (count == 40)
     shares = [each.share for each in explained]
     assert shares == sorted(shares, reverse=True)
-
-
-def test_plans_of_other_workloads_or_ranks_are_assumed_apart() -> None:
-    first, second, third = three(3, 0)
-    other = Candidate.of("third", third.plan, third.tables, TOP, Workload(batch_size=99))
-    headings = [each.heading for each in comparison_page([first, second, other]).sections]
-    assert sum(heading.endswith(": first, second") for heading in headings) == 1
-    assert sum(heading.endswith(": third") for heading in headings) == 1
-    together = [each.heading for each in comparison_page([first, second, third]).sections]
-    assert len(together) == len(headings) - 1
-
-
-def test_the_best_of_three_plans_is_each_rows_own_and_the_first_is_not_always_it() -> None:
-    """Rows: everything spread. Replicas: nothing sent home, most memory. One rank: least sent, nothing balanced."""
-    tables = many(3)
-    plans = {
-        "replicas": plan_of(tables, RANKS, ("data_parallel",)),
-        "rows": plan_of(tables, RANKS, ("row_wise",)),
-        "one rank": ShardingPlan(
-            {"": EmbeddingModuleShardingPlan({t.name: scheme_named("table_wise").default(t, TOP, [3]) for t in tables})}
-        ),
-    }
-    found = compare_plans(tables, TOP, plans, Workload(64))
-    values = found.values
-    for row, best in found.best.items():
-        least = min(each[row] for each in values.values())
-        assert best == {name for name, each in values.items() if each[row] <= least * 1.005}
-        assert best
-    assert found.best["memory_bytes"] == {"rows"}
-    assert found.best["sent_bytes"] == {"one rank"}
-    assert "replicas" in found.best["imbalance"]
-    assert "one rank" not in found.best["imbalance"]
-    change = found.diff("one rank", "rows")
-    assert len(change.changed) == 3
-    assert change.after.step_ms == values["one rank"]["step_ms"]
-    assert change.before.step_ms == values["rows"]["step_ms"]
 
 
 def test_the_slowest_plan_that_fits_is_not_the_slowest_of_all() -> None:

@@ -50,25 +50,3 @@ def test_an_emulated_link_is_called_emulated_wherever_it_is_named(notebook: Note
     refused = notebook.run("%recshard_launch -n 2 --inter-node-latency 5")
     assert refused.name == "LaunchError"
     assert "nodes=2" in refused.error
-
-
-def test_a_launch_shows_its_devices_and_why_a_gpu_stays_unused(notebook: Notebook) -> None:
-    notebook.ok("import torch\ncount, torch.cuda.device_count = torch.cuda.device_count, lambda: 1")
-    shown = notebook.ok("%recshard_launch -n 2")
-    assert shown.stdout.count("2 ranks on the CPU over Gloo: NCCL needs one GPU per rank") == 1
-    assert "To compute on a GPU, pass n=1 or share_gpu=True." in shown.stdout
-    assert "NCCL" not in shown.stderr  # said once
-    assert notebook.ok("%recshard_status").stdout.count("  cpu  ") == 2
-    refused = notebook.run("%recshard_launch -n 2 --share-gpu")
-    assert "requested 2 ranks over gloo on cuda:0, cuda:0, but 2 ranks over gloo are running" in refused.error
-    notebook.ok("%recshard_stop\ntorch.cuda.device_count = count")
-    assert (
-        "2 ranks over gloo, 1 GB each ready in"
-        in notebook.ok("%recshard_launch -n 2 --devices cpu --memory-gb 1000MB").stdout
-    )
-    notebook.ok("%recshard_stop")
-    refused = notebook.run("%recshard_launch -n 2 --devices mps")
-    assert "MPS (Apple's GPU) is not supported" in refused.error
-    assert "devices=[0, 'GPU-1']): 0 does not exist: this machine has no GPU visible." in (
-        notebook.run("%recshard_launch -n 2 --devices 0,GPU-1").error
-    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recshard_lab.lab import DrawingBoard, PlanCompare, RanksPanel
+from recshard_lab.lab import DrawingBoard, PlanCompare
 from recshard_lab.lab.exporting.kinds import KINDS
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import ShardingPlan, Topology
@@ -77,14 +76,6 @@ def test_a_file_that_another_hand_put_there_stays(widget: PlanCompare, tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {"plan_comparison.svg", "plan_comparison_2.svg"}
 
 
-def test_what_is_shown_is_what_is_exported(widget: PlanCompare) -> None:
-    widget.set({"movie": "column_wise"}, world_size=4)
-    text = pressed(widget, "html").decode()
-    assert "column_wise on ranks" in text
-    assert "found = rs.compare_plans(" in text
-    assert re.search(r"world_size</td><td[^>]*>4<", text)
-
-
 def test_what_cannot_be_written_is_told_in_the_widget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     board = DrawingBoard(table("movies", 100), Topology(2), tiles=[(0, (0, 50), (0, 16))])
@@ -106,17 +97,6 @@ def test_a_drawing_is_exported_with_its_plan(tmp_path: Path) -> None:
     assert "<h1>Drawing of movies</h1>" in text
     assert "scheme = rs.sharding.tiling([" in text
     assert "BATCH_SIZE = 64" in board.export(tmp_path / "x.py").read_text()
-
-
-def test_the_ranks_panel_is_a_page_and_nothing_else(tmp_path: Path) -> None:
-    panel = RanksPanel(60)
-    try:
-        assert [kind for kind, *_ in panel.exports.kinds] == ["html"]
-        assert "No ranks are running." in panel.export(tmp_path / "ranks.html").read_text()
-        with pytest.raises(ValueError, match="it has no picture"):
-            panel.export(tmp_path / "ranks.png")
-    finally:
-        panel.close()
 
 
 def test_a_message_of_another_kind_is_not_obeyed(widget: PlanCompare, tmp_path: Path) -> None:

@@ -38,14 +38,6 @@ def test_operators_do_not_grow_with_the_batch_and_gradient_bytes_do() -> None:
     assert large.gradient_bytes == 10 * small.gradient_bytes
 
 
-def test_it_prints_a_row_per_way_and_a_column_per_phase() -> None:
-    found = compare(2, 4)
-    head, *rows = str(found).splitlines()
-    assert [word in head for word in ("forward ms", "optimizer ops")] == [True, True]
-    assert [row.startswith(way) for row, way in zip(rows, (SEPARATE, FUSED), strict=True)] == [True, True]
-    assert found.ratio == sum(found.ms[SEPARATE].values()) / sum(found.ms[FUSED].values())
-
-
 def test_wrong_arguments_are_named() -> None:
     shared = rs.EmbeddingBagConfig(name="t", num_embeddings=5, embedding_dim=4, feature_names=["f", "g"])
     batch = rs.KeyedJaggedTensor(["f", "g"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))

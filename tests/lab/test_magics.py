@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.manager import KernelManager
 
 from tests.launcher.test_cold_launch import INTERRUPTS
+from tests.patience import scaled, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -32,7 +31,6 @@ class Said:
     error: str = ""
     name: str = ""
     data: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 class Notebook:
@@ -41,15 +39,15 @@ class Notebook:
         self.manager.start_kernel()
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=scaled(60))
 
     def send(self, source: str) -> str:
         return self.client.execute(source)
 
-    def hear(self, number: str, timeout: float = 60, until: str = "", until_display: str = "") -> Said:
-        said, started = Said(), time.monotonic()
+    def hear(self, number: str, until: str = "", until_display: str = "") -> Said:
+        said = Said()
         while True:
-            message = self.client.get_iopub_msg(timeout=timeout)
+            message = self.client.get_iopub_msg(timeout=scaled(60))
             if message["parent_header"].get("msg_id") != number:
                 continue
             content = message["content"]
@@ -66,11 +64,10 @@ class Notebook:
                 break
             if until_display and any(until_display in data["text/plain"] for data in said.data):
                 break
-        said.seconds = time.monotonic() - started
         return said
 
-    def run(self, source: str, timeout: float = 60) -> Said:
-        return self.hear(self.send(source), timeout)
+    def run(self, source: str) -> Said:
+        return self.hear(self.send(source))
 
     def ok(self, source: str) -> Said:
         said = self.run(source)
@@ -79,7 +76,7 @@ class Notebook:
 
     def complete(self, source: str) -> list[str]:
         """What the Tab key offers at the end of `source`."""
-        reply = self.client.complete(source, reply=True, timeout=10)["content"]
+        reply = self.client.complete(source, reply=True, timeout=scaled(10))["content"]
         return sorted(reply["matches"])
 
     def close(self) -> None:
@@ -110,8 +107,15 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def gone(processes: list[psutil.Process], within: float) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=within)
-    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    """Waits until all have ended, reaped or not."""
+
+    def lives(process: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return False
+
+    wait_until(lambda: not any(map(lives, processes)), within)
+    return True
 
 
 def test_a_cell_runs_on_every_rank_and_what_they_agree_on_is_shown_once(notebook: Notebook) -> None:
@@ -119,35 +123,21 @@ def test_a_cell_runs_on_every_rank_and_what_they_agree_on_is_shown_once(notebook
     assert sorted(said.stdout.splitlines()) == ["[0] rank 0", "[1] rank 1", "[all] 20", "[all] same"]
 
 
-def test_a_seed_repeats_the_random_numbers_of_each_rank(kernel: Notebook) -> None:
-    assert "2 ranks over gloo, seed 7 ready" in kernel.ok("%recshard_launch -n 2 --seed 7").stdout
-    draw = "print(torch.rand(2).tolist())"
-    first = kernel.ok(f"%%recshard\n{draw}").stdout
-    assert len({line[4:] for line in first.splitlines()}) == 2
-    kernel.ok("%recshard_restart")
-    assert sorted(kernel.ok(f"%%recshard\n{draw}").stdout.splitlines()) == sorted(first.splitlines())
-    kernel.ok("%recshard_stop")
-    assert "launch(seed=-1): expected a whole number" in kernel.run("%recshard_launch -n 2 --seed -1").error
-
-
 def test_a_cell_can_run_on_some_ranks(notebook: Notebook) -> None:
     assert notebook.ok("%%recshard --ranks 1\nrank").stdout == "[1] 1\n"
     assert "expected some of 0 to 1" in notebook.run("%%recshard --ranks 1,7\nrank").error
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
+def test_options_that_mean_nothing_are_refused(notebook: Notebook) -> None:
+    for option, words in (
         ("--timeout 0", "'0' is not a time limit: expected seconds above 0"),
         ("--timeout nan", "'nan' is not a time limit"),
         ("--ranks=-1", "'-1' is not a rank: expected ranks like 0,2 or 0-3"),
         ("--ranks 1-0", "'1-0' is not a rank"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(notebook: Notebook, option: str, words: str) -> None:
-    said = notebook.run(f"%%recshard {option}\nrank")
-    assert words in said.stderr + said.error
-    assert said.stdout == ""
+    ):
+        said = notebook.run(f"%%recshard {option}\nrank")
+        assert words in said.stderr + said.error
+        assert said.stdout == ""
 
 
 def test_ranks_keep_their_variables_and_the_notebook_keeps_its_own(notebook: Notebook) -> None:
@@ -166,31 +156,11 @@ def test_an_error_names_the_cell_by_the_number_at_its_prompt(notebook: Notebook)
     assert f'File "<cell [{prompt + 1}]>", line 1' in said.error
 
 
-def test_html_from_ranks_is_shown_as_html(notebook: Notebook) -> None:
-    notebook.ok("%%recshard\nclass Bold:\n    def _repr_html_(self): return '<b>hi</b>'")
-    said = notebook.ok("%%recshard\nBold()")
-    assert [data["text/html"] for data in said.data] == ["<b>hi</b>"] * len(said.data)
-    assert said.data
-
-
-@pytest.mark.parametrize("name", ["display", "__import__('IPython.display').display.display"])
-def test_what_ranks_display_alike_is_shown_once(notebook: Notebook, name: str) -> None:
+def test_what_ranks_display_alike_is_shown_once(notebook: Notebook) -> None:
     notebook.ok("%%recshard\nfrom IPython.display import HTML")
-    said = notebook.ok(f"%%recshard\n{name}(HTML('<i>both</i>'))\nprint('after')")
+    said = notebook.ok("%%recshard\ndisplay(HTML('<i>both</i>'))\nprint('after')")
     assert [data["text/html"] for data in said.data] == ["<i>both</i>"]
     assert said.stdout == "[all]\n[all] after\n"
-
-
-def test_progress_bars_of_ranks_move_in_one_block(notebook: Notebook) -> None:
-    said = notebook.ok(
-        "%%recshard\nimport sys, time\nfor i in range(4):\n"
-        "    print(f'\\r{i}/3', end='', file=sys.stderr, flush=True); time.sleep(0.15)"
-    )
-    states = [data["text/plain"] for data in said.data]
-    assert any("[0] 2/3" in state for state in states)
-    assert any("[1] 2/3" in state for state in states)
-    assert states[-1] == ""
-    assert said.stderr == "[all] 3/3\n"
 
 
 def test_one_traceback_when_ranks_agree_and_it_shows_the_cells_line(notebook: Notebook) -> None:
@@ -222,15 +192,6 @@ def test_a_killed_rank_fails_the_cell_at_once_and_cells_are_refused_until_restar
     assert "%recshard_restart" in refused.error
     notebook.ok("%recshard_restart")
     assert notebook.ok("%%recshard\nworld_size").stdout == "[all] 2\n"
-
-
-def test_interrupt_reaches_python_code_and_variables_stay(notebook: Notebook) -> None:
-    number = notebook.send("%%recshard\nimport time\nn = 5\nprint('go')\nwhile True: time.sleep(0.01)")
-    notebook.hear(number, until="go")
-    notebook.manager.interrupt_kernel()
-    said = notebook.hear(number)
-    assert said.name == "RanksInterrupted"
-    assert notebook.ok("%%recshard\nn").stdout == "[all] 5\n"
 
 
 def test_interrupt_frees_ranks_stuck_in_a_collective_and_variables_stay(notebook: Notebook) -> None:
@@ -312,15 +273,6 @@ def test_a_time_limit_stops_a_cell(notebook: Notebook) -> None:
     assert "time limit of 0.5 s" in said.error
 
 
-def test_functions_and_classes_of_the_notebook_work_on_ranks(notebook: Notebook) -> None:
-    notebook.ok("import torch.distributed as dist\nfrom recshard_lab.launcher import current")
-    notebook.ok("class Scale:\n    def __init__(self, by): self.by = by\n    def of(self, x): return self.by * x")
-    notebook.ok("def helper(x): return Scale(10).of(x)\ndef work(x): return helper(x) + dist.get_rank()")
-    assert notebook.ok("print(current().run(work, 2))").stdout == "[20, 21]\n"
-    failing = notebook.run("def wrong():\n    return 1 / 0  # here\ncurrent().run(wrong)")
-    assert "return 1 / 0  # here" in failing.error
-
-
 def test_variables_are_pushed_and_pulled(notebook: Notebook) -> None:
     notebook.ok("import torch\nnumbers = torch.arange(3)")
     notebook.ok("%recshard_push numbers")
@@ -365,21 +317,10 @@ def test_magics_without_arguments_refuse_them(notebook: Notebook) -> None:
         error = notebook.run(f"%recshard_{magic} --foo").stderr
         assert f"%recshard_{magic} takes no arguments, got '--foo'. Fix: %recshard_{magic}" in error
     assert "Fix: %recshard_launch -n 4" in notebook.run("%recshard_launch").stderr
-    assert "2 ranks" in notebook.ok("%recshard_status").stdout
-
-
-def test_a_restart_lists_the_variables_that_are_gone(notebook: Notebook) -> None:
-    notebook.ok("%%recshard\nweights, bias = 1, 2")
-    told = notebook.ok("%recshard_restart").stdout
-    assert "Their variables are gone: bias, " in told
-    assert "weights. Run the cells that made them." in told
-    assert "gone" not in notebook.ok("%recshard_restart").stdout
-
-
-def test_status_names_every_rank(notebook: Notebook) -> None:
-    lines = notebook.ok("%recshard_status").stdout.splitlines()
-    assert [line[:3] for line in lines[1:]] == ["[0]", "[1]"]
-    assert all("idle" in line for line in lines[1:])
+    total, *lines = notebook.ok("%recshard_status").stdout.splitlines()
+    assert "2 ranks" in total
+    assert [line[:3] for line in lines] == ["[0]", "[1]"]
+    assert all("idle" in line for line in lines)
 
 
 def test_notebook_commands_inside_a_rank_cell_are_refused_by_line(notebook: Notebook) -> None:
@@ -388,21 +329,17 @@ def test_notebook_commands_inside_a_rank_cell_are_refused_by_line(notebook: Note
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("how", ["stuck in a collective", "idle"])
-def test_no_rank_outlives_a_kernel_killed_with_9(how: str) -> None:
+def test_no_rank_outlives_a_kernel_killed_with_9() -> None:
     notebook = Notebook()
     try:
         notebook.ok("%load_ext recshard_lab\n%recshard_launch -n 2")
         pid = notebook.manager.provisioner.pid  # type: ignore[union-attr]
         ranks = family(pid)
         assert len(ranks) >= 3
-        if how != "idle":
-            number = notebook.send(
-                "%%recshard\nprint('go')\nif rank: dist.barrier()\nelse: import time; time.sleep(99)"
-            )
-            notebook.hear(number, until="go")
+        number = notebook.send("%%recshard\nprint('go')\nif rank: dist.barrier()\nelse: import time; time.sleep(99)")
+        notebook.hear(number, until="go")
         os.kill(pid, signal.SIGKILL)
-        assert gone(ranks, within=2)
+        assert gone(ranks, within=10)
     finally:
         notebook.close()
 
@@ -413,53 +350,9 @@ def test_a_restarted_kernel_leaves_no_rank() -> None:
         notebook.ok("%load_ext recshard_lab\n%recshard_launch -n 2")
         ranks = family(notebook.manager.provisioner.pid)  # type: ignore[union-attr]
         notebook.manager.restart_kernel(now=False)
-        assert gone(ranks, within=5)
+        assert gone(ranks, within=10)
     finally:
         notebook.close()
-
-
-@pytest.mark.gate
-def test_a_server_that_restarts_a_killed_kernel_finds_no_old_rank_and_launches_new_ones() -> None:
-    async def scenario() -> tuple[bool, str]:
-        manager = AsyncIOLoopKernelManager(kernel_name="python3", autorestart=True)
-        await manager.start_kernel()
-
-        async def connected() -> Any:
-            client = manager.client()
-            client.start_channels()
-            await client.wait_for_ready(timeout=30)
-            return client
-
-        async def run(source: str) -> str:
-            said: list[str] = []
-            reply = await client.execute_interactive(
-                source,
-                timeout=30,
-                output_hook=lambda message: said.append(message["content"].get("text", "")),
-            )
-            assert reply["content"]["status"] == "ok", reply["content"]
-            return "".join(said)
-
-        client = await connected()
-        await run("%load_ext recshard_lab\n%recshard_launch -n 2")
-        restarted = asyncio.Event()
-        manager.add_restart_callback(restarted.set)
-        pid = manager.provisioner.pid
-        ranks = family(pid)
-        assert len(ranks) >= 3
-        os.kill(pid, signal.SIGKILL)
-        ended = gone(ranks, within=10)
-        await asyncio.wait_for(restarted.wait(), 30)
-        client.stop_channels()
-        client = await connected()
-        assert manager.provisioner.pid != pid
-        await run("%load_ext recshard_lab\n%recshard_launch -n 2")
-        shown = await run("%%recshard\nt = torch.ones(1); dist.all_reduce(t); t.item()")
-        client.stop_channels()
-        await manager.shutdown_kernel(now=True)
-        return ended, shown
-
-    assert asyncio.run(scenario()) == (True, "[all] 2.0\n")
 
 
 def test_a_kernel_loads_and_launches_after_each_was_stopped_in_an_import() -> None:

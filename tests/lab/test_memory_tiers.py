@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,9 +14,9 @@ from recshard_lab.lab import measure_plan, views
 from recshard_lab.launcher import Ranks, launch
 from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topology
-from tests.lab.plans import movielens, plan_of, table
+from tests.lab.pictures import boxes, texts
+from tests.lab.plans import plan_of, table
 
-SVG = "{http://www.w3.org/2000/svg}"
 TABLES = [table("movie", 1000), table("user", 400)]
 LOAD = Workload(32, 2.0, optimizer="exact_row_wise_adagrad")
 GPUS = Topology(2, "cuda", hbm_cap=10**6, ddr_cap=4 * 10**5)
@@ -35,20 +34,6 @@ def predicted(topology: Topology = GPUS) -> Estimate:
     return estimate(both_memories(), TABLES, topology, LOAD)
 
 
-def texts(svg: str) -> list[str]:
-    return [element.text or "" for element in ET.fromstring(svg).iter(f"{SVG}text")]
-
-
-def heights(svg: str) -> dict[str, float]:
-    """Tooltip -> height of its rectangle."""
-    found = {}
-    for rect in ET.fromstring(svg).iter(f"{SVG}rect"):
-        title = rect.find(f"{SVG}title")
-        if title is not None:
-            found[title.text or ""] = float(rect.get("height", 0))
-    return found
-
-
 def test_each_memory_has_its_own_picture_capacity_and_numbers() -> None:
     found = predicted()
     weights, states = 800 * 16 * 4, 800 * 4  # row-wise Adagrad: one number a row
@@ -62,9 +47,9 @@ def test_each_memory_has_its_own_picture_capacity_and_numbers() -> None:
         assert any(words.startswith(name) for words in texts(view.svg))
     assert "in HBM" in view.summary
     assert "in host memory, rank 1, uses 54.4 KB" in view.summary
-    bars = heights(view.svg)
+    bars = boxes(view.svg)
     tall, short = (bars[f"rank 1, predicted\n{name}"] for name in ("weights: 51.2 KB", "optimizer state: 3.2 KB"))
-    assert tall / short == pytest.approx(weights / states, rel=0.02)
+    assert tall.height / short.height == pytest.approx(weights / states, rel=0.02)
     assert next(list(row[:5]) for row in view.numbers.rows if row[0] == "host memory" and row[1] == "1") == [
         "host memory",
         "1",
@@ -160,18 +145,3 @@ def test_placement_marks_what_lies_in_the_hosts_memory() -> None:
     plain = views.placement(plan_of(TABLES, 2, ("row_wise",)), TABLES, GPUS)
     assert "host" not in plain.svg
     assert "memory" not in plain.numbers.heads
-
-
-def test_nodes_and_replicas_are_framed_in_placement_and_memory() -> None:
-    tables, top = movielens(), Topology(4, local_world_size=2)
-    plan = plan_of(tables, 4)
-    found = estimate(plan, tables, top)
-    for view in (views.placement(plan, tables, top), views.memory(found, topology=top)):
-        assert {"node 0", "node 1"} <= set(texts(view.svg))
-    assert "node 0" not in texts(views.placement(plan, tables, Topology(4)).svg)
-    replicas = views.placement(plan_of(tables, 2), tables, top, groups=[[0, 2], [1, 3]])
-    assert {"group 0", "group 1"} <= set(texts(replicas.svg))
-    named = [words for words in texts(replicas.svg) if words.startswith("rank ")]
-    assert named == ["rank 0", "rank 2", "rank 1", "rank 3"]
-    assert [row[0] for row in replicas.numbers.rows][:1] == ["0"]
-    assert "in equal parts" in views.placement(plan, tables, groups=[[0, 1], [2]]).problem

@@ -94,24 +94,6 @@ def test_the_comparison_of_plans_offers_it_with_the_fix_of_each_plan() -> None:
     assert len({round(float(block[1]) / float(block[2]), 3) for block in blocks if block}) == 1  # one scale
 
 
-def test_a_plan_that_fits_says_so() -> None:
-    top = topology(80_000)
-    view = views.overflow(placed(top, movies=1, users=0, small=0), TABLES, top, Workload())
-    assert view.summary.startswith("Every rank fits. Rank 1 is the fullest")
-    assert "✗" not in view.svg
-
-
-def test_of_many_ranks_the_fullest_are_drawn() -> None:
-    top = topology(150, ranks=64)
-    plan = placed(top, movies=63, users=40, small=0)
-    view = views.overflow(plan, TABLES, top, Workload())
-    svg = view.svg
-    assert "1 more rank does not fit." in view.summary
-    assert "✗ rank 40" in svg
-    assert "✗ rank 63" in svg
-    assert re.search(r"Not drawn: \d+ ranks", svg)
-
-
 def test_a_change_that_rounds_weights_is_named_only_if_no_other_is_enough() -> None:
     sizes = {"movies": 400_000, "users": 300_000, "actors": 250_000, "tags": 200_000, "studios": 150_000}
     tables = [table(name, rows, 64) for name, rows in sizes.items()]

@@ -12,19 +12,14 @@ from recshard_lab.lab import views
 from recshard_lab.planner import AccessProfile
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, Topology, scheme_named, scheme_names
 from recshard_lab.sparse import KeyedJaggedTensor
+from tests.lab.pictures import SVG
 from tests.lab.plans import table
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def batch(weighted: bool = False) -> KeyedJaggedTensor:
     lengths = torch.tensor([2, 0, 1, 3, 1, 4])
     values = torch.arange(11) * 7
     return KeyedJaggedTensor(["a", "b"], values, torch.rand(11) if weighted else None, lengths=lengths)
-
-
-def texts(svg: str) -> list[str]:
-    return [element.text or "" for element in ET.fromstring(svg).iter(f"{SVG}text")]
 
 
 def tooltips(svg: str) -> list[str]:
@@ -45,24 +40,6 @@ def test_every_bag_is_told_with_its_slice(weighted: bool) -> None:
     assert len(view.numbers.heads) == 6 + weighted
     for place, value in enumerate(kjt.values().tolist()):
         assert any(text.startswith(f"values[{place}] = {value}\n") for text in tooltips(view.svg))
-
-
-def test_a_large_batch_is_drawn_in_part_and_says_so() -> None:
-    kjt = KeyedJaggedTensor([f"f{i}" for i in range(30)], torch.arange(30 * 64 * 3), lengths=torch.full((30 * 64,), 3))
-    view = views.jagged_anatomy(kjt)
-    assert view.summary.startswith("Drawn: 2 of the features, their first 3 samples.")
-    assert len(view._repr_html_()) < 60_000
-    one = KeyedJaggedTensor(["f"], torch.arange(5000), lengths=torch.tensor([5000]))
-    assert views.jagged_anatomy(one).summary.startswith("Drawn: 1 of the features")
-
-
-def test_bags_of_their_own_number_and_no_bags_are_told() -> None:
-    varied = KeyedJaggedTensor(
-        ["u", "i"], torch.arange(4), lengths=torch.tensor([2, 1, 1]), stride_per_key_per_rank=[[1], [2]]
-    )
-    assert [row[1] for row in views.jagged_anatomy(varied).numbers.rows] == ["u", "i", "i"]
-    nothing = KeyedJaggedTensor(["u"], torch.tensor([], dtype=torch.long), lengths=torch.tensor([], dtype=torch.long))
-    assert "no bag" in views.jagged_anatomy(nothing).problem
 
 
 @pytest.mark.parametrize("scheme", scheme_names())
@@ -114,10 +91,3 @@ def test_skew_says_what_it_lacks() -> None:
     assert "movies" in views.access_skew({"movies": profile}, table="users").problem
     assert "2 rows" in views.access_skew(profile, num_embeddings=2).problem
     assert "at least 1" in views.access_skew(profile, world_size=0).problem
-
-
-def test_skew_of_many_tables_and_ranks_stays_legible() -> None:
-    many = {f"t{i}": AccessProfile.of_ids([np.arange(100) % (i + 2)]) for i in range(200)}
-    view = views.access_skew(many, world_size=128)
-    assert "Dashed: equal shares of all ranks. 190 less skewed tables are not drawn." in texts(view.svg)
-    assert {"0", "rank"} <= set(texts(view.svg))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 
 from recshard_lab.lab import views
 from recshard_lab.train.stages import StageEvent
-
-SVG = "{http://www.w3.org/2000/svg}"
+from tests.lab.pictures import boxes
 
 
 def pipelined(ranks: int = 2, batches: int = 5) -> list[StageEvent]:
@@ -24,26 +22,16 @@ def pipelined(ranks: int = 2, batches: int = 5) -> list[StageEvent]:
     return found
 
 
-def bars(svg: str) -> dict[str, tuple[float, float]]:
-    """Tooltip -> left edge and width."""
-    found = {}
-    for rect in ET.fromstring(svg).iter(f"{SVG}rect"):
-        title = rect.find(f"{SVG}title")
-        if title is not None:
-            found[title.text or ""] = float(rect.get("x", 0)), float(rect.get("width", 0))
-    return found
-
-
 def test_bars_stand_where_stages_ran_and_are_as_long() -> None:
     view = views.timeline(pipelined(), batches=(1, 3))
-    found = bars(view.svg)
+    found = boxes(view.svg)
     forward = found["rank 0, batch 2\nforward: 5 ms"]
     backward = found["rank 0, batch 2\nbackward: 3 ms"]
     dist = found["rank 1, batch 3\ninput dist: 8 ms"]
-    assert abs(forward[1] / backward[1] - 5 / 3) < 0.01
-    assert abs(dist[1] / forward[1] - 8 / 5) < 0.01
-    assert abs(forward[0] + forward[1] - backward[0]) < 0.02
-    assert abs(dist[0] - forward[0] - forward[1] / 5) < 0.02  # it begins 1 ms after the forward
+    assert abs(forward.width / backward.width - 5 / 3) < 0.01
+    assert abs(dist.width / forward.width - 8 / 5) < 0.01
+    assert abs(forward.x + forward.width - backward.x) < 0.02
+    assert abs(dist.x - forward.x - forward.width / 5) < 0.02  # it begins 1 ms after the forward
     assert not any("batch 0" in words for words in found)
 
 
@@ -55,23 +43,6 @@ def test_the_numbers_are_those_of_the_steps() -> None:
     assert re.search(r"input dist\s+8 ms\s+8 ms\s+100%", view.text)
     assert len(view.figure.data) == 5
     assert view.figure.layout.title.text == view.title
-
-
-def test_a_plain_loop_hides_nothing() -> None:
-    events = [StageEvent(0, "input_dist", n, n * 0.01, n * 0.01 + 0.004) for n in range(4)]
-    events += [StageEvent(0, "forward", n, n * 0.01 + 0.004, n * 0.01 + 0.01) for n in range(4)]
-    assert "0% of input_dist ran behind computing" in views.timeline(events).summary
-
-
-def test_waiting_that_is_a_stage_is_counted_where_nothing_is_sent_ahead() -> None:
-    view = views.timeline([event for event in pipelined() if event.stage != "input_dist"])
-    assert view.summary == "The step waited 1 ms of its 10 ms (10%)."
-
-
-def test_stages_that_nobody_foresaw_get_a_lane() -> None:
-    events = [*pipelined(1), StageEvent(0, "copy_batch_to_gpu", 2, 0.015, 0.019)]
-    assert "copy batch to gpu" in views.timeline(events).text
-    assert "rank 0, batch 2\ncopy batch to gpu: 4 ms" in bars(views.timeline(events).svg)
 
 
 def test_many_ranks_are_cut_and_nothing_is_a_message() -> None:

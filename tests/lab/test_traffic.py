@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from recshard_lab.embedding import EmbeddingConfig
 from recshard_lab.lab import views
 from recshard_lab.lab.views.links import links_of
 from recshard_lab.lab.views.traffic_phases import PHASES, parts_of, phase_of
 from recshard_lab.launcher import Ranks, launch
-from recshard_lab.planner import Estimate, Workload, estimate
+from recshard_lab.planner import Estimate, estimate
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_named, scheme_names
 from recshard_lab.sharding.plan.types import ROUTES
+from tests.lab.pictures import texts
 from tests.lab.plans import many, plan_of, table
-from tests.lab.traffic_jobs import (
-    RATE,
-    counted_random_step,
-    counted_steps,
-    even_load,
-    matrices,
-    random_batch,
-)
+from tests.lab.traffic_jobs import counted_steps, even_load, matrices
 
 pytestmark = pytest.mark.gate
 
 TABLES = [table("movie", 64), table("user", 32), table("genre", 16, 32)]
 NODES = Topology(4, local_world_size=2)
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -80,25 +69,6 @@ def test_every_route_sends_what_is_predicted(ranks: Ranks, scheme: str, route: s
         assert links.split(inside)[1] == links.split(across)[0] == 0
 
 
-@pytest.mark.parametrize("scheme", ["table_wise", "row_wise"])
-@pytest.mark.parametrize("kind", ["distinct_rows", "sequence", "deduplicated sequence"])
-def test_distinct_ids_send_what_is_predicted(ranks: Ranks, scheme: str, kind: str) -> None:
-    """To the byte if all ids of a table go to one rank. Otherwise a draw has the expected number within 4%."""
-    tables: list[Any] = [table("movie", 600), table("user", 3000)]
-    plan = ShardingPlan({"": {t.name: scheme_named(scheme).default(t, NODES) for t in tables}})  # type: ignore[dict-item]
-    if kind == "distinct_rows":
-        plan = plan.with_route(kind)
-    else:
-        tables = [EmbeddingConfig(t.num_embeddings, t.embedding_dim, t.name, feature_names=[t.name]) for t in tables]
-    dedup = kind == "deduplicated sequence"
-    counted = matrices(ranks.run(counted_random_step, plan.to_json(), tables, dedup))
-    load = Workload.measured([random_batch(tables, rank) for rank in range(4)], tables, optimizer=RATE["optimizer"])
-    predicted = estimate(plan, tables, NODES, replace(load, index_dedup=dedup)).traffic_by_phase
-    for label in ("input_dist/ids", "output_dist/rows", "output_dist_backward/rows"):
-        exact = kind == "sequence" and scheme == "table_wise"
-        assert counted[label].sum() == pytest.approx(predicted[label].sum(), rel=1e-9 if exact else 0.04), label
-
-
 def test_labels_nobody_foresaw_are_shown_as_they_are() -> None:
     sent = np.array([[0.0, 5.0], [0.0, 0.0]])
     known = SimpleNamespace(traffic_bytes=sent, traffic_by_phase={"output_dist/rows": sent})
@@ -114,10 +84,6 @@ def test_labels_nobody_foresaw_are_shown_as_they_are() -> None:
     assert "not run" in views.traffic(known, counted).svg
     assert "not predicted" in views.traffic(known, counted).svg
     assert {phase_of(label) for label in ("dense", "row_norms")} <= set(PHASES)
-
-
-def texts(svg: str) -> list[str]:
-    return [element.text or "" for element in ET.fromstring(svg).iter(f"{SVG}text")]
 
 
 def test_a_phase_alone_has_its_own_map_and_a_wrong_name_is_told() -> None:
@@ -159,15 +125,3 @@ def test_128_ranks_are_added_up_by_node() -> None:
     assert near == pytest.approx(np.trace(cells))
     assert near + far == pytest.approx(cells.sum())
     assert "Each cell adds up 8 x 8 ranks." in texts(views.traffic(found, topology=top).svg)
-
-
-def test_uneven_columns_tell_norms_to_their_partners_only() -> None:
-    from recshard_lab.sharding import ParameterSharding, Shard
-
-    one = [table("movie", 64)]
-    pieces = [Shard(0, (0, 64), (0, 4)), Shard(2, (0, 64), (4, 16))]
-    plan = ShardingPlan({"": {"movie": ParameterSharding("custom", shards=pieces)}})  # type: ignore[dict-item]
-    sent: Any = estimate(plan, one, NODES, even_load(one, 4, 4)).traffic_by_phase["row_norms"]
-    expected = np.zeros((4, 4))
-    expected[0, 2] = expected[2, 0] = 4 * 64  # one number for each of 64 touched rows
-    np.testing.assert_allclose(sent, expected)

@@ -1,27 +1,19 @@
 """Change by change: to scale, honest about what was measured, simulated or published."""
 
-import xml.etree.ElementTree as ET
-
 import pytest
 
 from recshard_lab.lab import views
+from tests.lab.pictures import boxes
 
 ROAD = {"before": 8.0, "graphs": 4.0, "copies": 5.0}
-SVG = "{http://www.w3.org/2000/svg}"
 
 
-def bars(svg: str) -> dict[str, float]:
-    """Tooltip -> width of every bar."""
-    found = {}
-    for rect in ET.fromstring(svg).iter(f"{SVG}rect"):
-        title = rect.find(f"{SVG}title")
-        if title is not None:
-            found[title.text or ""] = float(rect.get("width", 0))
-    return found
+def widths(svg: str) -> dict[str, float]:
+    return {words: box.width for words, box in boxes(svg).items()}
 
 
 def test_bars_and_what_was_taken_away_are_to_scale() -> None:
-    found = bars(views.waterfall(ROAD).svg)
+    found = widths(views.waterfall(ROAD).svg)
     whole = found["before: 8 ms"]
     assert found["graphs: 4 ms"] == pytest.approx(whole / 2, abs=0.02)
     assert found["graphs: 4 ms less"] == pytest.approx(whole / 2, abs=0.02)
@@ -36,7 +28,7 @@ def test_it_says_whether_anybody_measured_it_and_keeps_what_others_published_apa
     assert "simulated" not in measured.text
     assert "measured" not in simulated.text
     assert "16 ms published" in simulated.svg
-    assert bars(simulated.svg)["before: 8 ms"] < bars(measured.svg)["before: 8 ms"] / 1.5  # room for 16 ms
+    assert widths(simulated.svg)["before: 8 ms"] < widths(measured.svg)["before: 8 ms"] / 1.5  # room for 16 ms
     assert measured.numbers.rows[1] == ["graphs", "4 ms", "4 ms less", ""]
     assert "1.6 times as fast" in measured.summary
     assert "Most came from graphs: 4 ms less." in measured.summary  # neither the first change nor the last
@@ -59,6 +51,6 @@ def test_time_lines_to_be_compared_share_their_scale() -> None:
 
     short = [StageEvent(0, "forward", 0, 0.0, 0.01), StageEvent(0, "forward", 1, 0.01, 0.02)]
     long = [StageEvent(0, "forward", 0, 0.0, 0.02), StageEvent(0, "forward", 1, 0.02, 0.04)]
-    widths = [max(bars(views.timeline(events, span_ms=40, name="one").svg).values()) for events in (short, long)]
-    assert widths[0] == pytest.approx(widths[1] / 2, abs=0.05)
+    drawn = [max(widths(views.timeline(events, span_ms=40, name="one").svg).values()) for events in (short, long)]
+    assert drawn[0] == pytest.approx(drawn[1] / 2, abs=0.05)
     assert views.timeline(short, name="one").title.startswith("one: batches 0 to 1")

@@ -68,21 +68,3 @@ def test_a_mistake_is_told(tmp_path: Path, arguments: list[str], told: str) -> N
 def test_integers_know_binary_thousands() -> None:
     assert integers("8,2k", "x") == [8, 2048]
     assert integers("0.5,80", "x", 10**9) == [5 * 10**8, 80 * 10**9]
-
-
-@pytest.mark.nightly
-def test_the_worked_example_prints_itself_and_writes_a_page_with_other_machines(tmp_path: Path) -> None:
-    page, points = tmp_path / "mlperf.html", tmp_path / "mlperf.csv"
-    command = [
-        *("plan", "sweep", "--example", "mlperf-dlrm-dcnv2"),
-        *("--ranks", "8,128", "--out", str(page), "--out", str(points)),
-    ]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    assert "8 and 128 H100s" in " ".join(done.output.split())
-    html = page.read_text()
-    assert all(name in html for name in ("a100", "gb200nvl72", "Limits", "7.68"))
-    assert html.count("imulated") > 20
-    assert len(points.read_text().splitlines()) == 1 + 2 * 6
-    refused = CliRunner().invoke(app, ["plan", "sweep", "--example", "mlperf-dlrm-dcnv2", "--batch-size", "8"])
-    assert "fixes batch size" in str(refused.exception)

@@ -57,40 +57,6 @@ def counted_steps(plan_json: str, tables: Sequence[EmbeddingBagConfig], steps: i
     return sent_by_label(sent, dist.get_world_size(), steps)
 
 
-def random_batch(tables: Sequence[Any], rank: int) -> Any:
-    """256 bags of 4 ids of each table, drawn evenly."""
-    import torch
-
-    from recshard_lab.sparse import KeyedJaggedTensor
-
-    generator = torch.Generator().manual_seed(rank)
-    ids = [torch.randint(t.num_embeddings, (256 * 4,), generator=generator) for t in tables]
-    keys = [name for t in tables for name in t.feature_names]
-    return KeyedJaggedTensor(keys, torch.cat(ids), lengths=torch.full((256 * len(keys),), 4))
-
-
-def counted_random_step(plan_json: str, tables: Sequence[Any], index_dedup: bool) -> dict[str, list[float]]:
-    """Bytes to each rank in a step of `random_batch`, by label; of pooled tables or of sequences."""
-    import torch
-    import torch.distributed as dist
-
-    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingCollection
-    from recshard_lab.comm import trace
-    from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
-    from recshard_lab.lab.compare.measure import sent_by_label
-    from recshard_lab.sharding import ShardingPlan
-
-    pooled = isinstance(tables[0], EmbeddingBagConfig)
-    whole = (EmbeddingBagCollection if pooled else EmbeddingCollection)(list(tables))
-    sharders = [EmbeddingBagCollectionSharder(RATE), EmbeddingCollectionSharder(RATE, use_index_dedup=index_dedup)]
-    model = DistributedModelParallel(whole, plan=ShardingPlan.from_json(plan_json), sharders=sharders)
-    with trace() as sent:
-        out = model(random_batch(tables, dist.get_rank()))
-        rows = out.values() if pooled else torch.cat([own.values().flatten() for own in out.values()])
-        rows.sum().backward()
-    return sent_by_label(sent, dist.get_world_size(), 1)
-
-
 def matrices(found: Sequence[dict[str, list[float]]]) -> dict[str, np.ndarray]:
     """``[W, W]`` by label, without what stays on its rank, and without labels under which nothing else was sent."""
     labels = dict.fromkeys(label for one in found for label in one)

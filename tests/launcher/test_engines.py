@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,20 +25,6 @@ def test_an_address_where_nobody_listens_is_told_at_once(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     with pytest.raises(LaunchError, match=r"no Ray cluster answers there .*ray start --head"):
         launch(2, engine="ray", address=address)
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"engine": "dask"}, "'local', 'ray' or None"),
-        ({"address": "auto"}, r"address='auto'\): only engine='ray' has an address"),
-        ({"engine": "ray", "start_method": "fork"}, "leave out start_method"),
-        ({"engine": "ray", "backend": "mpi"}, "'gloo', 'nccl' or None"),
-    ],
-)
-def test_engines_and_addresses_that_do_not_go_together_are_refused(asked: dict[str, Any], words: str) -> None:
-    with pytest.raises(LaunchError, match=words):
-        launch(2, **asked)
 
 
 def ray_shape(n: int, nodes: int = 1, backend: str = "gloo", threads: int = 1) -> Shape:

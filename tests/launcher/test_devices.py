@@ -1,4 +1,4 @@
-"""What `launch` decides on machines with 0, 1, 2, 3 and 8 GPUs, slices of GPUs and hidden GPUs."""
+"""What `launch` decides: devices on machines with 0 to 8 GPUs, slices and hidden GPUs; Ray's machines; nodes."""
 
 import ctypes
 import os
@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 
 from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, launcher
-from recshard_lab.comm import ShardingEnv, collectives, compute_device, host_env, message_device
+from recshard_lab.comm import InterNodeLink, ShardingEnv, collectives, compute_device, host_env, message_device
 from recshard_lab.launcher import LaunchError, Ranks, devices, join, joining, launch
 from recshard_lab.launcher.devices import mig_slices, visible_gpus
 from recshard_lab.launcher.engines import fork
+from recshard_lab.launcher.engines.ray_cluster import layout
 from recshard_lab.launcher.shape import Shape
 from recshard_lab.launcher.wires import rank_spec
 from recshard_lab.sharding import running_topology
@@ -145,15 +146,6 @@ def test_devices_are_named_by_index_or_uuid(
     assert (shape.backend, shape.devices, shape.unused_gpus) == (backend, placed, "")
 
 
-def test_uuids_are_found_among_the_visible_gpus_only(machine: Machine) -> None:
-    machine(3, "2,0")
-    assert Shape.checked(1, devices=[UUIDS[2]]).devices == ("cuda:0",)
-    with pytest.raises(LaunchError, match=f"{UUIDS[1]}' does not exist: this machine has 2 GPUs visible"):
-        Shape.checked(1, devices=[UUIDS[1]])
-    machine(3, f"{UUIDS[1]},GPU-00000000")
-    assert Shape.checked(2, devices=[UUIDS[0], UUIDS[1]]).devices == ("cuda:1", "cuda:0")
-
-
 NOT_LAUNCHED: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, r"n=0\).*at least 1"),
     ({"n": True}, "whole number"),
@@ -200,6 +192,21 @@ def test_what_cannot_be_launched_is_refused_with_a_fix(machine: Machine) -> None
     calls = [(lambda asked=asked: launch(**{"n": 1, **asked}), words) for asked, words in NOT_LAUNCHED]
     assert not_refused(calls, LaunchError) == []
     assert launcher.current() is None
+
+
+def test_uuids_are_found_among_the_visible_gpus_only_whose_variable_stays(machine: Machine) -> None:
+    machine(3, "2,0")
+    assert Shape.checked(1, devices=[UUIDS[2]]).devices == ("cuda:0",)
+    with pytest.raises(LaunchError, match=f"{UUIDS[1]}' does not exist: this machine has 2 GPUs visible"):
+        Shape.checked(1, devices=[UUIDS[1]])
+    spec = rank_spec(Shape.checked(2), 1, "store")
+    assert spec["environment"]["CUDA_VISIBLE_DEVICES"] == "2,0"
+    assert spec["device"] == spec["environment"]["RECSHARD_DEVICE"] == "cuda:1"
+    # with a slice, torch counts GPUs by starting CUDA, which does not work in a fork afterwards
+    assert "CUDA_VISIBLE_DEVICES" not in fork.environment({"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-bb"})
+    assert fork.environment({"CUDA_VISIBLE_DEVICES": "1"})["CUDA_VISIBLE_DEVICES"] == "1"
+    machine(3, f"{UUIDS[1]},GPU-00000000")
+    assert Shape.checked(2, devices=[UUIDS[0], UUIDS[1]]).devices == ("cuda:1", "cuda:0")
 
 
 def in_a_cell(shape: Shape) -> str:
@@ -305,19 +312,6 @@ def test_slices_are_listed_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mig_slices() == {}
 
 
-def test_whole_gpus_leave_the_variable_as_it_is(machine: Machine) -> None:
-    machine(3, "2,0")
-    spec = rank_spec(Shape.checked(2), 1, "store")
-    assert spec["environment"]["CUDA_VISIBLE_DEVICES"] == "2,0"
-    assert spec["device"] == spec["environment"]["RECSHARD_DEVICE"] == "cuda:1"
-
-
-def test_the_process_that_ranks_are_forked_from_sees_no_slice() -> None:
-    """With one, torch counts GPUs by starting CUDA, which does not work in a fork afterwards."""
-    assert "CUDA_VISIBLE_DEVICES" not in fork.environment({"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-bb"})
-    assert fork.environment({"CUDA_VISIBLE_DEVICES": "1"})["CUDA_VISIBLE_DEVICES"] == "1"
-
-
 # -- real ranks on the CPU
 
 
@@ -411,6 +405,7 @@ def test_a_launch_that_leaves_a_gpu_unused_warns_at_the_callers_line(monkeypatch
         (1, {"share_gpu": True}, ("gloo", "cuda:0", NOTE)),
         (2, {}, ("cpu:gloo,cuda:nccl", "cuda:1", "")),
         (2, {"backend": "gloo"}, ("gloo", "cpu", "")),
+        (1, {}, ("gloo", "cpu", "")),
         (3, {"devices": [2, 0]}, ("cpu:gloo,cuda:nccl", "cuda:0", "")),
         (1, {"backend": "nccl"}, r"LOCAL_WORLD_SIZE=2, backend='nccl'.*this node has 1 GPU.*or LOCAL_WORLD_SIZE=1"),
         (0, {"share_gpu": True}, "this node has no GPU to share"),
@@ -420,7 +415,9 @@ def test_join_decides_as_launch_does(
     gpus: int, asked: dict[str, Any], result: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine(gpus)
-    as_torchrun(monkeypatch, local_rank=1)
+    ranks = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    for name, value in {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     created = []
 
@@ -440,24 +437,10 @@ def test_join_decides_as_launch_does(
             pass
         assert created == [result]
     assert dict(os.environ) == before
-
-
-def as_torchrun(monkeypatch: pytest.MonkeyPatch, local_rank: int) -> None:
-    """The environment of one of two ranks of torchrun."""
-    ranks = {"RANK": local_rank, "WORLD_SIZE": 2, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": 2}
-    for name, value in {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
-        monkeypatch.setenv(name, str(value))
-
-
-def test_join_warns_on_one_rank_of_a_node_that_gpus_stay_unused(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine(1)
-    as_torchrun(monkeypatch, local_rank=0)
-    monkeypatch.setattr(sys.modules["torch.distributed.rendezvous"], "rendezvous", lambda method: iter([]))
-    words = r"2 ranks on the CPU over Gloo: .* this node has 1 GPU\. To compute on a GPU, pass LOCAL_WORLD_SIZE=1 or"
-    with pytest.raises(RuntimeWarning, match=words), join():
-        pass
+    if (gpus, asked) == (1, {}):  # one rank of a node warns
+        monkeypatch.setenv("LOCAL_RANK", "0")
+        with pytest.raises(RuntimeWarning, match=r"2 ranks on the CPU over Gloo: .* this node has 1 GPU\."), join():
+            pass
 
 
 def test_mps_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,3 +483,64 @@ def test_one_rank_on_one_gpu_uses_nccl_and_the_kernel_does_not_start_cuda() -> N
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["nccl [device(type='cuda', index=0)] [2.0]", "False"]
+
+
+SMALL, LARGE = {"CPU": 8.0}, {"CPU": 16.0, "GPU": 4.0}
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(LaunchError, match=r"pip install 'recshard-lab\[ray\]'"):
+        launch(2, engine="ray")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:none"])
+def test_an_address_where_nobody_listens_is_told_at_once(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    with pytest.raises(LaunchError, match=r"no Ray cluster answers there .*ray start --head"):
+        launch(2, engine="ray", address=address)
+
+
+def ray_shape(n: int, nodes: int = 1, backend: str = "gloo", threads: int = 1) -> Shape:
+    return Shape(n, nodes, backend, threads, "ray")
+
+
+@pytest.mark.parametrize(
+    ("shape", "machines", "hosts"),
+    [
+        (ray_shape(8), [SMALL, SMALL], 1),  # as few as hold them
+        (ray_shape(16), [SMALL, SMALL, LARGE], 1),
+        (ray_shape(8, threads=2), [SMALL, SMALL], 2),
+        (ray_shape(18), [SMALL, SMALL, SMALL], 3),
+        (ray_shape(4, nodes=2), [SMALL, SMALL], 2),  # machines where there are as many
+        (ray_shape(4, nodes=2), [SMALL], 1),  # virtual nodes otherwise
+        (ray_shape(8, backend="nccl"), [SMALL, LARGE, LARGE], 2),
+    ],
+)
+def test_ranks_go_in_equal_shares_to_as_few_machines_as_hold_them(
+    shape: Shape, machines: list[dict[str, float]], hosts: int
+) -> None:
+    assert layout(shape, machines) == hosts
+    with pytest.raises(LaunchError, match=r"n=17, .*8 CPUs 0 GPUs, 16 CPUs 4 GPUs"):
+        layout(ray_shape(17), [SMALL, LARGE])
+
+
+def test_ranks_know_their_node_and_their_link() -> None:
+    names = ("NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE")
+    with launch(4, nodes=2, inter_node_latency_ms=20, inter_node_gbps=0.1) as ranks:
+        assert "4 ranks on 2 virtual nodes (emulated link between them: 20 ms, 0.1 Gbit/s a rank)" in repr(ranks)
+        assert "emulated" in ranks.shape.notice()
+        assert ranks.run(InterNodeLink.from_environment) == [InterNodeLink(latency_ms=20.0, gbps=0.1)] * 4
+        assert [status.node for status in ranks.status()] == [0, 0, 1, 1]
+        seen = ranks.run(lambda: [int(os.environ[name]) for name in names])
+    assert seen == [[r // 2, r // 2, 2, r % 2, 2, r, 4] for r in range(4)]
+
+
+def test_a_link_is_only_what_the_launch_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECSHARD_INTER_NODE_LATENCY_MS", "1000")
+    with launch(2, nodes=2) as ranks:
+        assert ranks.run(InterNodeLink.from_environment) == [None, None]
+        with pytest.raises(LaunchError, match=r"2 virtual nodes \(emulated link between them: 1 ms\) over gloo, but 2"):
+            launch(2, nodes=2, inter_node_latency_ms=1)
+    assert Shape.checked(2, 2, inter_node_gbps=2.5).link == "emulated link between them: 2.5 Gbit/s a rank"
+    assert Shape.checked(2, 2, inter_node_latency_ms=0).variables() == {"RECSHARD_INTER_NODE_LATENCY_MS": "0.0"}

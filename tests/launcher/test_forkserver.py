@@ -92,23 +92,6 @@ def test_a_script_that_ends_without_stopping_leaves_nothing(then: str) -> None:
     assert not os.path.exists(folder)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of forking with threads: the point here
-def test_a_fork_of_the_kernel_has_no_ranks_and_does_not_end_ours(ranks: Ranks) -> None:
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert ranks.run(dist.get_rank) == [0, 1, 2]
-
-
-def test_launch_works_in_a_script_without_a_main_guard() -> None:
-    source = "import os\nfrom recshard_lab import launch\ndef f(): return os.environ['RANK']\n"
-    source += "with launch(2) as ranks: print(ranks.run(f))\n"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, timeout=50)
-    assert done.stdout == "['0', '1']\n", done.stderr
-    assert done.stderr == ""
-
-
 def test_a_rank_reaches_no_end_of_another_ranks_channel() -> None:
     with launch(2) as ranks:
         counts = ranks.run(lambda: len([fd for fd in os.listdir("/dev/fd") if int(fd) > 2]))
@@ -157,6 +140,7 @@ def test_a_fork_that_fails_is_named_and_other_ranks_live_on(monkeypatch: pytest.
     server.close()
 
 
+THREAD = "import threading; threading.Timer(600, print).start()"
 HELPERS = """
 import subprocess
 helpers = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
@@ -179,7 +163,7 @@ def test_processes_that_imports_start_are_no_ranks(monkeypatch: pytest.MonkeyPat
     ("first", "later", "words"),
     [
         ("import torch; torch.cuda.is_initialized = lambda: True", "", "'recshard_lab.launcher' initialised CUDA"),
-        ("", "import threading; threading.Timer(600, print).start()", "'imported_later' left 2 threads running"),
+        ("", THREAD, "'imported_later' left 2 threads running"),
     ],
 )
 def test_what_must_not_be_forked_is_not(
@@ -191,15 +175,10 @@ def test_what_must_not_be_forked_is_not(
     assert server.folder
     wait_until(lambda: server.unsafe)
     assert words in server.unsafe
-    ends = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
     gone: list[object] = []
-    with pytest.raises(
-        LaunchError, match=rf"rank 3 was not started: importing {words}.*Fix: pass start_method='spawn'"
-    ):
-        server.fork({"rank": 3}, ends, gone.append)()
+    with open(os.devnull) as end, pytest.raises(LaunchError, match=rf"rank 3 was .*{words}.*start_method='spawn'"):
+        server.fork({"rank": 3}, [end.fileno()] * 3, gone.append)()
     assert gone == [f"was not started: {server.unsafe}"]
-    for end in ends:
-        os.close(end)
     with pytest.warns(RuntimeWarning, match=f"ranks cannot be forked: importing {words}"):
         engine = engine_for(Shape.checked(1))
     assert engine.shape.engine == "spawn"
@@ -212,7 +191,7 @@ def test_what_must_not_be_forked_is_not(
 def test_fbgemms_cuda_build_is_left_to_the_ranks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None
 ) -> None:
-    (tmp_path / "fbgemm_gpu.py").write_text("import threading; threading.Timer(600, print).start()")
+    (tmp_path / "fbgemm_gpu.py").write_text(THREAD)
     monkeypatch.syspath_prepend(tmp_path)
     server = with_forkserver(monkeypatch, f"import torch; torch.version.cuda = {cuda!r}", ["fbgemm_gpu", "colorsys"])
     wait_until(lambda: server.unsafe or server.warmed.is_set())

@@ -1,4 +1,4 @@
-"""Fresh ranks begin fresh: what cells and pushes left in the old ones is gone, and what ranks begin with is there."""
+"""Fresh ranks begin fresh, errors keep variables and rebuild groups, and threads that launch at once get one world."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, flight
-from tests.launcher.waiting import interrupt, then
+import recshard_lab as rs
+from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, current, flight, launch
+from recshard_lab.launcher.engines.fork import forkserver
+from tests.launcher.waiting import interrupt, left, running, then
 from tests.patience import scaled, wait_until
 
 pytestmark = pytest.mark.timeout(60)
@@ -112,3 +116,99 @@ def test_a_time_limit_ends_a_cell_soon_after_it(ranks: Ranks, monkeypatch: pytes
         ranks.exec(f"import time\n{then(ranks, let_time_pass)}time.sleep(600)", timeout_s=10)
     over.set()
     assert early == [False]
+
+
+def pooled_ids() -> list[float]:
+    """Output of a new sharded model whose row k is all k, for the bag [1, 2]."""
+    table = rs.EmbeddingBagConfig(num_embeddings=10, embedding_dim=2, name="t", feature_names=["f"])
+    collection = rs.EmbeddingBagCollection([table])
+    with torch.no_grad():
+        collection.embedding_bags["t"].weight.copy_(torch.arange(10.0)[:, None].expand(10, 2))
+    model = rs.DistributedModelParallel(collection)
+    return model(rs.KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([2]))).values()[0].tolist()
+
+
+def default_types() -> dict[str, str]:
+    """Group -> the type of its default backend. torch raises if no backend is registered under it."""
+    types = dist.ProcessGroup.BackendType.__members__
+    groups = list(dist.distributed_c10d._world.pg_map)
+    assert all(group._backend_id(types[group.name().upper()]) for group in groups)
+    return {group.group_name: group.name() for group in groups}
+
+
+def raise_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("mine")
+    dist.barrier()
+
+
+def test_models_are_built_after_errors_on_backends_of_the_types_that_torch_looks_up(ranks: Ranks) -> None:
+    assert ranks.run(pooled_ids) == [[3.0, 3.0]] * 3
+    types = ranks.run(default_types)
+    assert set(types[0].values()) == {"gloo", "custom"}
+    for _ in range(2):
+        with pytest.raises(RankError, match="mine"):
+            ranks.run(raise_on_rank_1)
+        assert ranks.run(default_types) == types
+        assert ranks.run(pooled_ids) == [[3.0, 3.0]] * 3
+
+
+def at_once(*works: Callable[[], Any]) -> list[Any]:
+    """What threads that start together return or raise."""
+    start = threading.Barrier(len(works))
+    found: list[Any] = [None] * len(works)
+
+    def work(index: int) -> None:
+        start.wait()
+        try:
+            found[index] = works[index]()
+        except LaunchError as error:
+            found[index] = error
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def alive() -> list[int]:
+    """The ranks that have not ended."""
+    return [process.pid for process in left(psutil.Process(forkserver().process.pid).children(), 2)]
+
+
+def test_threads_that_launch_at_once_get_the_same_ranks_or_an_error_and_nothing_stays() -> None:
+    first, second = at_once(lambda: launch(2), lambda: launch(2))
+    assert first is second is current()
+    assert first.run(dist.get_rank) == [0, 1]
+    first.stop()
+    found = at_once(lambda: launch(1), lambda: launch(2))
+    (ranks,) = [each for each in found if isinstance(each, Ranks)]
+    (error,) = [each for each in found if isinstance(each, LaunchError)]
+    assert "are running. Fix: stop them first" in str(error)
+    ranks.stop()
+    assert not alive()
+
+
+@pytest.mark.gate
+def test_threads_that_restart_and_stop_at_once_leave_one_world_or_none() -> None:
+    with launch(2) as ranks:
+        at_once(ranks.restart, ranks.restart)
+        assert ranks.run(dist.get_rank) == [0, 1]
+        at_once(ranks.restart, ranks.stop)
+        assert set(alive()) == set(ranks.pids)
+        ranks.restart()
+
+        def cell() -> None:
+            with suppress(RankError):
+                ranks.exec("import time; time.sleep(30)")
+
+        busy = threading.Thread(target=cell)
+        busy.start()
+        wait_until(lambda: running(ranks))
+        ranks.restart()  # ends the cell, too
+        busy.join()
+        assert set(alive()) == set(ranks.pids)
+        assert ranks.run(dist.get_rank) == [0, 1]
+    assert not alive()

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-import torch
 import torch.distributed as dist
 
-from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, launch
+from recshard_lab.launcher import LaunchError, RankError, Ranks, launch
 from recshard_lab.launcher.engines import Ending
 from recshard_lab.launcher.engines.spawn import SpawnedRank
 from recshard_lab.launcher.shape import Shape
-from tests.launcher.waiting import interrupt, left, then
+from tests.launcher.engines import check_stops, check_work
+from tests.launcher.waiting import left
 from tests.patience import scaled
 
 pytestmark = pytest.mark.timeout(120)
@@ -40,31 +40,10 @@ def test_they_are_children_of_this_process_and_work_as_forked_ranks(
     assert [psutil.Process(pid).ppid() for pid in spawned.pids] == [os.getpid()] * 2
     assert spawned.run(lambda: "recshard_lab.launcher.engines.forkserver" in sys.modules) == [False, False]
     assert spawned.run(lambda: os.getsid(0) == os.getpid()) == [True, True]
-    assert spawned.run(torch.get_num_threads) == [1, 1]
-    spawned.exec("print('rank', rank); print('both')")
-    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] rank 0", "[1] rank 1", "[all] both"]
-    spawned.push({"t": torch.arange(3)}, ranks=[1])
-    assert spawned.eval("(t * 2).tolist()", ranks=[1]) == [[0, 2, 4]]
-    assert [status.state for status in spawned.status()] == ["idle", "idle"]
-    assert min(status.memory_bytes for status in spawned.status()) > 50 << 20
+    check_work(spawned, capsys)
+    check_stops(spawned)
     with pytest.raises(LaunchError, match="requested 2 ranks over gloo, but 2 ranks over gloo, engine spawn are runn"):
         launch(2)
-
-
-def test_a_rank_that_raises_is_named_and_the_other_is_freed_with_its_variables(spawned: Ranks) -> None:
-    spawned.exec("kept = rank")
-    with pytest.raises(RankError, match=r"rank 1 raised ValueError: boom; rank 0 was waiting in a collective"):
-        spawned.exec("if rank == 1: raise ValueError('boom')\ndist.barrier()")
-    assert spawned.pull("kept") == [0, 1]
-    spawned.exec("t = torch.ones(1); dist.all_reduce(t)")
-    assert spawned.eval("t.item()") == [2.0, 2.0]
-
-
-def test_an_interrupt_stops_python_code_and_frees_a_collective(spawned: Ranks) -> None:
-    spawned.exec("kept = rank")
-    with pytest.raises(RanksInterrupted):
-        spawned.exec(f"import time\n{then(spawned, interrupt)}if rank: dist.barrier()\nelse: time.sleep(60)")
-    assert spawned.pull("kept") == [0, 1]
 
 
 def test_a_dead_rank_is_named_and_what_it_had_started_ends_with_it(spawned: Ranks) -> None:
@@ -111,18 +90,6 @@ def test_a_script_runs_once_without_a_main_guard_and_leaves_nothing(then: str) -
         assert script.stderr.read() == ""
     assert not left([*family, *ranks_and_daemons])
     assert not os.path.exists(folder)
-
-
-def test_variables_that_libraries_read_when_loaded_are_there_in_time(
-    monkeypatch: pytest.MonkeyPatch, spawned: Ranks, capfd: pytest.CaptureFixture[str]
-) -> None:
-    spawned.stop()
-    monkeypatch.setenv("OMP_DISPLAY_ENV", "TRUE")
-    with launch(1, start_method="spawn"):
-        shown = capfd.readouterr().err
-    assert "OMP_WAIT_POLICY = 'PASSIVE'" in shown
-    assert "OMP_NUM_THREADS = '1'" in shown
-    spawned.restart()
 
 
 def test_it_is_what_a_system_without_fork_gets(monkeypatch: pytest.MonkeyPatch) -> None:

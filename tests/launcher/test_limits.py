@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(60)
 ALL_REDUCE = "t = torch.ones(1); dist.all_reduce(t); t.item()"
 HOLDS_THE_INTERPRETER = "import ctypes\nif rank == 0: ctypes.PyDLL(None).usleep(600_000_000)"
 STOPPED = "import os, signal\nif rank == 0: os.kill(os.getpid(), signal.SIGSTOP)"
-SWALLOWS = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: pass"
+SWALLOWS = "import time\ntry:\n    {line}time.sleep(60)\nexcept KeyboardInterrupt: pass"
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +50,10 @@ def test_collectives_work_after_a_cell_that_swallowed_its_interrupt_and_ended_we
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks.exec("kept = rank; model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))")
-    ranks.exec(then(ranks, ranks.interrupt) + SWALLOWS)
+    ranks.exec(SWALLOWS.format(line=then(ranks, ranks.interrupt) + "    "))
     assert texts(ranks.exec(ALL_REDUCE)) == ["2.0"] * 2
-    ranks.exec(SWALLOWS, timeout_s=0.2)
-    assert "the cell ended after its time limit of 0.2 s" in capsys.readouterr().err
+    ranks.exec(SWALLOWS.format(line=""), timeout_s=0.5)
+    assert "the cell ended after its time limit of 0.5 s" in capsys.readouterr().err
     assert texts(ranks.exec(ALL_REDUCE)) == ["2.0"] * 2
     assert texts(ranks.exec("model(torch.ones(1, 1)).sum().backward(); kept")) == ["0", "1"]
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, current, launch, session
 from recshard_lab.launcher.engines.fork import forkserver
+from recshard_lab.launcher.flight import Flight
 from tests.launcher.waiting import interrupt, left, running, then
 from tests.patience import wait_until
 
@@ -154,10 +155,10 @@ def test_an_interrupt_meets_a_rank_that_has_not_begun_the_cell(ranks: Ranks) -> 
 
 
 def test_a_second_stop_interrupts_again_where_the_first_was_swallowed(ranks: Ranks) -> None:
-    again = then(ranks, interrupt).strip()
-    swallow = f"try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    swallowed = True\n    {again}\ntime.sleep(60)"
+    first, again = then(ranks, interrupt), then(ranks, interrupt)
+    swallow = f"try:\n    {first}    time.sleep(60)\nexcept KeyboardInterrupt:\n    swallowed = True\n    {again}"
     with pytest.raises(RanksInterrupted, match="stopped on all 3 ranks"):
-        ranks.exec(f"import time\n{then(ranks, interrupt)}{swallow}")
+        ranks.exec(f"import time\n{swallow}time.sleep(60)")
     assert texts(ranks.exec("swallowed")) == ["True"] * 3
 
 
@@ -167,18 +168,25 @@ def test_a_time_limit_frees_even_collectives(ranks: Ranks) -> None:
     assert texts(ranks.exec(ALL_REDUCE)) == ["3.0"] * 3
 
 
-def test_an_answer_that_comes_late_is_not_that_of_the_next_cell(ranks: Ranks, tmp_path: Path) -> None:
+def test_an_answer_that_comes_late_is_not_that_of_the_next_cell(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def leave(number: int, frame: object) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, leave)
-    wait = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'left')!r}): time.sleep(0.01)\n'late'"
+    before, wait = signal.signal(signal.SIGALRM, leave), Flight.wait
+    cell = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'next')!r}): time.sleep(0.01)\n'late'"
     try:
         with pytest.raises(TimeoutError):  # the notebook leaves a cell that goes on
-            ranks.exec(then(ranks, lambda: os.kill(os.getpid(), signal.SIGALRM)) + wait)
+            ranks.exec(then(ranks, lambda: os.kill(os.getpid(), signal.SIGALRM)) + cell)
     finally:
         signal.signal(signal.SIGALRM, before)
-    (tmp_path / "left").touch()
+
+    def begun(flight: Flight) -> None:
+        (tmp_path / "next").touch()
+        wait(flight)
+
+    monkeypatch.setattr(Flight, "wait", begun)
     assert texts(ranks.exec("rank")) == ["0", "1", "2"]
 
 

@@ -21,7 +21,7 @@ def then(ranks: Ranks, act: Callable[[], object], on: Iterable[int] | None = Non
     number, awaited = next(_numbers), range(ranks.world_size) if on is None else on
 
     def work() -> None:
-        wait_until(lambda: {ranks.posted("reached")[rank] for rank in awaited} == {number})
+        wait_until(lambda: {ranks.posted("reached")[rank] for rank in awaited} == {number}, 60)
         act()
 
     threading.Thread(target=work, daemon=True).start()

@@ -26,8 +26,6 @@ PACKAGES = {  # program -> its Debian package
     "node": "nodejs",
     "nsenter": "util-linux",
     "redis-server": "redis-server",
-    "ss": "iproute2",
-    "tc": "iproute2",
     "unshare": "util-linux",
     "zsh": "zsh",
 }

@@ -22,8 +22,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,7 @@ from typing import Any
 from tests.binder.watching import Watch
 
 ROOT = Path(__file__).parents[2]
-KEPT = (
-    "LANG",
-    "LC_ALL",
-    "TMPDIR",
-    "SSL_CERT_FILE",
-    "REQUESTS_CA_BUNDLE",
-)  # of our variables; pip's and proxies' too
+KEPT = ("LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")  # of our variables; pip's and proxies' too
 
 
 @dataclass(frozen=True)
@@ -52,17 +45,6 @@ class Plan:
     late: list[str]  # shell, with the checkout
     post_build: list[str]  # files, made executable and run
     start: str  # in front of the server's command; ${REPO_DIR} in it
-    command: list[str]  # of the image, when nobody gives another
-
-
-@contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def plan(checkout: Path) -> Plan:
@@ -70,16 +52,14 @@ def plan(checkout: Path) -> Plan:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # its own, of a logger's old name
         from repo2docker.app import Repo2Docker
-        from repo2docker.buildpacks import base, conda
+        from repo2docker.buildpacks import conda
 
-    with inside(checkout):
+    with chdir(checkout):
         app = Repo2Docker()
         packs = (make(app.base_image) for make in app.buildpacks)
         pack = next(pack for pack in packs if pack.detect())
         pack.platform = "linux/amd64"
         python = pack.python_version
-        command = re.search(r"^CMD (\[.*\])", base.TEMPLATE, re.MULTILINE)
-        assert command is not None
         return Plan(
             buildpack=type(pack).__name__,
             python=python,
@@ -89,7 +69,6 @@ def plan(checkout: Path) -> Plan:
             late=[script for _, script in pack.get_assemble_scripts()],
             post_build=list(pack.get_post_build_scripts()),
             start=pack.get_start_script() or "",
-            command=json.loads(command[1]),
         )
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jupyterlab.labapp import LabApp
 from typer.testing import CliRunner
 
 import benchmarks
@@ -61,36 +62,6 @@ def test_a_users_mistake_ends_in_one_line_that_names_it() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_plan_prints_the_plan_and_writes_json_that_reads_back(tmp_path: Path) -> None:
-    from recshard_lab.sharding import ShardingPlan
-
-    tables, out = tmp_path / "tables.json", tmp_path / "plan.json"
-    tables.write_text(json.dumps(TABLES))
-    done = CliRunner().invoke(app, ["plan", "make", str(tables), "--ranks", "2", "--out", str(out)])
-    assert done.exit_code == 0, done.output
-    assert "movies" in done.stdout
-    assert "predicted step" in done.stdout
-    assert set(ShardingPlan.from_json(out.read_text()).tables()) == {"movies"}
-
-
-def test_plan_reads_yaml_for_a_machine_by_name_and_writes_a_report(tmp_path: Path) -> None:
-    from recshard_lab.sharding import ShardingPlan
-
-    tables, out, html = tmp_path / "tables.yaml", tmp_path / "plan.json", tmp_path / "report.html"
-    tables.write_text(
-        "- {name: big, num_embeddings: 100_000_000, embedding_dim: 256, feature_names: [f], pooling_factor: 20}\n"
-    )
-    command = ["plan", "make", str(tables), "--topology", "h100x8", "--out", str(out), "--out", str(html)]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    shards = ShardingPlan.from_json(out.read_text()).tables()["big"].shards
-    assert len({shard.rank for shard in shards}) > 1  # 102 GB on ranks of 80 GB
-    page = html.read_text()
-    assert "<svg" in page
-    assert "NVIDIA H100 SXM data sheet, 2023" in page
-    assert "<script src" not in page
-
-
 def test_plan_refuses_two_world_sizes(tmp_path: Path) -> None:
     tables = tmp_path / "tables.json"
     tables.write_text(json.dumps(TABLES))
@@ -104,49 +75,26 @@ def test_topologies_lists_the_machines_and_tells_the_sources_of_one() -> None:
     assert "3,082 of 3,350 GB/s" in CliRunner().invoke(app, ["topologies", "h100"]).output
 
 
-@pytest.mark.parametrize("text", ["not json", '[{"nme": "movies"}]', '{"name": 1}'])
-def test_a_file_that_holds_no_tables_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    tables = tmp_path / "tables.json"
-    tables.write_text(text)
-    error = CliRunner().invoke(app, ["plan", "make", str(tables)]).exception
-    assert isinstance(error, ValueError)
-    assert str(tables) in str(error)
-
-
 @pytest.fixture
 def notebooks() -> Path:
     return shipped.notebook_folder()
 
 
-def test_lab_opens_the_first_notebook_on_loopback_with_its_token(notebooks: Path) -> None:
+def test_lab_opens_the_first_notebook_on_loopback_with_its_token(
+    notebooks: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     notebook = server.find_notebook(notebooks, "01")
     assert notebook.name == "01_shard_your_first_model.ipynb"
     words = server.arguments(notebook, port=9999, browser=False)
     assert "--ServerApp.ip=127.0.0.1" in words
     assert "--no-browser" in words
     assert not [word for word in words if "token" in word or "password" in word]
-
-
-def test_links_from_notebooks_to_the_docs_open_in_a_checkout_and_in_copies(notebooks: Path, tmp_path: Path) -> None:
-    """JupyterLab opens no file above its root."""
-    words = server.arguments(notebooks / "00_index.ipynb")
-    assert f"--ServerApp.root_dir={notebooks.parent}" in words
-    assert words[-1] == "--LabApp.default_url=/lab/tree/notebooks/00_index.ipynb"
-    server.copy_notebooks(shipped.shipped_files(), tmp_path, lambda changed: True)
-    words = server.arguments(tmp_path / "00_index.ipynb")
-    assert f"--ServerApp.root_dir={tmp_path}" in words
-    assert words[-1] == "--LabApp.default_url=/lab/tree/00_index.ipynb"
-    assert "](docs/glossary.md)" in (tmp_path / "00_index.ipynb").read_text()
-
-
-def test_lab_names_the_notebooks_there_are_when_the_wanted_one_is_not(notebooks: Path) -> None:
+    lab = LabApp()
+    lab.parse_command_line(words[:2])
+    assert lab.news_url is None
+    assert lab.check_for_updates_class.__name__ == "NeverCheckForUpdate"
     with pytest.raises(FileNotFoundError, match=r"no notebook starts with '99'.*Fix: .*01_shard_your_first_model"):
         server.find_notebook(notebooks, "99")
-
-
-def test_lab_of_an_installation_without_notebooks_says_where_it_looked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     monkeypatch.setattr(shipped, "_CHECKOUT", tmp_path / "notebooks")
     monkeypatch.setattr(shipped, "_INSTALLED", tmp_path / "site")
     with pytest.raises(FileNotFoundError, match=f"no notebooks in {tmp_path / 'site'}"):
@@ -168,6 +116,11 @@ def test_lab_opens_the_notebooks_of_a_checkout_and_copies_those_of_an_installati
     monkeypatch.setattr(shipped, "in_checkout", lambda: False)
     done = CliRunner().invoke(app, ["lab", "06"])
     copies = tmp_path / "recshard_notebooks"
+    words = server.arguments(notebooks / "00_index.ipynb")  # JupyterLab opens no file above its root
+    assert f"--ServerApp.root_dir={notebooks.parent}" in words
+    assert words[-1] == "--LabApp.default_url=/lab/tree/notebooks/00_index.ipynb"
+    words = server.arguments(copies / "00_index.ipynb")
+    assert f"--ServerApp.root_dir={copies}" in words
     assert opened == [notebooks / "00_index.ipynb", copies / "06_sharding_schemes.ipynb"]
     page = (notebooks / "TEACHING.md").read_text()
     assert (copies / "TEACHING.md").read_text() == page.replace("](../docs/", "](docs/") != page
@@ -196,15 +149,6 @@ def test_lab_overwrites_a_changed_copy_only_after_a_yes(
     unchanged = CliRunner().invoke(app, command, input="")
     assert "Wrote" not in unchanged.stderr
     assert kept == ("Overwrite?" in unchanged.stdout or "--yes overwrites" in unchanged.stderr)
-
-
-def test_lab_asks_nobody_for_news_or_updates() -> None:
-    from jupyterlab.labapp import LabApp
-
-    lab = LabApp()
-    lab.parse_command_line(server.arguments(Path("01.ipynb"))[:2])
-    assert lab.news_url is None
-    assert lab.check_for_updates_class.__name__ == "NeverCheckForUpdate"
 
 
 def test_a_sweep_says_that_a_file_of_tables_is_embeddings_only(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-import time
+import timeit
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,7 @@ def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedP
     )
 
 
-def test_all_commands_are_known_here() -> None:
-    assert {("plan",), ("plan", "make"), ("demo",), ("data", "criteo"), ()} <= set(COMMANDS)
+assert {("plan",), ("plan", "make"), ("demo",), ("data", "criteo"), ()} <= set(COMMANDS)
 
 
 @pytest.mark.gate
@@ -62,11 +61,7 @@ def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
 @pytest.mark.clock
 @every(COMMANDS, " ".join)
 def test_help_appears_within_three_tenths_of_a_second(command: tuple[str, ...]) -> None:
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        run(MAIN, *command, "--help")
-        seconds.append(time.perf_counter() - began)
+    seconds = timeit.repeat(lambda: run(MAIN, *command, "--help"), number=1, repeat=3)
     assert min(seconds) < MOST_S, seconds
 
 
@@ -81,11 +76,6 @@ def test_a_group_without_a_command_prints_its_help_and_exits_with_two() -> None:
         done = run(MAIN, *words)
         assert done.returncode == 2
         assert done.stdout.rstrip() == run(MAIN, *words, "--help").stdout.rstrip()
-
-
-def test_the_help_of_a_command_is_what_typer_prints() -> None:
-    direct = run("from recshard_lab.cli import app; app(prog_name='recshard')", "plan", "make", "--help")
-    assert run(MAIN, "plan", "make", "--help").stdout.rstrip() == direct.stdout.rstrip()
 
 
 def example_lines(text: str) -> list[str]:
@@ -133,61 +123,13 @@ def test_version_names_the_installed_versions_without_importing_torch() -> None:
     assert not {"torch", "numpy"} & set(done.stderr.split())
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> dict[str, str]:
-    """A PATH on which `recshard` is this checkout's, and a home folder of its own."""
-    path, home = tmp_path / "bin" / "recshard", tmp_path / "home"
-    path.parent.mkdir()
-    home.mkdir()
-    path.write_text(f"#!{sys.executable}\n{MAIN}\n")
-    path.chmod(0o755)
-    return {"PATH": f"{path.parent}:{os.environ['PATH']}", "HOME": str(home)}
-
-
-def in_shell(shell: str, script: str, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [shell, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_bash_completes_commands_and_options_after_the_installation(program: dict[str, str]) -> None:
-    in_shell("bash", "recshard --install-completion; true", program)
-    complete = """
-    source ~/.bashrc
-    COMP_WORDS=(recshard {word}) COMP_CWORD={place}
-    "$(complete -p recshard | sed 's/.*-F \\([^ ]*\\).*/\\1/')" recshard
-    echo "${{COMPREPLY[@]}}"
-    """
-    assert in_shell("bash", complete.format(word="de", place=1), program).split() == ["demo"]
-    assert "--topology" in in_shell("bash", complete.format(word="plan make --to", place=3), program).split()
-
-
-def completion_script(shell: str) -> str:
-    done = run(MAIN, "--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize(("shell", "says"), [("bash", "COMP_WORDS"), ("zsh", "compdef"), ("fish", "complete")])
-def test_the_completion_script_of_a_shell_is_printed(shell: str, says: str) -> None:
-    script = completion_script(shell)
-    assert says in script
-    assert "_RECSHARD_COMPLETE" in script
-
-
 @pytest.mark.parametrize(
     "shell", ["bash", *(pytest.param(shell, marks=pytest.mark.needs(shell)) for shell in ("zsh", "fish"))]
 )
 def test_a_shell_can_read_its_completion_script(shell: str) -> None:
-    assert subprocess.run([shell, "-n"], input=completion_script(shell), text=True, check=False).returncode == 0
-
-
-def test_zsh_is_offered_commands_with_their_help() -> None:
-    done = run(MAIN, _RECSHARD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="recshard de")
-    assert '"demo":' in done.stdout
-    assert '"plan":' not in done.stdout
+    done = run(MAIN, "--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "_RECSHARD_COMPLETE" in done.stdout
+    assert subprocess.run([shell, "-n"], input=done.stdout, text=True, check=False).returncode == 0
 
 
 ROOT = Path(recshard_lab.__file__).parents[1]
@@ -204,12 +146,8 @@ def test_every_command_line_of_a_page_parses(page: Path) -> None:
         words = re.split(r"\s+#|\s*[>|]", line.replace("...", "x"))[0]
         if re.match(r"recshard (bench|--\w)", words):  # names of benchmarks are not the command line's
             continue
-        kind = ""
         try:
             parse(words)
-        except UsageError as error:
-            kind = type(error).__name__
-        short = (
-            ("MissingParameter", "NoArgsIsHelpError") if line in quoted else ()
-        )  # a sentence may leave arguments out
-        assert kind in ("", *short), line
+        except UsageError as error:  # a sentence may leave arguments out
+            if line not in quoted or type(error).__name__ not in ("MissingParameter", "NoArgsIsHelpError"):
+                raise

@@ -122,13 +122,25 @@ def test_an_installed_program_prints_versions_plans_the_example_and_copies_the_n
     assert "TEACHING.md" in index
 
 
-def test_bench_of_an_installed_package_asks_for_a_checkout(program: Path, tmp_path: Path) -> None:
+def bench(program: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([program, "bench"], capture_output=True, text=True, check=False, cwd=tmp_path, env=kept)
+    return subprocess.run([*program, "bench"], capture_output=True, text=True, check=False, cwd=folder, env=kept)
+
+
+def test_bench_of_an_installed_package_asks_for_a_checkout(program: Path, tmp_path: Path) -> None:
+    done = bench([str(program)], tmp_path)
     assert done.returncode == 2
     assert f"no benchmarks in {program.parents[1]}" in done.stderr
     assert "Fix: clone the repository" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.nightly
+def test_bench_of_a_checkout_works_outside_its_folder(tmp_path: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import recshard_lab; sys.path.remove({str(ROOT)!r}); "
+    done = bench([sys.executable, "-c", f"{code}from recshard_lab.cli import main; main()"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "train_step" in done.stdout
 
 
 @pytest.mark.nightly

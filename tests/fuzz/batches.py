@@ -16,7 +16,7 @@ CURVE = 0.1  # gradients depend on rows, so that a wrong row in one step is a wr
 
 def start_weights(case: Case) -> list[Tensor]:
     """``[E, D]`` of each table in its own format, away from zero."""
-    generator = torch.Generator().manual_seed(case.seed)
+    generator = torch.Generator().manual_seed(case.number)
     made = []
     for table in case.tables:
         size = (table["num_embeddings"], table["embedding_dim"])
@@ -41,7 +41,7 @@ class Bags:
 def bags(case: Case, step: int, rank: int, feature: str) -> Bags:
     """Empty bags, duplicates and both ends of the smallest table that reads the feature."""
     number = features(case).index(feature)
-    generator = torch.Generator().manual_seed(case.seed + 7919 * (1 + number + 50 * rank + 500 * step))
+    generator = torch.Generator().manual_seed(case.number + 7919 * (1 + number + 50 * rank + 500 * step))
     rows = min(own["num_embeddings"] for own in case.tables if feature in own["feature_names"])
     sizes = torch.tensor([0, 0, 1, 2, 5, 9])
     lengths = sizes[torch.randint(0, 6, (case.sizes[step][rank],), generator=generator)]
@@ -56,13 +56,13 @@ def bags(case: Case, step: int, rank: int, feature: str) -> Bags:
 
 def mixing(case: Case, step: int, output: int, rows: int, columns: int) -> Tensor:
     """The constant part of the gradient of an output of the global batch, exact in fp16 and more."""
-    generator = torch.Generator().manual_seed(case.seed + 104729 * (1 + output + 100 * step))
+    generator = torch.Generator().manual_seed(case.number + 104729 * (1 + output + 100 * step))
     return torch.randint(-16, 17, (rows, columns), generator=generator).double() / 16
 
 
 def batch(case: Case, step: int, rank: int) -> tuple[KeyedJaggedTensor, Tensor | None]:
     """A rank's batch, each tensor a view of another kind and width; and its weights, where they want a gradient."""
-    generator = torch.Generator().manual_seed(case.seed + 31 * (step + 100 * rank))
+    generator = torch.Generator().manual_seed(case.number + 31 * (step + 100 * rank))
 
     def choose(options: Any) -> Any:
         return options[int(torch.randint(0, len(options), (), generator=generator))]

@@ -37,7 +37,7 @@ class Case:
         fused: settings of the optimizer.
         plans: as JSON.
         sizes: step -> rank -> samples.
-        seed: of the batches, weights and losses.
+        number: the seed of batches, weights and losses.
         codecs: of rows, of gradients.
         bound: extra memory of the moves.
     """
@@ -54,10 +54,6 @@ class Case:
     codecs: tuple[CommType, CommType]
     backend: str | None
     bound: int | None
-
-    @property
-    def seed(self) -> int:
-        return self.number
 
     @property
     def nodes(self) -> int:

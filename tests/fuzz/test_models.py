@@ -49,7 +49,6 @@ def test_any_case_is_the_reference(world: int) -> None:
 
 def test_a_wrong_number_is_found() -> None:
     """One weight, moved by little more than its bound; one row of another sample."""
-    found = 0
     with recshard_lab.launch(2, nodes=2) as ranks:
         for number in (1, 2, 4):
             case = draw(2, number)
@@ -60,8 +59,6 @@ def test_a_wrong_number_is_found() -> None:
                 weight[-1, -1] += 2 * bounds.largest() * float(weight.abs().max())
             with pytest.raises(AssertionError, match=rf"table t0(?s:.*)repeat: python -m tests\.fuzz 2 {number}"):
                 compare(case, bounds, told)
-            found += 1
-    assert found == 3
 
 
 def test_bounds_are_close_to_the_precision_of_each_format() -> None:

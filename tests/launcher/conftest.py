@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from recshard_lab.launcher import Ranks, launch
+from tests.launcher.waiting import left
 
 
 @pytest.fixture
@@ -16,5 +17,4 @@ def ranks() -> Iterator[Ranks]:
     with launch(3) as world:
         processes = [psutil.Process(pid) for pid in world.pids]
         yield world
-    _gone, alive = psutil.wait_procs(processes, timeout=2)
-    assert not alive
+    assert not left(processes)

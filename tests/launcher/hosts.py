@@ -9,11 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from tests.launcher.slow_link import MTU
+from tests.patience import scaled, wait_until
 
 ROOT = Path(__file__).parents[2]
 _ENTER = ("--net", "--uts", "--mount")
-needs_hosts = pytest.mark.needs("unshare", "nsenter", "ip", "tc", "ss", "mount", "hostname", "network namespaces")
+needs_hosts = pytest.mark.needs("unshare", "nsenter", "ip", "mount", "hostname", "network namespaces")
 
 
 class Host:
@@ -100,30 +98,23 @@ class Host:
                     found.append(pid)
         return found
 
-    def listeners(self) -> dict[int, set[str]]:
-        """pid -> the addresses at which it listens for TCP connections."""
-        found: dict[int, set[str]] = {}
-        for line in self.run("ss", "-Hltnp").splitlines():
-            address = line.split()[3].rpartition(":")[0].partition("%")[0].strip("[]")
-            for part in line.split("pid=")[1:]:
-                found.setdefault(int(part.partition(",")[0]), set()).add(address)
-        return found
-
     def kill(self) -> None:
-        """SIGKILL to every process on this host, and to its end of a link with a delay."""
-        deadline = time.monotonic() + 10
-        while pids := self.pids():
+        """SIGKILL to every process on this host."""
+
+        def none_is_left() -> bool:
+            pids = self.pids()
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            assert time.monotonic() < deadline, f"{self.name} keeps {pids}"
-            time.sleep(0.02)
+            return not pids
+
+        wait_until(none_is_left)
 
     def close(self) -> None:
         """Ends the host with all its processes."""
         self.kill()
         for process in self._started:
-            process.wait(10)
+            process.wait(scaled(10))
         self.holder.kill()
         self.holder.communicate()
 
@@ -133,16 +124,16 @@ class TwoHosts:
 
     Args:
         folder: for the hosts' files.
-        delay_ms: of a packet on its way from one host to the other.
     """
 
-    def __init__(self, folder: Path, delay_ms: float = 0.0) -> None:
+    def __init__(self, folder: Path) -> None:
         self.hosts: list[Host] = []
-        self._links: list[subprocess.Popen[str]] = []
         try:
             self.hosts.append(Host(0, folder, None))
             self.hosts.append(Host(1, folder, self.hosts[0]))
-            self._join(delay_ms)
+            here, there = self.hosts
+            peer = ("peer", "name", there.device, "netns", str(there.holder.pid))
+            here.run("ip", "link", "add", here.device, "type", "veth", *peer)
             for host in self.hosts:
                 host.run("ip", "address", "add", f"{host.address}/24", "dev", host.device)
                 host.run("ip", "link", "set", host.device, "up")
@@ -150,38 +141,11 @@ class TwoHosts:
             self.close()
             raise
 
-    def _join(self, delay_ms: float) -> None:
-        here, there = self.hosts
-        if not delay_ms:
-            peer = ("peer", "name", there.device, "netns", str(there.holder.pid))
-            here.run("ip", "link", "add", here.device, "type", "veth", *peer)
-            return
-        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for host, end in zip(self.hosts, ends, strict=True):
-            with end:
-                run = [sys.executable, "-m", "tests.launcher.slow_link", host.device, str(end.fileno()), str(delay_ms)]
-                process = subprocess.Popen(
-                    host.command(*run), cwd=ROOT, stdout=subprocess.PIPE, text=True, pass_fds=[end.fileno()]
-                )
-                self._links.append(process)
-                assert process.stdout is not None
-                if process.stdout.readline() != "up\n":
-                    raise OSError(f"{host.name} has no network device for a link with a delay")
-            host.run("ip", "link", "set", host.device, "mtu", str(MTU))
-
     def __getitem__(self, number: int) -> Host:
         return self.hosts[number]
 
     def __iter__(self) -> Iterator[Host]:
         return iter(self.hosts)
-
-    def shape(self, *discipline: str) -> None:
-        """Shapes both directions with a queueing discipline of ``tc``; none removes it."""
-        for host in self.hosts:
-            with suppress(OSError):  # had none
-                host.run("tc", "qdisc", "del", "dev", host.device, "root")
-            if discipline:
-                host.run("tc", "qdisc", "add", "dev", host.device, "root", *discipline)
 
     def unplug(self) -> None:
         """Packets between the hosts are lost from now on, without a word to either side."""
@@ -203,8 +167,6 @@ class TwoHosts:
         """Ends both hosts with all their processes."""
         for host in self.hosts:
             host.close()
-        for link in self._links:
-            link.communicate()
 
 
 def possible() -> bool:
@@ -217,11 +179,11 @@ def possible() -> bool:
 
 
 @contextmanager
-def two_hosts(delay_ms: float = 0.0) -> Iterator[TwoHosts]:
-    """Two hosts until the end of the block, with a link on which a packet takes `delay_ms`."""
+def two_hosts() -> Iterator[TwoHosts]:
+    """Two hosts until the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="rs-hosts-"))
     try:
-        hosts = TwoHosts(folder, delay_ms)
+        hosts = TwoHosts(folder)
         try:
             yield hosts
         finally:
@@ -231,6 +193,6 @@ def two_hosts(delay_ms: float = 0.0) -> Iterator[TwoHosts]:
 
 
 def ended(processes: list[subprocess.Popen[Any]], within: float) -> list[int]:
-    """Exit codes of processes that end in time."""
-    deadline = time.monotonic() + within
-    return [process.wait(max(deadline - time.monotonic(), 0.01)) for process in processes]
+    """Exit codes of processes that end in time, scaled to this machine."""
+    wait_until(lambda: all(process.poll() is not None for process in processes), within)
+    return [process.wait() for process in processes]

@@ -1,4 +1,4 @@
-"""A script for ranks on several hosts: trains the model of `torchrun_job`, and writes what it saw after each step.
+"""A script for ranks on several hosts: trains a small sharded model, and writes what it saw after each step.
 
 torchrun ... --module tests.launcher.hosts_job FOLDER STEPS
 """
@@ -9,18 +9,39 @@ import json
 import os
 import sys
 from pathlib import Path
-from time import perf_counter, time
+from time import time
 from typing import Any
 
 import psutil
 import torch
 
 import recshard_lab as rs
-from recshard_lab.comm import ShardingEnv, all_to_all, trace
 from recshard_lab.launcher import Place, join
-from tests.launcher.torchrun_job import SCHEMES, Model, batch
 
 LEARNING_RATE = 0.1
+TABLES = [
+    rs.EmbeddingBagConfig(name="movies", num_embeddings=23, embedding_dim=8, feature_names=["movie"]),
+    rs.EmbeddingBagConfig(name="users", num_embeddings=11, embedding_dim=8, feature_names=["user"]),
+]
+SCHEMES = {"movies": rs.row_wise(), "users": rs.table_wise(rank=1)}
+BATCH = 6  # a rank
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = rs.EmbeddingBagCollection(TABLES)
+        self.top = torch.nn.Linear(16, 1)
+
+    def forward(self, features: rs.KeyedJaggedTensor) -> torch.Tensor:
+        return self.top(self.bags(features).values())
+
+
+def batch(place: Place, step: int) -> rs.KeyedJaggedTensor:
+    generator = torch.Generator().manual_seed(1000 * step + place.rank)
+    lengths = torch.full((2 * BATCH,), 2)
+    ids = [torch.randint(0, table.num_embeddings, (2 * BATCH,), generator=generator) for table in TABLES]
+    return rs.KeyedJaggedTensor.from_lengths_sync(["movie", "user"], torch.cat(ids), lengths)
 
 
 def entries(folder: Path, rank: int) -> list[dict[str, Any]]:
@@ -52,25 +73,8 @@ def fresh_model() -> Model:
     return model
 
 
-def exchange_ms(env: ShardingEnv, elements: int) -> float:
-    """Median time in ms of five exchanges of `elements` floats with every rank."""
-    times = []
-    splits = [elements] * env.world_size
-    for _ in range(6):
-        begun = perf_counter()
-        all_to_all(torch.ones(sum(splits)), splits, splits, env, "test")
-        times.append((perf_counter() - begun) * 1e3)
-    return sorted(times[1:])[2]
-
-
-def main(folder: Path, steps: int, elements: list[int]) -> None:
-    """Writes ``<rank>.jsonl``, a line a step, and ``<rank>.pt`` with the whole model's weights.
-
-    Args:
-        folder: where.
-        steps: how many to train.
-        elements: sizes of exchanges to time after them, in floats to each rank.
-    """
+def main(folder: Path, steps: int) -> None:
+    """Writes ``<rank>.jsonl``, a line a step, and ``<rank>.pt`` with the whole model's weights."""
     with join() as place, (folder / f"{place.rank}.jsonl").open("w", buffering=1) as log:
 
         def write(**entry: Any) -> None:
@@ -84,19 +88,14 @@ def main(folder: Path, steps: int, elements: list[int]) -> None:
         dense = torch.optim.SGD(sharded.dense_parameters(), lr=LEARNING_RATE)
         interfaces = {name: os.environ.get(name, "") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
         listening = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
-        write(node=place.node, pid=os.getpid(), listening=listening, **interfaces)
+        write(node=place.node, local_rank=place.local_rank, pid=os.getpid(), listening=listening, **interfaces)
         try:
             for step in range(steps):
-                begun = perf_counter()
-                with trace() as exchanges:
-                    dense.zero_grad()
-                    loss = sharded(batch(place, step)).square().mean()
-                    loss.backward()
-                    dense.step()
-                ms = (perf_counter() - begun) * 1e3
-                write(step=step, loss=loss.item(), ms=ms, exchanges=exchanges.count())
-            for number in elements:
-                write(elements=number, ms=exchange_ms(ShardingEnv.default(), number))
+                dense.zero_grad()
+                loss = sharded(batch(place, step)).square().mean()
+                loss.backward()
+                dense.step()
+                write(step=step, loss=loss.item())
         except BaseException as error:
             write(error=f"{type(error).__name__}: {error}")
             raise
@@ -104,4 +103,4 @@ def main(folder: Path, steps: int, elements: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), [int(number) for number in sys.argv[3:]])
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +19,11 @@ from recshard_lab import EmbeddingShardingPlanner, ParameterConstraints
 from recshard_lab.embedding import EmbeddingBagConfig, EmbOptimType, FusedEmbeddingBagCollection, kernels
 from recshard_lab.lab import measure_plan
 from recshard_lab.launcher import LaunchError, RankError, Ranks, device_memory, launch
-from recshard_lab.launcher.device_memory import RankMemory, counting, limit, measure, with_rest
+from recshard_lab.launcher.device_memory import counting, limit, measure, with_rest
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
+from tests.launcher.waiting import running
+from tests.patience import wait_until
 
 GB = 0.06
 MOVIES = [EmbeddingBagConfig(name="movies", num_embeddings=300_000, embedding_dim=64, feature_names=["f"])]  # 76.8 MB
@@ -48,10 +54,7 @@ def test_ranks_without_a_limit_report_their_process_and_follow_no_operator() -> 
             assert 150e6 < one.peak - one.in_use < 250e6
             assert one.parts["process"] == one.peak - 4_000_000
         assert ranks.run(lambda: len(torch.utils._python_dispatch._get_current_dispatch_mode_stack())) == [0, 0]
-        with (
-            pytest.raises(LaunchError, match=r"have no CUDA allocator to record\. Fix: Ranks\.memory"),
-            ranks.memory_snapshot("never"),
-        ):
+        with pytest.raises(LaunchError, match="have no CUDA allocator to record"), ranks.memory_snapshot("never"):
             pass
     with pytest.raises(LaunchError, match="stopped"):
         ranks.memory()
@@ -88,9 +91,7 @@ def test_a_plan_that_the_planner_refuses_runs_out_of_memory_and_the_plans_that_i
     with pytest.raises(RankError) as raised:
         measure_plan(small, plan("table_wise", Topology(2)), MOVIES, LOAD, steps=1)
     assert {failure.name for failure in raised.value.failures} == {"OutOfMemoryError"}  # on both ranks
-    assert "rank 0: CPU out of memory. Tried to allocate 76.80 MB. Rank 0 has a total capacity of 60.00 MB" in str(
-        raised.value
-    )
+    assert "Tried to allocate 76.80 MB. Rank 0 has a total capacity of 60.00 MB" in str(raised.value)
     for scheme in ("row_wise", "column_wise"):
         found = measure_plan(small, plan(scheme, told), MOVIES, LOAD, steps=1)
         for one in found.in_use:
@@ -106,39 +107,36 @@ def test_views_count_once_and_deleted_tensors_make_room(small: Ranks) -> None:
     before = [one.in_use for one in small.memory(reset_peak=True)]
     small.exec("kept = torch.zeros(10_000_000)\nviews = [kept[3:], kept.view(10, -1), kept.t(), kept.detach()]")
     assert [one.in_use - was for one, was in zip(small.memory(), before, strict=True)] == [40_000_000] * 2
-    with pytest.raises(RankError, match=r"OutOfMemoryError: CPU out of memory\. Tried to allocate 40\.00 MB\."):
-        small.exec("more = torch.ones(10_000_000)")
-    small.exec("del kept")
-    with pytest.raises(RankError, match="OutOfMemoryError"):  # the views hold the memory
-        small.exec("more = torch.ones(10_000_000)")
+    for source in ("1", "del kept"):  # the views hold the memory
+        small.exec(source)
+        with pytest.raises(RankError, match=r"OutOfMemoryError: CPU out of memory\. Tried to allocate 40\.00 MB\."):
+            small.exec("more = torch.ones(10_000_000)")
     small.exec("del views\nmore = torch.ones(10_000_000)\nmore = None")
     after = small.memory(reset_peak=True)
     assert [one.in_use for one in after] == before
-    for one, was in zip(after, before, strict=True):
-        assert one.peak == pytest.approx(was + 40_000_000, abs=100)
+    assert [one.peak for one in after] == pytest.approx([was + 40_000_000 for was in before], abs=100)
     assert [one.peak for one in small.memory()] == before
+
+
+IN_A_THREAD = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(1) as pool: pool.submit(torch.ones, 10**8).result()
+"""
 
 
 def test_results_too_large_are_refused_before_they_are_computed_and_others_before_they_are_kept(small: Ranks) -> None:
     for source, size in (
         ("torch.zeros(10**12)", "4000.00 GB"),
         ("torch.randn(10**12, generator=torch.Generator())", "4000.00 GB"),
-        ("torch.randn(10**6, 1) + torch.randn(1, 10**6)", "4000.00 GB"),
         ("torch.ones(10**5, 1) @ torch.ones(1, 10**5)", "40.00 GB"),
         ("torch.nn.functional.one_hot(torch.arange(10**4), 10**6)", "80.00 GB"),
         ("torch.cat([torch.ones(10**7)] * 3)", "120.00 MB"),
+        ("torch.ones(10**7, dtype=torch.bool).nonzero()", "80.00 MB"),  # its size depends on its data
+        ("grown = torch.ones(1)\ngrown.resize_(10**8)", ""),
+        (IN_A_THREAD, ""),  # as pipelines have
     ):
-        with pytest.raises(RankError, match=rf"Tried to allocate {size}"):
+        with pytest.raises(RankError, match=rf"OutOfMemoryError.*Tried to allocate {size}"):
             small.exec(source, ranks=[1])
-    with pytest.raises(RankError, match=r"Tried to allocate 80\.00 MB"):  # its size depends on its data
-        small.exec("torch.ones(10**7, dtype=torch.bool).nonzero()", ranks=[1])
-    with pytest.raises(RankError, match="OutOfMemoryError"):
-        small.exec("grown = torch.ones(1)\ngrown.resize_(10**8)", ranks=[1])
-    with pytest.raises(RankError, match="out of memory"):  # in a thread, as pipelines have
-        small.exec(
-            "from concurrent.futures import ThreadPoolExecutor\n"
-            "with ThreadPoolExecutor(1) as pool:\n    pool.submit(torch.ones, 10**8).result()"
-        )
 
 
 def test_a_limit_changes_no_result(small: Ranks) -> None:
@@ -157,46 +155,44 @@ def test_a_limit_changes_no_result(small: Ranks) -> None:
             assert torch.equal(ours, theirs)
 
 
-def test_memory_is_split_by_use_and_answers_while_a_cell_runs(small: Ranks) -> None:
+def test_memory_is_split_by_use_and_answers_while_a_cell_runs(small: Ranks, tmp_path: Path) -> None:
     small.exec(
-        "import time\n"
+        "import os, time\n"
         "layer = torch.nn.Linear(999, 1000)\n"
         "adam = torch.optim.Adam(layer.parameters())\n"
         "layer(torch.ones(1, 999)).sum().backward()\nadam.step()"
     )
-    cell = threading.Thread(target=small.exec, args=("time.sleep(1)",))
+    wait = f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
+    cell = threading.Thread(target=small.exec, args=(wait,))
     cell.start()
+    wait_until(lambda: running(small))
     for rank, one in enumerate(small.memory()):
-        assert cell.is_alive()
         assert (one.rank, one.device) == (rank, "cpu")
         assert one.weights == one.gradients == 4_000_000
         assert one.optimizer_state == pytest.approx(8_000_000, rel=1e-5)  # and the two step counts
         assert one.process is not None
         assert one.process > one.in_use
         assert sum(one.parts.values()) == one.peak
-    cell.join(10)
+    assert running(small)
+    (tmp_path / "go").touch()
+    cell.join()
     small.exec("del layer, adam")
 
 
 def test_counting_reports_the_peak_of_a_block_and_ends_with_it() -> None:
     weight = torch.nn.Linear(1000, 1000, bias=False)
+    optimizer = torch.optim.SGD(weight.parameters(), 0.1)
     with counting():
         begun = measure("cpu")
         result = weight(torch.ones(500, 1000)).relu()  # three of 2 MB each
         del result
         found = measure("cpu")
+        optimizer.state[weight.weight]["view"] = weight.weight[1:]  # a storage in two categories counts in one
+        assert measure("cpu").optimizer_state == begun.optimizer_state
     assert found.peak is not None
     assert found.peak - begun.in_use == 6_000_000
     assert found.in_use == begun.in_use >= weight.weight.nbytes
     assert measure("cpu").source == "process"
-
-
-def test_a_storage_in_two_categories_counts_in_one() -> None:
-    layer = torch.nn.Linear(1000, 1000, bias=False)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-    before = measure("cpu").optimizer_state
-    optimizer.state[layer.weight]["view"] = layer.weight[1:]
-    assert measure("cpu").optimizer_state == before
 
 
 # -- CUDA without a GPU: torch's and the driver's figures are patched -------------------------------------
@@ -249,31 +245,24 @@ def test_a_limit_on_cuda_is_a_share_of_the_gpu(gpu: dict[str, Any]) -> None:
     assert measure("cuda:0").capacity == 2 * 10**9
 
 
-class NVMLError(Exception):
-    pass
-
-
 @pytest.mark.parametrize(
     ("pids", "used", "expected"),
-    [("ours", 5000, 5000), ("another's", 5000, None), ("ours", 999, None), ("ours", None, None), ("error", 0, None)],
+    [("ours", 5000, 5000), ("another's", 5000, None), ("ours", 999, None), ("error", 0, None)],
 )
 def test_the_drivers_figure_counts_only_if_it_can_be_this_process(
-    monkeypatch: pytest.MonkeyPatch, pids: str, used: int | None, expected: int | None
+    monkeypatch: pytest.MonkeyPatch, pids: str, used: int, expected: int | None
 ) -> None:
-    import os
-    import sys
-
     def processes(handle: str) -> list[Any]:
         assert handle == f"GPU-{UUID}"
         if pids == "error":
-            raise NVMLError
+            raise ZeroDivisionError
         return [SimpleNamespace(pid=os.getpid() + (pids != "ours"), usedGpuMemory=used)]
 
     fake = SimpleNamespace(
         nvmlInit=lambda: None,
         nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
         nvmlDeviceGetComputeRunningProcesses=processes,
-        NVMLError=NVMLError,
+        NVMLError=ZeroDivisionError,
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     assert device_memory._gpu_process_bytes(UUID, reserved=1000) == expected
@@ -303,24 +292,6 @@ def on_gpu() -> Iterator[Ranks]:
 
 
 @pytest.mark.cuda
-def test_the_allocators_bytes_are_those_that_the_planner_predicts_within_a_tenth(on_gpu: Ranks) -> None:
-    from recshard_lab.planner import estimate
-
-    tables = [
-        EmbeddingBagConfig(name=f"t{i}", num_embeddings=1_000_000, embedding_dim=64, feature_names=[f"f{i}"])
-        for i in range(4)
-    ]
-    load = Workload(4096, {f"f{i}": 10.0 for i in range(4)}, optimizer="exact_row_wise_adagrad")
-    topology = Topology(1, "cuda").with_memory(4)
-    made = EmbeddingShardingPlanner(topology, workload=load).plan_tables(tables)
-    predicted = estimate(made, tables, topology, load).memory_bytes.sum()
-    (found,) = measure_plan(on_gpu, made, tables, load, steps=3).in_use
-    assert found.source == "allocator"
-    assert found.peak == pytest.approx(predicted, rel=0.1)
-    assert found.weights == pytest.approx(4 * 256e6, rel=0.01)
-
-
-@pytest.mark.cuda
 def test_the_limit_raises_torchs_error_and_memory_comes_back(on_gpu: Ranks) -> None:
     on_gpu.exec("large = torch.empty(500_000_000, device=device)")  # 2 of 4 GB
     (held,) = on_gpu.memory()
@@ -340,18 +311,11 @@ def test_the_limit_raises_torchs_error_and_memory_comes_back(on_gpu: Ranks) -> N
 
 @pytest.mark.cuda
 def test_a_snapshot_holds_the_allocations_of_the_block(on_gpu: Ranks, tmp_path: Any) -> None:
-    import pickle
-    from pathlib import Path
-
     with on_gpu.memory_snapshot(tmp_path) as files:
         on_gpu.exec("some = torch.empty(1_234_567, device=device)\ndel some")
     (file,) = files
     actions = [entry for trace in pickle.loads(Path(file).read_bytes())["device_traces"] for entry in trace]
     assert any(entry["action"] == "alloc" and entry["size"] >= 4 * 1_234_567 for entry in actions)
-
-
-def test_a_record_without_a_peak_shows_what_is_in_use() -> None:
-    assert RankMemory(0, "cpu", "process", 100, None, weights=30).parts["process"] == 70
 
 
 def test_exchange_buffers_of_another_kind_of_device_are_not_counted() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -14,11 +15,11 @@ import pytest
 import torch.distributed as dist
 
 from recshard_lab.launcher import LaunchError, Ranks, current, launch
+from tests.launcher.waiting import left
+from tests.patience import scaled
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),  # of forking with threads: the point here
-]
+FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of forking with threads: the point here
+pytestmark = [pytest.mark.timeout(60), FORKS]
 
 
 @pytest.fixture(scope="module")
@@ -33,33 +34,25 @@ def in_fork(work: Callable[[], Any]) -> Any:
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=lambda: theirs.send(work()))
     child.start()
-    assert ours.poll(20), "the fork hangs"
+    assert ours.poll(scaled(20)), "the fork hangs"
     result = ours.recv()
-    child.join(10)
+    child.join()
     assert child.exitcode == 0
     return result
 
 
+USES: dict[str, tuple[Any, ...]] = {
+    **{"run": (os.getpid,), "exec": ("1",), "push": ({"x": 1},), "pull": ("rank",), "complete": ("ra",)},
+    **{"posted": ("x",), "status": (), "output": (), "interrupt": (), "stop": (), "restart": ()},
+}
+
+
 def test_a_fork_has_no_ranks_and_every_use_of_the_parents_raises_at_once(ranks: Ranks) -> None:
     def attempts() -> tuple[Any, bool, dict[str, str], str]:
-        uses: dict[str, Callable[[], Any]] = {
-            "run": lambda: ranks.run(os.getpid),
-            "exec": lambda: ranks.exec("1"),
-            "push": lambda: ranks.push({"x": 1}),
-            "pull": lambda: ranks.pull("rank"),
-            "complete": lambda: ranks.complete("ra"),
-            "status": ranks.status,
-            "posted": lambda: ranks.posted("x"),
-            "output": ranks.output,
-            "interrupt": ranks.interrupt,
-            "stop": ranks.stop,
-            "restart": ranks.restart,
-            "pids": lambda: ranks.pids,
-        }
         found = {}
-        for name, use in uses.items():
+        for name, arguments in USES.items():
             try:
-                found[name] = f"no error, but {use()!r}"
+                found[name] = f"no error, but {getattr(ranks, name)(*arguments)!r}"
             except LaunchError as error:
                 found[name] = str(error)
         with ranks:  # its end must not stop the parent's ranks either
@@ -85,22 +78,27 @@ def test_a_fork_may_launch_its_own_ranks_while_the_parent_works_on(ranks: Ranks)
     assert ranks.pids == parents
 
 
-def test_a_fork_keeps_no_descriptor_of_the_ranks(ranks: Ranks) -> None:
-    def ends() -> set[str]:
-        found = set()
-        for fd in os.listdir("/proc/self/fd"):
-            try:
-                found.add(os.readlink(f"/proc/self/fd/{fd}"))
-            except FileNotFoundError:  # of the listing itself
-                continue
-        return found
+def check_descriptors_of_a_fork(ranks: Ranks) -> None:
+    """An open copy of a channel would hide the end of the notebook, and one of a pipe would keep its writer waiting."""
+    assert ranks._world is not None
+    wires = ranks._world.wires
+    fds = [*(channel.sock.fileno() for channel in wires._channels), *wires._pipes.values(), wires._wakeup.fileno()]
+    files = {os.fstat(fd).st_ino for fd in fds}
 
-    assert ranks._started is not None
-    wires = ranks._started.wires
-    held = {os.readlink(f"/proc/self/fd/{channel.sock.fileno()}") for channel in wires._channels}
-    held |= {os.readlink(f"/proc/self/fd/{fd}") for fd in wires._pipes.values()}
-    assert held <= ends()
-    assert in_fork(lambda: held & ends()) == set()
+    def still_open() -> set[int]:
+        found = set()
+        for name in os.listdir("/dev/fd"):
+            with suppress(OSError):  # of the listing itself
+                found.add(os.fstat(int(name)).st_ino)
+        return files & found
+
+    assert still_open() == files
+    assert in_fork(still_open) == set()
+    assert ranks.run(dist.get_rank) == [0, 1]
+
+
+def test_a_fork_keeps_no_descriptor_of_the_ranks(ranks: Ranks) -> None:
+    check_descriptors_of_a_fork(ranks)
 
 
 KERNEL = """
@@ -108,11 +106,11 @@ import os, time
 from recshard_lab.launcher import launch
 ranks = launch(2, start_method={method!r})
 if os.fork() == 0:
-    time.sleep(30)
+    time.sleep(600)
     os._exit(0)
 ranks.exec("x = rank")
 print(*ranks.pids, flush=True)
-time.sleep(30)
+time.sleep(600)
 """
 
 
@@ -129,8 +127,7 @@ def test_ranks_end_with_their_kernel_though_a_fork_of_it_lives_on(method: str) -
             if child not in processes and child.cmdline() == command
         ]
         kernel.kill()
-        _, alive = psutil.wait_procs(processes, timeout=2.5)
-        alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        alive = left(processes)
         assert fork.is_running()
         fork.kill()
         assert len(processes) == 2

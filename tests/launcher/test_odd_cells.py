@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -16,6 +17,8 @@ from recshard_lab.launcher import RankError, Ranks, launch
 from recshard_lab.launcher.cell import bundle
 from recshard_lab.launcher.channel import Channel
 from recshard_lab.launcher.rank import DEPTH
+from tests.launcher.waiting import left
+from tests.patience import scaled, wait_until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -46,9 +49,7 @@ def _survives(pair: Ranks) -> Iterator[None]:
     [
         ("class E(Exception):\n def __str__(self): raise ValueError(1)\nraise E", "E: <its __str__ raised ValueError>"),
         ("class S(str): 0\nclass E(Exception):\n def __str__(self): return S('text')\nraise E", "E: text"),
-        ("class E(Exception):\n def __str__(self): return 5\nraise E", "E: <its __str__ raised TypeError>"),
         ("class E(BaseException):\n def __str__(self): raise self\nraise E", "E: <its __str__ raised E>"),
-        ("class E(Exception):\n def __str__(self): sys.exit(3)\nraise E", "E: <its __str__ raised SystemExit>"),
         ("class S(str): 0\nclass E(Exception): 0\nE.__name__ = S('Odd')\nraise E('x')", "Odd: x"),
         ("class M(type):\n __name__ = property(lambda c: 1 / 0)\nclass E(Exception, metaclass=M): 0\nraise E", "E"),
         ("e = ValueError('x'); e.__notes__ = 5\nraise e", "ValueError: x"),
@@ -63,19 +64,11 @@ def test_an_odd_exception_is_reported_as_text(pair: Ranks, cell: str, words: str
     assert caught.value.headline() == f"all 2 ranks raised {words}"
 
 
-def test_a_message_that_never_ends_can_be_interrupted(pair: Ranks) -> None:
-    with pytest.raises(RankError, match=r"time limit of 0\.3 s"):
-        pair.exec("class E(Exception):\n def __str__(self): time.sleep(60)\nraise E", timeout_s=0.3)
-
-
 REPRS = [
     ("_repr_html_", "lambda s: (lambda: 0)", "_repr_html_: TypeError: expected str or bytes, got function"),
-    ("_repr_html_", "lambda s: ()", "_repr_html_: TypeError: expected str or bytes, got tuple"),
-    ("_repr_html_", "lambda s: 1 / 0", "_repr_html_: ZeroDivisionError: division by zero"),
     ("_repr_json_", "lambda s: {'a': [s]}", "_repr_json_: TypeError: expected text or JSON values, got X"),
     ("_repr_json_", "lambda s: {1: 2}", "_repr_json_: TypeError: expected str as the keys of JSON values"),
     ("_repr_mimebundle_", "lambda s: ()", "_repr_mimebundle_: TypeError: expected a dict, got tuple"),
-    ("_repr_mimebundle_", "lambda s: {'a/b': s}", "_repr_mimebundle_: TypeError: expected str or bytes, got X"),
     ("_repr_mimebundle_", "lambda s: {s: 'x'}", "_repr_mimebundle_: TypeError: expected text or JSON values, got X"),
     ("__repr__", "lambda s: 1 / 0", "__repr__: ZeroDivisionError: division by zero"),
     ("__repr__", "lambda s: 5", "__repr__: TypeError: __repr__ returned non-string (type int)"),
@@ -97,18 +90,13 @@ def test_classes_of_a_rank_do_not_travel_in_what_it_shows(pair: Ranks, capsys: p
         assert result.data == {"a/json": {"n": 2, "s": "s", "l": [1.5, None, True]}, "text/plain": "text"}
     pair.exec("display(X())")
     assert capsys.readouterr().out == "[all] text\n"
-
-
-def test_mocks_that_have_every_attribute_are_shown_as_text() -> None:
-    from unittest.mock import MagicMock
-
-    mock = MagicMock()
+    mock = MagicMock()  # has every attribute
     assert bundle(mock) == {"text/plain": repr(mock)}
 
 
 @pytest.mark.parametrize(
     "replaced",
-    ["None", "Tee()", "type('Bad', (), {'write': print, 'flush': lambda s: sys.exit(2)})()", "open(os.devnull)"],
+    ["None", "Tee()", "type('Bad', (), {'write': print, 'flush': lambda s: sys.exit(2)})()", "0; del sys.stdout"],
 )
 def test_any_object_may_be_the_output_stream(pair: Ranks, replaced: str) -> None:
     pair.exec("class Tee:\n def write(self, text): pass\nbefore = sys.stdout, sys.stderr")
@@ -153,8 +141,9 @@ def test_a_signal_handler_may_raise_between_cells(pair: Ranks) -> None:
     assert pair.pull("me") == pair.pids
 
 
-def begin_signals(pair: Ranks) -> None:
-    """Thousands of signals a second to each rank, whose handler raises, until `end_signals`."""
+@pytest.fixture
+def signals(pair: Ranks) -> Iterator[None]:
+    """Thousands of signals a second to each rank, whose handler raises."""
     pair.exec(
         "import signal, threading\nsignal.signal(signal.SIGUSR2, lambda *_: 1 / 0)\non = threading.Event()\n"
         "def kill():\n    while not on.wait(1e-3): os.kill(os.getpid(), signal.SIGUSR2)\n"
@@ -162,9 +151,7 @@ def begin_signals(pair: Ranks) -> None:
     )
     with suppress(RankError):  # the first signals may arrive in the cell that starts them
         pair.exec("killer = threading.Thread(target=kill); killer.start()")
-
-
-def end_signals(pair: Ranks) -> None:
+    yield
     for _ in range(20):  # a signal may end this cell before it does anything
         with suppress(RankError):
             pair.exec("on.set()\nkiller.join()")
@@ -172,48 +159,36 @@ def end_signals(pair: Ranks) -> None:
     pair.exec("killer.join()\nos.dup2(errors, 2)\nsignal.signal(signal.SIGUSR2, signal.SIG_DFL)")
 
 
-def test_signals_whose_handler_raises_lose_no_message(pair: Ranks) -> None:
+@pytest.mark.usefixtures("signals")
+def test_signals_whose_handler_raises_lose_no_message_and_end_no_rebuild_of_groups(pair: Ranks) -> None:
     """Thousands of signals, so that some arrive between taking a message and beginning its cell."""
-    begin_signals(pair)
     came = 0
-    for cell in ["os.getpid()"] * 200 + ["on.set()"]:
+    for _ in range(100):
         with suppress(RankError):  # the handler has raised while the cell ran
-            came += len(pair.exec(cell, timeout_s=10))
+            came += len(pair.exec("os.getpid()", timeout_s=scaled(10)))
         assert pair.usable
     assert came > 0
-    end_signals(pair)
-    assert pair.eval("os.getpid()") == pair.pids
-
-
-def test_signals_whose_handler_raises_end_no_rebuild_of_groups(pair: Ranks) -> None:
-    begin_signals(pair)
     for _ in range(3):
         with pytest.raises(RankError, match="Process groups were rebuilt"):
             pair.exec("if rank == 1: raise ValueError('boom')\ndist.barrier()")
-    end_signals(pair)
 
 
-def test_streams_may_be_deleted(pair: Ranks) -> None:
-    pair.exec("before = sys.stdout, sys.stderr\ndel sys.stdout, sys.stderr")
-    pair.exec("display(1)\nsys.stdout, sys.stderr = before")
-
-
-def test_a_profiler_may_raise(pair: Ranks) -> None:
-    with pytest.raises(RankError, match="ZeroDivisionError"):
-        pair.exec("sys.setprofile(lambda *_: 1 / 0)")
-
-
-def test_a_report_that_cannot_be_made_is_an_error_of_its_cell(pair: Ranks) -> None:
+def test_a_profiler_that_raises_and_a_report_that_cannot_be_made_are_errors_of_their_cell(pair: Ranks) -> None:
     pair.exec("import recshard_lab.launcher.groups as inside; count = inside.group_count")
-    with pytest.raises(RankError, match="raised ZeroDivisionError"):
-        pair.exec("inside.group_count = lambda: 1 / 0")
+    for cell in ("sys.setprofile(lambda *_: 1 / 0)", "inside.group_count = lambda: 1 / 0"):
+        with pytest.raises(RankError, match="ZeroDivisionError"):
+            pair.exec(cell)
     pair.exec("inside.group_count = count")
 
 
-def test_a_rank_without_descriptors_still_hears_the_notebook(pair: Ranks) -> None:
+def test_a_time_limit_ends_a_message_without_end_and_a_rank_without_descriptors(pair: Ranks) -> None:
     pair.exec("import resource; limits = resource.getrlimit(resource.RLIMIT_NOFILE)")
-    with pytest.raises(RankError, match="time limit"):
-        pair.exec("resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))\ntime.sleep(60)", timeout_s=0.3)
+    for cell in (
+        "class E(Exception):\n def __str__(self): time.sleep(60)\nraise E",
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))\ntime.sleep(60)",
+    ):
+        with pytest.raises(RankError, match=r"time limit of 0\.3 s"):
+            pair.exec(cell, timeout_s=0.3)
     pair.exec("resource.setrlimit(resource.RLIMIT_NOFILE, limits)")
 
 
@@ -229,19 +204,12 @@ def test_a_cell_may_fork_and_the_child_leaves_when_it_comes_back(
 
 @pytest.mark.parametrize(
     ("end", "status", "words"),
-    [
-        ("raise ValueError('boom')", 1, "ValueError: boom"),
-        ("sys.exit('a reason')", 1, "a reason"),
-        ("sys.exit(3)", 3, ""),
-        ("sys.exit()", 0, ""),
-        ("display(7)", 0, "7"),
-    ],
+    [("raise ValueError('boom')", 1, "boom"), ("sys.exit('a reason')", 1, "a reason"), ("display(7)", 0, "7")],
 )
 def test_a_fork_ends_with_the_status_of_its_end(pair: Ranks, end: str, status: int, words: str) -> None:
     pair.exec(f"pid = os.fork()\nif pid == 0: {end}")
     assert pair.eval("os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])") == [status] * 2
-    pair.exec("time.sleep(0.1)")  # what the forks printed is shown with this cell, if not before
-    assert words in "\n".join(pair.output(4))
+    wait_until(lambda: words in "\n".join(pair.output(4)))  # what the forks printed may come later
 
 
 def test_a_fork_has_no_channel_and_posts_nothing(pair: Ranks) -> None:
@@ -279,7 +247,7 @@ def test_processes_and_loaders_of_multiprocessing_work_in_ranks(
     assert pair.pull("loaded") == [[0, 1, 2, 3], [10, 11, 12, 13]]
     assert capsys.readouterr().out == "[all] at work\n" * 4
     children = [child for pid in pair.pids for child in psutil.Process(pid).children()]
-    assert not psutil.wait_procs(children, timeout=2)[1]
+    assert not left(children)
 
 
 def test_a_message_that_breaks_off_leaves_no_descriptor_open() -> None:

@@ -1,52 +1,56 @@
-"""What the notebook has imported is the same object on the ranks, and what ranks have imported the same here."""
+"""What a notebook defines or imports stays what it is on its way to the ranks and back."""
 
 from __future__ import annotations
 
 import collections
 import functools
 import inspect
+import os
 import types
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.nn.functional
 import torch.optim._functional
 
+import __main__
 import recshard_lab
 from recshard_lab.launcher import Ranks, launch
 from recshard_lab.launcher.payload import decode, encode
 
 pytestmark = pytest.mark.timeout(60)
 
-MODULES = [
-    torch,
-    torch.nn,
-    torch.nn.functional,
-    torch.nn.init,
-    torch.optim,
-    torch.optim._functional,
-    torch.optim.lr_scheduler,
-    torch.distributed,
-    torch.utils.data,
-    recshard_lab.embedding,
-    recshard_lab.optim,
-    recshard_lab.sparse,
-    collections,
-    functools,
-    inspect,  # has namedtuples
-]
-NAMELESS = (
-    *("ScalingType", "SwizzleType"),  # torch 2.13 names them `_ScalingType` and `_SwizzleType`, which it lacks
-    "manual_seed",  # torch._dynamo puts a wrapper into torch, and torch.random keeps the function
-)
-KINDS = (type, types.FunctionType, type(torch.get_device_module))  # the last: functions with a cache
-
-NOTEBOOK = """
-import dataclasses, functools
+DEFINITIONS = """
+import abc, dataclasses, enum, functools, typing
 import torch
 from torch.optim import SGD
+class Color(enum.Enum):
+    RED = 1
+    def twice(self): return self.value * 2
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def of(self): ...
+class Child(Base):
+    def of(self): return FACTOR
+@dataclasses.dataclass
+class Point:
+    x: int
+    def moved(self): return Point(self.x + FACTOR)
+Item = typing.TypeVar("Item")
+class Stack(typing.Generic[Item]):
+    def size(self): return 0
+class Numbers(Stack[int]):
+    def size(self): return super().size() + FACTOR
+class Few(Numbers):
+    pass
+def make():
+    red = Color.RED
+    made = {"points": [Point(1).moved()], "child": Child(), "color": red, "twice": red.twice()}
+    return made | {"cls": Point, "few": Few()}
+FACTOR = 10
 @dataclasses.dataclass
 class Settings:
     chosen: type = torch.optim.Adam
@@ -57,7 +61,6 @@ def agree(given, default=torch.optim.Adagrad):
         (given["argument"], there.RMSprop),
         (default, there.Adagrad),
         (given["partial"].func, there.AdamW),
-        (Settings().chosen, there.Adam),
         (given["settings"].chosen, there.Adam),
         (type(given["instance"]), there.Rprop),
         (SGD.step, there.SGD.step),
@@ -75,20 +78,113 @@ def fused():
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
+    """Two ranks for the whole file."""
     with launch(2) as running:
         yield running
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A notebook's definitions, in the module ``__main__``."""
-    import __main__
+def space() -> Iterator[dict[str, Any]]:
+    """A notebook's definitions as dill sees them, in the module ``__main__``."""
+    space = vars(__main__)
+    before = dict(space)
+    exec(compile(DEFINITIONS, "<definitions>", "exec"), space)
+    yield space
+    space.clear()
+    space.update(before)
 
-    names = ("dataclasses", "functools", "torch", "SGD", "Settings", "agree", "back", "fused")
-    for name in names:
-        monkeypatch.setitem(vars(__main__), name, None)
-    exec(NOTEBOOK, vars(__main__))
-    return vars(__main__)
+
+def test_instances_of_the_notebooks_classes_are_instances_of_them_when_they_come_back(
+    ranks: Ranks, space: dict[str, Any]
+) -> None:
+    for made in ranks.run(space["make"]):
+        assert made["points"] == [space["Point"](11)]
+        assert isinstance(made["child"], space["Base"])
+        assert made["color"] is space["Color"].RED
+        assert made["twice"] == 2
+        assert made["cls"] is space["Point"]
+        assert type(made["few"]) is space["Few"]
+    ranks.push({"point": space["Point"](5)})
+    ranks.exec("moved = [point.moved()]")
+    assert ranks.pull("moved") == [[space["Point"](15)]] * 2
+
+
+def test_a_class_below_a_generic_one_has_its_bases_on_the_ranks(ranks: Ranks, space: dict[str, Any]) -> None:
+    few = space["Few"]
+    names = ["Few", "Numbers", "Stack", "Generic", "object"]
+    assert ranks.run(lambda: ([base.__name__ for base in few.__mro__], few().size())) == [(names, 10)] * 2
+
+
+def test_ranks_always_work_with_the_definitions_of_now(ranks: Ranks, space: dict[str, Any]) -> None:
+    ranks.run(space["make"])
+    space["FACTOR"] = 20
+    assert ranks.run(space["make"])[0]["points"] == [space["Point"](21)]
+    exec("class Point:\n    def __init__(self, x): self.x = x\n    def moved(self): return Point(-self.x)", space)
+    back = ranks.run(space["make"])[1]["points"][0]
+    assert type(back) is space["Point"]
+    assert back.x == -1
+
+
+def test_a_class_of_a_ranks_cell_is_not_taken_for_the_notebooks_of_the_same_name(
+    ranks: Ranks, space: dict[str, Any]
+) -> None:
+    ranks.exec("class Point:\n    def __init__(self): self.mine = rank")
+    pulled = ranks.eval("[Point()]")
+    assert not isinstance(pulled[0][0], space["Point"])
+    assert [found[0].mine for found in pulled] == [0, 1]
+
+
+def test_large_tensors_arrive_exactly_and_nobody_sees_what_another_writes(ranks: Ranks) -> None:
+    big = torch.randn(700, 900)
+    sent = {"big": big, "again": [big, big], "weight": torch.nn.Parameter(torch.randn(600, 600)), "turned": big.t()}
+    fds = psutil.Process().num_fds()
+    ranks.push(sent)
+    for rank, got in enumerate(ranks.eval("(big, again, weight, turned, again[0] is again[1], type(weight).__name__)")):
+        assert torch.equal(got[0], big), rank
+        assert torch.equal(got[1][1], big)
+        assert torch.equal(got[2], sent["weight"])
+        assert got[2].requires_grad
+        assert torch.equal(got[3], big.t())
+        assert got[4:] == (True, "Parameter")
+    ranks.exec("big.fill_(rank)")
+    assert [float(found.mean()) for found in ranks.pull("big")] == [0.0, 1.0]
+    (mine,) = ranks.pull("big", ranks=[1])
+    mine.zero_()
+    assert float(ranks.pull("big", ranks=[1])[0].mean()) == 1.0
+    del mine, got
+    assert psutil.Process().num_fds() == fds
+    ranks.exec("del big, again, weight, turned")
+    before = ranks.run(lambda: len(os.listdir("/proc/self/fd")))
+    ranks.push({"big": big})
+    ranks.pull("big")
+    ranks.exec("del big")
+    assert ranks.run(lambda: len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_any_type_of_large_tensor_travels(ranks: Ranks) -> None:
+    for dtype in (torch.bfloat16, torch.bool, torch.complex64, torch.int8):
+        sent = (torch.randn(2_200_000) * 3).to(dtype)
+        ranks.push({"sent": sent}, ranks=[1])
+        assert torch.equal(ranks.pull("sent", ranks=[1])[0], sent)
+
+
+@pytest.mark.gate
+def test_a_cell_that_uses_a_public_name_or_a_room_can_be_carried() -> None:
+    for name in dir(recshard_lab):
+        space: dict[str, Any] = {"it": getattr(recshard_lab, name), "__name__": "__main__"}
+        exec("def cell():\n    return it", space)
+        assert encode(space["cell"])
+
+
+OF_TORCH = (torch, torch.nn, torch.nn.functional, torch.nn.init, torch.optim, torch.distributed, torch.utils.data)
+OURS = (recshard_lab.embedding, recshard_lab.optim, recshard_lab.sparse)
+OTHERS = (torch.optim._functional, torch.optim.lr_scheduler, collections, functools, inspect)  # namedtuples, too
+MODULES = (*OF_TORCH, *OURS, *OTHERS)
+NAMELESS = (
+    *("ScalingType", "SwizzleType"),  # torch 2.13 names them `_ScalingType` and `_SwizzleType`, which it lacks
+    "manual_seed",  # torch._dynamo puts a wrapper into torch, and torch.random keeps the function
+)
+KINDS = (type, types.FunctionType, type(torch.get_device_module))  # the last: functions with a cache
 
 
 def public() -> dict[tuple[str, str], Any]:
@@ -114,20 +210,20 @@ def test_public_classes_and_functions_are_the_same_objects_on_ranks_and_back(ran
         assert [key for key in sent if came[key] is not sent[key]] == []
 
 
-def test_an_imported_optimizer_is_itself_wherever_a_notebook_holds_it(ranks: Ranks, notebook: dict[str, Any]) -> None:
+def test_an_imported_optimizer_is_itself_wherever_a_notebook_holds_it(ranks: Ranks, space: dict[str, Any]) -> None:
     given = {
         "argument": torch.optim.RMSprop,
         "partial": functools.partial(torch.optim.AdamW, lr=0.1),
-        "settings": notebook["Settings"](),
+        "settings": space["Settings"](),
         "instance": torch.optim.Rprop([torch.nn.Parameter(torch.ones(1))]),
     }
-    assert ranks.run(notebook["agree"], given) == [[True] * 8] * 2
-    for made, kind, adam, pool in ranks.run(notebook["back"]):
+    assert ranks.run(space["agree"], given) == [[True] * 7] * 2
+    for made, kind, adam, pool in ranks.run(space["back"]):
         assert type(made) is kind is torch.optim.SGD
         assert isinstance(made, torch.optim.Optimizer)
         assert adam.func is torch.optim.Adam
         assert pool is torch.nn.functional.max_pool2d
-    assert ranks.run(notebook["fused"]) == ["FusedEmbeddingBagCollection"] * 2
+    assert ranks.run(space["fused"]) == ["FusedEmbeddingBagCollection"] * 2
 
 
 def test_a_class_that_no_imported_module_has_is_sent_by_value() -> None:

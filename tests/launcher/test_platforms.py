@@ -8,17 +8,21 @@ import re
 import socket
 import subprocess
 import sys
-import time
-from typing import Any
+from collections.abc import Iterator
 
 import psutil
 import pytest
 import torch.distributed as dist
 
-from recshard_lab.launcher import RankError, doctor, launch
+from recshard_lab.launcher import RankError, Ranks, doctor, launch
 from recshard_lab.launcher.channel import Message, Outbox
-from recshard_lab.launcher.engines import fork, spawn
+from recshard_lab.launcher.engines import fork, spawn, start_methods
 from recshard_lab.launcher.engines.engine import has_ended
+from recshard_lab.launcher.shape import Shape
+from tests.launcher.engines import check_stops, check_work
+from tests.launcher.test_forks import FORKS, check_descriptors_of_a_fork
+from tests.launcher.waiting import is_alive
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -66,14 +70,9 @@ def imitate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recshard_lab.launcher.world.shelving", False)
 
 
-def alive(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
-    """Those that have not ended in time. psutil's own wait uses what is removed here."""
-    end = time.monotonic() + within_s
-    while left := [process for process in processes if not has_ended(process.pid)]:
-        if time.monotonic() > end:
-            break
-        time.sleep(0.01)
-    return left
+def wait_until_ended(processes: list[psutil.Process]) -> None:
+    """psutil's own wait uses what is removed here."""
+    wait_until(lambda: all(has_ended(process.pid) for process in processes))
 
 
 def test_ranks_can_be_forked_on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +87,7 @@ def test_ranks_can_be_forked_on_macos(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
             ranks.exec("import os, time\nif rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(60)")
     server.close()
-    assert not alive(processes, 2)
+    wait_until_ended(processes)
 
 
 def test_a_thread_that_python_does_not_know_makes_a_fork_unsafe() -> None:
@@ -154,8 +153,7 @@ import sysconfig, torch, torch.distributed, typer, yaml, anywidget, pooch, safet
 sysconfig.get_paths()
 import uvicorn, uvicorn.protocols.http.httptools_impl
 import torch._dynamo, torch.utils.tensorboard, torch.distributed.checkpoint, torch.distributed.fsdp
-POSIX = ["fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "posix", "syslog", "_posixshmem",
-         "_posixsubprocess"]
+POSIX = "fcntl grp pwd resource termios tty pty posix syslog _posixshmem _posixsubprocess".split()
 class Hidden(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name in POSIX:
@@ -220,22 +218,60 @@ def test_on_windows_everything_but_launch_works_and_launch_names_wsl_2() -> None
     assert "WSL 2" in crosses[0]
 
 
-def test_the_doctor_names_the_start_method_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_the_start_method_of_macos_and_a_python_that_is_not_tested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
     (finding,) = doctor.system()
     assert finding.ok
     assert "ranks are spawned" in finding.value
-
-
-@pytest.mark.parametrize(
-    ("version", "ok"), [((3, 11, 9), True), ((3, 12, 1), True), ((3, 13, 0), True), ((3, 14, 0), None)]
-)
-def test_the_doctor_names_a_python_that_is_not_tested(
-    monkeypatch: pytest.MonkeyPatch, version: tuple[Any, ...], ok: bool | None
-) -> None:
-    monkeypatch.setattr(sys, "version_info", version)
+    monkeypatch.setattr(sys, "version_info", (3, 14, 0))
     (finding,) = doctor.system()
-    assert finding.ok is ok
-    assert (finding.fix is None) is bool(ok)
-    if not ok:
-        assert "Python 3.11, 3.12 or 3.13" in str(finding.fix)
+    assert finding.ok is None
+    assert "Python 3.11, 3.12 or 3.13" in str(finding.fix)
+
+
+# -- ranks of macOS: the last tests, because this process imitates it from here on ---------------------
+
+
+@pytest.fixture(scope="module")
+def macos() -> Iterator[Ranks]:
+    """Two ranks launched without any option, in processes that imitate macOS."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        imitate(monkeypatch)
+        boot = spawn._BOOT.replace("from recshard_lab", f"{MACOS}\nfrom recshard_lab")
+        monkeypatch.setattr(spawn, "_BOOT", boot)
+        with launch(2) as ranks:
+            processes = [psutil.Process(pid) for pid in ranks.pids]
+            yield ranks
+        wait_until_ended(processes)
+
+
+def test_macos_spawns_ranks_unless_a_fork_is_requested(macos: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    check_work(macos, capsys)  # large tensors arrive without anonymous memory
+    check_stops(macos)
+    assert start_methods() == ("spawn", "fork")
+    assert macos.shape.engine == "spawn"
+    assert macos.run(lambda: (sys.platform, dist.get_rank())) == [("darwin", 0), ("darwin", 1)]
+    assert Shape.checked(1, start_method="fork").engine == "fork"
+
+
+@FORKS
+def test_a_fork_of_the_notebook_keeps_no_descriptor_of_ranks_on_macos(macos: Ranks) -> None:
+    check_descriptors_of_a_fork(macos)
+
+
+def test_a_killed_rank_is_reported_although_its_daemon_holds_its_descriptors(macos: Ranks) -> None:
+    macos.exec(
+        "import os, time\n"
+        "daemon = 0\n"
+        "if rank == 1:\n"
+        "    daemon = os.fork()\n"
+        "    if not daemon: os.setsid(); time.sleep(600); os._exit(0)"
+    )
+    daemon = psutil.Process(macos.pull("daemon")[1])
+    with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
+        macos.exec("if rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(60)")
+    assert is_alive(daemon)
+    daemon.kill()

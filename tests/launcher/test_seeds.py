@@ -1,21 +1,35 @@
-"""Random numbers of ranks: separate ones on each rank and at each launch, or repeatable ones by a seed."""
+"""Random numbers of ranks, separate or repeatable by a seed; and ``launch(threads=)`` for every pool of threads."""
 
 from __future__ import annotations
 
+import os
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 from torch import distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+from recshard_lab.cores import usable_cores
 from recshard_lab.launcher import LaunchError, RankError, Ranks, join, launch
 from recshard_lab.launcher.seeds import seed_rank
 
 pytestmark = pytest.mark.timeout(120)
+
+
+class Drawing(Dataset[float]):
+    """Its items are random numbers of the process that loads them."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, at: int) -> float:
+        return float(torch.rand(()))
 
 
 def draws() -> dict[str, list[float]]:
@@ -59,11 +73,13 @@ def states_kept() -> Iterator[None]:
     random.setstate(before[2])
 
 
-def test_ranks_differ_and_launches_differ() -> None:
+def test_ranks_launches_and_seeds_differ(of_seed_7: list[dict[str, list[float]]]) -> None:
     with launch(2) as ranks:
         first = ranks.run(draws)
         ranks.restart()
         assert all_differ([*first, *ranks.run(draws)])
+    with launch(3, seed=8) as ranks:
+        assert all_differ([*of_seed_7, *ranks.run(draws)])
 
 
 def test_a_seed_repeats_the_numbers_of_each_rank_under_every_engine_and_after_a_restart(
@@ -77,11 +93,6 @@ def test_a_seed_repeats_the_numbers_of_each_rank_under_every_engine_and_after_a_
         assert ranks.run(draws) == of_seed_7[:2]
 
 
-def test_seeds_share_no_numbers_between_any_of_their_ranks(of_seed_7: list[dict[str, list[float]]]) -> None:
-    with launch(3, seed=8) as ranks:
-        assert all_differ([*of_seed_7, *ranks.run(draws)])
-
-
 def test_the_rebuild_after_an_error_does_not_seed_again(of_seed_7: list[dict[str, list[float]]]) -> None:
     with launch(3, seed=7) as ranks:
         assert ranks.run(draws) == of_seed_7
@@ -93,21 +104,10 @@ def test_the_rebuild_after_an_error_does_not_seed_again(of_seed_7: list[dict[str
         assert ranks.run(states) == before
 
 
-class Drawing(Dataset[float]):
-    """Its items are random numbers of the process that loads them."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, at: int) -> float:
-        return float(torch.rand(()))
-
-
-def loaded() -> dict[str, list[float]]:
-    return {"items": [float(item) for item in DataLoader(Drawing(), num_workers=2)]}
-
-
 def test_workers_of_a_dataloader_draw_separate_numbers_on_each_rank_that_a_seed_repeats() -> None:
+    def loaded() -> dict[str, list[float]]:
+        return {"items": [float(item) for item in DataLoader(Drawing(), num_workers=2)]}
+
     with launch(2, seed=7) as ranks:
         first = ranks.run(loaded)
         assert all_differ(first)
@@ -127,19 +127,6 @@ def test_gpus_get_the_seed_of_the_cpu_and_are_not_started(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda number: (seeds.append(number), delayed(number)))
     seed_rank(seed, 1)
     assert seeds == [torch.initial_seed()]
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_seed_repeats_the_numbers_of_gpus() -> None:
-    with launch(2, devices="cpu", seed=7) as ranks:
-        assert ranks.eval("torch.cuda.is_initialized()") == [False] * 2
-    found = []
-    for _ in range(2):
-        with launch(2, share_gpu=True, devices=[0], seed=7) as ranks:
-            found.append(ranks.eval("torch.rand(4, device=device).tolist()"))
-    assert found[0] == found[1]
-    assert found[0][0] != found[0][1]
 
 
 @pytest.mark.usefixtures("states_kept")
@@ -169,13 +156,46 @@ def test_a_seed_is_part_of_the_shape(ranks: Ranks) -> None:
     ranks.stop()
     with launch(3, seed=7) as seeded, launch(3, seed=7) as again:
         assert again is seeded
-
-
-@pytest.mark.parametrize("seed", [-1, 1.0, True, "7"])
-def test_seeds_that_are_no_whole_numbers_are_refused(seed: Any) -> None:
-    words = r"\(seed=.*\): expected a whole number of at least 0, or None. Fix: seed=0\."
-    with pytest.raises(LaunchError, match=f"launch{words}"):
-        launch(1, seed=seed)
-    with pytest.raises(LaunchError, match=f"join{words}"), join(seed=seed):
+    with pytest.raises(LaunchError, match=r"join\(seed=-1\): expected a whole number"), join(seed=-1):
         pass
     assert not dist.is_initialized()
+
+
+@pytest.fixture
+def three_threads_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("OMP", "MKL", "OPENBLAS"):
+        monkeypatch.setenv(f"{library}_NUM_THREADS", "3")
+
+
+def pools() -> dict[str, Any]:
+    """The threads of each pool on this rank."""
+    found = {os.path.basename(pool["filepath"]): (pool["user_api"], pool["num_threads"]) for pool in threadpool_info()}
+    told = re.findall(
+        r"(get_num_threads|omp_get_max_threads|mkl_get_max_threads)\(\) : (\d+)", torch.__config__.parallel_info()
+    )
+    return {**found, **{name: ("torch", int(number)) for name, number in told}}
+
+
+@pytest.mark.gate
+@pytest.mark.usefixtures("three_threads_here")
+@pytest.mark.parametrize(("start_method", "threads"), [("fork", 4), ("spawn", 1)])
+def test_torch_openmp_mkl_and_numpys_blas_have_the_requested_threads(start_method: str, threads: int) -> None:
+    with launch(1, threads=threads, start_method=start_method) as ranks:
+        (found,) = ranks.run(pools)
+        assert ranks.run(torch.get_num_threads) == [threads]
+    assert {api for api, _ in found.values()} == {"blas", "openmp", "torch"}
+    assert {"get_num_threads", "omp_get_max_threads"} <= set(found)
+    assert {count for _, count in found.values()} == {threads}, found
+
+
+@pytest.mark.usefixtures("three_threads_here")
+def test_a_blas_that_a_rank_loads_later_has_them_too() -> None:
+    def later() -> list[int]:
+        before = {pool["filepath"] for pool in threadpool_info()}
+        import scipy.linalg  # noqa: F401
+
+        return [pool["num_threads"] for pool in threadpool_info() if pool["filepath"] not in before]
+
+    for threads in (1, usable_cores()):  # OpenBLAS reads the variable, and starts at most one thread per core
+        with launch(1, threads=threads) as ranks:
+            assert ranks.run(later) == [[threads]]

@@ -14,13 +14,15 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-import torch
 import torch.distributed as dist
 
-from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, launch
+from recshard_lab.launcher import LaunchError, RankError, Ranks, launch
 from recshard_lab.launcher.engines import Ending
 from recshard_lab.launcher.engines.spawn import SpawnedRank
 from recshard_lab.launcher.shape import Shape
+from tests.launcher.engines import check_stops, check_work
+from tests.launcher.waiting import left
+from tests.patience import scaled
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -32,41 +34,16 @@ def spawned() -> Iterator[Ranks]:
         yield ranks
 
 
-def test_they_are_children_of_this_process_and_share_nothing_with_a_forkserver(spawned: Ranks) -> None:
+def test_they_are_children_of_this_process_and_work_as_forked_ranks(
+    spawned: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert [psutil.Process(pid).ppid() for pid in spawned.pids] == [os.getpid()] * 2
     assert spawned.run(lambda: "recshard_lab.launcher.engines.forkserver" in sys.modules) == [False, False]
     assert spawned.run(lambda: os.getsid(0) == os.getpid()) == [True, True]
-    assert spawned.run(torch.get_num_threads) == [1, 1]
-    assert "engine spawn" in str(spawned.shape)
-
-
-def test_functions_cells_and_output_are_as_with_forked_ranks(
-    spawned: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert spawned.run(lambda x: x + dist.get_rank(), 10) == [10, 11]
-    spawned.exec("kept = rank; print('rank', rank); print('both')")
-    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] rank 0", "[1] rank 1", "[all] both"]
-    spawned.push({"t": torch.arange(3)}, ranks=[1])
-    assert spawned.eval("(t * 2).tolist()", ranks=[1]) == [[0, 2, 4]]
-    assert [status.state for status in spawned.status()] == ["idle", "idle"]
-    assert min(status.memory_bytes for status in spawned.status()) > 50 << 20
-
-
-def test_a_rank_that_raises_is_named_and_the_other_is_freed_with_its_variables(spawned: Ranks) -> None:
-    spawned.exec("kept = rank")
-    with pytest.raises(RankError, match=r"rank 1 raised ValueError: boom; rank 0 was waiting in a collective"):
-        spawned.exec("if rank == 1: raise ValueError('boom')\ndist.barrier()")
-    assert spawned.pull("kept") == [0, 1]
-    spawned.exec("t = torch.ones(1); dist.all_reduce(t)")
-    assert spawned.eval("t.item()") == [2.0, 2.0]
-
-
-def test_an_interrupt_stops_python_code_and_frees_a_collective(spawned: Ranks) -> None:
-    spawned.exec("kept = rank")
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(RanksInterrupted):
-        spawned.exec("import time\nif rank: dist.barrier()\nelse: time.sleep(60)")
-    assert spawned.pull("kept") == [0, 1]
+    check_work(spawned, capsys)
+    check_stops(spawned)
+    with pytest.raises(LaunchError, match="requested 2 ranks over gloo, but 2 ranks over gloo, engine spawn are runn"):
+        launch(2)
 
 
 def test_a_dead_rank_is_named_and_what_it_had_started_ends_with_it(spawned: Ranks) -> None:
@@ -74,10 +51,7 @@ def test_a_dead_rank_is_named_and_what_it_had_started_ends_with_it(spawned: Rank
     child = psutil.Process(spawned.eval("child.pid")[1])
     with pytest.raises(RankError, match="rank 1 was killed by SIGKILL"):
         spawned.exec("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
-    psutil.wait_procs([child], timeout=1)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-    with pytest.raises(LaunchError, match="rank 1 was killed by SIGKILL; nothing runs on fewer than 2"):
-        spawned.exec("1")
+    assert not left([child])
     spawned.restart()
     assert spawned.run(dist.get_rank) == [0, 1]
 
@@ -111,25 +85,11 @@ def test_a_script_runs_once_without_a_main_guard_and_leaves_nothing(then: str) -
         family = [psutil.Process(script.pid), *psutil.Process(script.pid).children()]
         if "sleep" in then:
             script.kill()
-            _, alive = psutil.wait_procs(ranks_and_daemons, timeout=2)
-            assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+            assert not left(ranks_and_daemons)
         os.kill(int(forked), signal.SIGKILL)
         assert script.stderr.read() == ""
-    _, alive = psutil.wait_procs([*family, *ranks_and_daemons], timeout=2)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not left([*family, *ranks_and_daemons])
     assert not os.path.exists(folder)
-
-
-def test_variables_that_libraries_read_when_loaded_are_there_in_time(
-    monkeypatch: pytest.MonkeyPatch, spawned: Ranks, capfd: pytest.CaptureFixture[str]
-) -> None:
-    spawned.stop()
-    monkeypatch.setenv("OMP_DISPLAY_ENV", "TRUE")
-    with launch(1, start_method="spawn"):
-        shown = capfd.readouterr().err
-    assert "OMP_WAIT_POLICY = 'PASSIVE'" in shown
-    assert "OMP_NUM_THREADS = '1'" in shown
-    spawned.restart()
 
 
 def test_it_is_what_a_system_without_fork_gets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,15 +98,6 @@ def test_it_is_what_a_system_without_fork_gets(monkeypatch: pytest.MonkeyPatch) 
     assert Shape.checked(1).engine == "spawn"
     with pytest.raises(LaunchError, match="cannot fork"):
         Shape.checked(1, start_method="fork")
-
-
-def test_another_start_method_is_another_shape(spawned: Ranks) -> None:
-    with pytest.raises(
-        LaunchError, match="requested 2 ranks over gloo, but 2 ranks over gloo, engine spawn are running"
-    ):
-        launch(2)
-    with pytest.raises(LaunchError, match="'fork', 'spawn' or None"):
-        launch(2, start_method="forkserver")
 
 
 class Sleeper:
@@ -160,8 +111,13 @@ class Sleeper:
 
     def printed(self) -> bytes:
         """What `first` wrote to `out`."""
-        assert select.select([self.ends[2]], [], [], 20)[0], "the process writes nothing"
+        assert select.select([self.ends[2]], [], [], scaled(20))[0], "the process writes nothing"
         return os.read(self.ends[2], 99)
+
+    def kill(self) -> None:
+        self.rank.kill(signal.SIGKILL)
+        assert self.endings.get(timeout=scaled(20)) == -signal.SIGKILL
+        self.close()
 
     def close(self) -> None:
         for end in self.ends:
@@ -181,9 +137,7 @@ def test_other_threads_see_their_main_module_while_ranks_start(monkeypatch: pyte
     over.set()
     thread.join()
     for sleeper in sleepers:
-        sleeper.rank.kill(signal.SIGKILL)
-        assert sleeper.endings.get(timeout=20) == -signal.SIGKILL
-        sleeper.close()
+        sleeper.kill()
     assert seen == {id(main)}
 
 
@@ -195,20 +149,15 @@ def test_no_interrupt_reaches_a_starting_rank(monkeypatch: pytest.MonkeyPatch) -
         signal.signal(signal.SIGINT, before)
     os.kill(sleeper.rank.pid, signal.SIGINT)
     assert sleeper.printed() == b"started"
-    sleeper.rank.kill(signal.SIGKILL)
-    assert sleeper.endings.get(timeout=20) == -signal.SIGKILL
-    sleeper.close()
+    sleeper.kill()
 
 
 def test_a_killed_rank_leaves_no_process_in_a_separate_session(monkeypatch: pytest.MonkeyPatch) -> None:
     start = "import os, subprocess; child = subprocess.Popen(['sleep', '600'], start_new_session=True)"
     sleeper = Sleeper(monkeypatch, f"{start}\nos.write(out.fileno(), str(child.pid).encode())")
     child = psutil.Process(int(sleeper.printed()))
-    sleeper.rank.kill(signal.SIGKILL)
-    assert sleeper.endings.get(timeout=20) == -signal.SIGKILL
-    psutil.wait_procs([child], timeout=2)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-    sleeper.close()
+    sleeper.kill()
+    assert not left([child])
 
 
 def test_a_rank_adopts_what_its_processes_leave(spawned: Ranks) -> None:
@@ -228,7 +177,7 @@ def test_a_rank_that_other_code_has_reaped_is_reported_and_never_signalled(monke
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps every child
     try:
         os.kill(sleeper.rank.pid, signal.SIGKILL)
-        ending = sleeper.endings.get(timeout=20)
+        ending = sleeper.endings.get(timeout=scaled(20))
     finally:
         signal.signal(signal.SIGCHLD, before)
     sleeper.rank.kill(signal.SIGKILL)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,10 @@ import pytest
 import torch
 
 from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, current, launch
+from recshard_lab.launcher.shape import Shape
 from recshard_lab.launcher.wires import Wires
+from tests.launcher.waiting import left, running
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -54,29 +59,25 @@ def opens_here() -> int:
     return 1 // 0
 
 
-@pytest.mark.parametrize("use", ["run", "pull"])
-def test_a_result_that_does_not_open_names_its_rank_and_type(ranks: Ranks, use: str) -> None:
+def test_a_result_that_does_not_open_names_its_rank_and_type(ranks: Ranks) -> None:
     ranks.push({"Hidden": Hidden})
     ranks.exec("hidden = Hidden() if rank == 1 else 'plain'")
-    uses: dict[str, Callable[[], Any]] = {
-        "run": lambda: ranks.run(lambda: Hidden() if torch.distributed.get_rank() == 1 else 0),
-        "pull": lambda: ranks.pull("hidden"),
-    }
-    with pytest.raises(
-        RankError, match=r"rank 1 .*type .*Hidden cannot be unpickled here \(ZeroDivisionError"
-    ) as caught:
-        uses[use]()
-    assert caught.value.ranks == (1,)
-    assert "Fix: send plain data" in str(caught.value)
+    for use in (
+        lambda: ranks.run(lambda: Hidden() if torch.distributed.get_rank() == 1 else 0),
+        lambda: ranks.pull("hidden"),
+    ):
+        with pytest.raises(RankError, match=r"rank 1 .*type .*Hidden cannot be unpickled here \(ZeroDivis") as caught:
+            use()
+        assert caught.value.ranks == (1,)
+        assert "Fix: send plain data" in str(caught.value)
     assert ranks.run(int) == [0, 0]
 
 
 @pytest.mark.parametrize("kind", ["push", "pull", "run"])
-def test_ranks_that_are_stopped_in_a_large_transfer_leave_nothing_and_start_again(ranks: Ranks, kind: str) -> None:
+def test_ranks_that_are_stopped_in_large_transfers_leave_nothing_and_start_again(ranks: Ranks, kind: str) -> None:
     large = torch.ones(64 << 20)  # 256 MB
     ranks.exec("large = torch.ones(64 << 20)")
-    old = [psutil.Process(pid) for pid in ranks.pids]
-    before = psutil.Process().num_fds()
+    old, before = [psutil.Process(pid) for pid in ranks.pids], psutil.Process().num_fds()
     uses: dict[str, Callable[[], Any]] = {
         "push": lambda: ranks.push({"large": large}),
         "pull": lambda: ranks.pull("large"),
@@ -87,12 +88,12 @@ def test_ranks_that_are_stopped_in_a_large_transfer_leave_nothing_and_start_agai
         while True:
             uses[kind]()
 
-    timer = threading.Timer(0.1, ranks.stop)
-    timer.start()
-    with pytest.raises((RankError, LaunchError)):
-        again_and_again()
-    timer.join()
-    assert not psutil.wait_procs(old, timeout=2)[1]
+    with ThreadPoolExecutor(1) as pool:
+        using = pool.submit(again_and_again)
+        wait_until(lambda: running(ranks))
+        ranks.stop()
+        assert isinstance(using.exception(), RankError | LaunchError)
+    assert not left(old)
     assert current() is None
     ranks.restart()
     assert ranks.run(int) == [0, 0]
@@ -102,10 +103,11 @@ def test_ranks_that_are_stopped_in_a_large_transfer_leave_nothing_and_start_agai
 def test_an_interrupt_of_a_large_transfer_keeps_the_ranks(ranks: Ranks) -> None:
     ranks.exec("kept = rank")
     pids = ranks.pids
-    data = b"x" * (64 << 20)  # over the sockets
-    threading.Timer(0.05, ranks.interrupt).start()
+    pressing = threading.Thread(target=lambda: wait_until(ranks.interrupt, every_s=0.001))
+    pressing.start()
     with contextlib.suppress(RanksInterrupted):
-        ranks.run(len, data)
+        ranks.run(len, b"x" * (64 << 20))  # over the sockets
+    pressing.join()
     assert ranks.pull("kept") == [0, 1]
     assert ranks.pids == pids
 
@@ -115,18 +117,7 @@ def test_the_death_of_a_rank_above_255_is_reported() -> None:
         """Ranks that end as soon as they start."""
 
         def __init__(self) -> None:
-            self.shape = SimpleNamespace(
-                world_size=301,
-                local_world_size=301,
-                nodes=1,
-                hosts=1,
-                threads=1,
-                seed=None,
-                backend="gloo",
-                variables=dict,
-                devices=("cpu",) * 301,
-                memory_gb=None,
-            )
+            self.shape = replace(Shape.checked(1), world_size=301, devices=("cpu",) * 301)
             self.endings: list[tuple[Callable[[Any], None], int]] = []
 
         def store(self, generation: int) -> str:
@@ -159,7 +150,7 @@ def test_a_listening_thread_that_fails_ends_the_ranks_and_says_why(
         patched.setattr(Wires, "_receive", fails)
         with pytest.raises(RankError, match=r"thread that listens to ranks failed[\s\S]*on purpose"):
             ranks.exec("1")
-    assert not psutil.wait_procs(old, timeout=2)[1]
+    assert not left(old)
     with pytest.raises(LaunchError, match="thread that listens to ranks failed"):
         ranks.exec("1")
     ranks.restart()

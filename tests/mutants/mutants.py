@@ -465,7 +465,7 @@ MUTANTS = [
         "launcher/hangs.py",
         "if len({window.since for window in told}) == 1 and len({window.digest for window in told}) > 1:",
         "if False:",
-        "launcher/test_doctor.py -k 'compared_only'",
+        "launcher/test_hangs.py -k compared_only",
     ),
     # ---- lab and command line ----
     Mutant(

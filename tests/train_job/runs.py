@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from recshard_lab.train.job import TrainConfig, Trained, run_training
 from recshard_lab.train.job.build import build_sources, build_unsharded
 from recshard_lab.train.job.progress import Reporter
 from recshard_lab.train.pipelines import StageError
+from tests.patience import scaled
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,11 +47,11 @@ def wait_for_saves() -> None:
     """Waits for the saves that run in this process."""
     for thread in threading.enumerate():
         if thread.name.startswith("saving "):
-            thread.join(60)
+            thread.join(scaled(60))
 
 
 class SlowSaves(Reporter):
-    """Holds each save until step 6 is done, for at most 5 s. Records the threads that write, and whether they waited
+    """Holds each save until step 6 is done, for a limited time. Records the threads that write, and whether they waited
     in vain. Raises in step 7 if requested."""
 
     def __init__(self, monkeypatch: Any, raises: bool = False) -> None:
@@ -61,7 +61,7 @@ class SlowSaves(Reporter):
         write = BlockWriter.write
 
         def held(*args: Any) -> Any:
-            done = self.step_6.wait(5)
+            done = self.step_6.wait(scaled(5))
             self.writers.append((threading.current_thread().name.partition(" ")[0], done))
             return write(*args)
 
@@ -131,10 +131,10 @@ def environment() -> dict[str, str]:
     return found
 
 
-def torchrun_node(node: int, port: int, config: Path, log: Path) -> subprocess.Popen[bytes]:
-    """One of two nodes of one rank each, in a process group of its own, so that all of it can be killed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}"]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", "--rdzv-id=job"]
+def torchrun(config: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Two ranks in a process group of their own, so that all of it can be killed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     command += ["--module", "recshard_lab.cli", "train", "--config", str(config)]
     with log.open("ab") as out:
         return subprocess.Popen(command, env=environment(), stdout=out, stderr=out, start_new_session=True)
@@ -144,20 +144,10 @@ def steps_in(log: Path) -> list[int]:
     return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def wait_for_step(log: Path, step: int, processes: list[subprocess.Popen[bytes]]) -> None:
-    begun = time.monotonic()
-    while max(steps_in(log), default=0) < step:
-        assert time.monotonic() - begun < 90, "it does not train"
-        assert all(process.poll() is None for process in processes), "it ended early"
-        time.sleep(0.002)
-
-
-def kill(processes: list[subprocess.Popen[bytes]]) -> None:
-    """-9 to each node's agent and everything that it started."""
-    for process in processes:
-        os.killpg(process.pid, signal.SIGKILL)
-    for process in processes:
-        process.wait(20)
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """-9 to torchrun's agent and everything that it started."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 class Mislabelled(SyntheticClicks):

@@ -136,14 +136,7 @@ def test_each_path_that_a_run_writes_is_locked_by_name(
     assert locks_in(tmp_path) == locks_in(tmp_path / "other") == []
 
 
-def test_a_run_that_cannot_begin_releases_its_locks(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
-    with pytest.raises(ValueError, match="no whole batch"):
-        trained({**config, "batch_size": 1000, "drop_last": True})
-    assert locks_in(tmp_path) == []
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
 def test_a_file_system_without_locks_gives_a_warning_and_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -170,12 +163,9 @@ def test_a_folder_that_takes_no_file_gives_a_warning_and_trains(tmp_path: Path) 
 
 def test_devices_and_urls_are_not_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        with lock_paths({"log.jsonl": os.devnull, "log.tensorboard": "gs://bucket/board"}) as held:
-            assert held is not None
-            with lock_paths({"log.jsonl": os.devnull}):
-                pass
-    assert list(tmp_path.iterdir()) == []
+    paths = {"log.jsonl": os.devnull, "log.tensorboard": "gs://bucket/board"}
+    with lock_paths(paths), lock_paths(paths):
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_file_that_its_run_removes_meanwhile_is_made_again(

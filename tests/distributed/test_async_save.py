@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ from tests.distributed import cases
 from tests.distributed.jobs import Model
 from tests.distributed.test_checkpoint import small, weights
 from tests.distributed.test_reshard import case_of, plan_named
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    """Two ranks."""
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 @pytest.mark.gate

@@ -4,7 +4,7 @@ import io
 import os
 import pickle
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,6 @@ from tests.distributed.jobs import Case
 pytestmark = pytest.mark.gate
 
 SIZES = range(1, 5)
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Any]:
-    with recshard_lab.launch(4) as launched:
-        yield launched
 
 
 def test_every_number_of_ranks_scheme_and_optimizer_loads_what_any_other_saved(four: Any, tmp_path: Path) -> None:

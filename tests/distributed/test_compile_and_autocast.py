@@ -1,6 +1,5 @@
 """``torch.compile``, ``torch.autocast`` and TF32 around a sharded model act on the dense part alone. 2 ranks."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -102,12 +100,6 @@ def unsharded(autocast: bool) -> dict[str, Tensor]:
             (loss / 2).backward()
         optimizer.step()
     return model.state_dict()
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 @pytest.mark.gate

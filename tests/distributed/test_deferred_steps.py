@@ -1,6 +1,5 @@
 """Clipping by the norm of all gradients, and accumulation: 2 ranks train as the unsharded model does."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -152,12 +150,6 @@ def clipped(
         norms.append(float(optimizer.last_total_grad_norm))
         found.append({name: value.clone() for name, value in dmp.full_state_dict().items()})
     return found, norms
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def compare(found: Any, truth: Any) -> None:

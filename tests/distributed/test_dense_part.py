@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -109,12 +108,6 @@ class Opaque:
 
 def unwrapped(out: Any) -> Tensor:
     return out.rows if isinstance(out, Opaque) else out["nested"][0].values()
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def compare(found: Any, truth: Any) -> None:

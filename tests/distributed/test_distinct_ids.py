@@ -1,13 +1,11 @@
 """`use_index_dedup` and route "distinct_rows": what travels is each distinct id, its row, and its summed gradient."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingCollection,
@@ -25,12 +23,6 @@ from tests.distributed.views import plan_of
 
 LABELS = {"input_dist/ids": 4, "output_dist/rows": 4 * 8, "output_dist_backward/rows": 4 * 8}  # bytes of an id
 TABLES = [{"name": name, "num_embeddings": 12, "embedding_dim": 8, "feature_names": [name]} for name in "ab"]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def bags(rank: int) -> dict[str, list[list[int]]]:

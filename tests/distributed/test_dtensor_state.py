@@ -1,6 +1,5 @@
 """Tables as DTensors in state dicts: what they contain, torch's checkpoints of them, and what they cannot describe."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,6 @@ from tests.distributed import cases, state_form_jobs
 from tests.distributed.jobs import Case
 
 FLAT = ["table_wise", "row_wise", "column_wise", "data_parallel"]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    """Two ranks."""
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def plan_text(schemes: list[str], world: int = 2) -> str:

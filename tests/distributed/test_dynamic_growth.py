@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-import recshard_lab
 from recshard_lab import DistributedModelParallel
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from tests.distributed.test_dynamic import batch_of, batches, collection, compared, dmp_ranks, index_of, plan_of
@@ -75,14 +74,8 @@ def everything() -> list[dict[str, Any]]:
     return [grown(*case) for case in CASES]
 
 
-@pytest.fixture(scope="module")
-def two_ranks() -> Any:
-    with recshard_lab.launch(2) as launched:
-        yield launched
-
-
-def test_shards_grow_as_the_whole_table_and_then_evict_the_same_ids(two_ranks: Any) -> None:
-    found = two_ranks.run(everything)
+def test_shards_grow_as_the_whole_table_and_then_evict_the_same_ids(two: Any) -> None:
+    found = two.run(everything)
     for case, ranks in zip(CASES, zip(*found, strict=True), strict=True):
         for rank in ranks:
             assert rank["present"], case
@@ -114,8 +107,8 @@ def moved(optimizer: str) -> list[int]:
     return sizes
 
 
-def test_a_table_moves_between_two_growths(two_ranks: Any) -> None:
-    for sizes in two_ranks.run(moved, "adam"):
+def test_a_table_moves_between_two_growths(two: Any) -> None:
+    for sizes in two.run(moved, "adam"):
         assert sizes == sorted(sizes)
         assert (sizes[0], sizes[-1]) == (1024, MOST)
 
@@ -175,10 +168,8 @@ def loaded(folder: str, world: int) -> list[str]:
     return found
 
 
-def test_checkpoints_and_dumps_of_a_growing_table_load_at_another_number_of_ranks(
-    two_ranks: Any, tmp_path: Path
-) -> None:
-    for rows in two_ranks.run(saved, str(tmp_path)):
+def test_checkpoints_and_dumps_of_a_growing_table_load_at_another_number_of_ranks(two: Any, tmp_path: Path) -> None:
+    for rows in two.run(saved, str(tmp_path)):
         assert rows == [2048, 2048, MOST]
-    for found in [*two_ranks.run(loaded, str(tmp_path), 2), loaded(str(tmp_path), 2)]:  # on two ranks, and on one
+    for found in [*two.run(loaded, str(tmp_path), 2), loaded(str(tmp_path), 2)]:  # on two ranks, and on one
         assert len(found) == 6

@@ -1,21 +1,12 @@
 """An error on one rank: every rank raises it, with the rank's number, and nothing is lost."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import recshard_lab
 from tests.distributed import failure_jobs as jobs
 
 LIMIT_S = 60  # of one call; a hang is an error, not a long test
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    """Two ranks."""
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def call(ranks: Any, job: Any, *arguments: Any) -> Any:

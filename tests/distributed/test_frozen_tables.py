@@ -1,6 +1,5 @@
 """Frozen tables: a forward that records gradients refuses them on all ranks, and any other forward reads them."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -17,12 +16,6 @@ from recshard_lab.sharding import construct_module_sharding_plan
 from recshard_lab.train import TrainPipelineSemiSync, TrainPipelineSparseDist
 
 ROWS, DIM, LR = 12, 8, 0.5
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with rs.launch(2) as launched:
-        yield launched
 
 
 def built(kind: str) -> nn.Module:

@@ -1,21 +1,12 @@
 """The unsharded model's state dict: on all ranks or on rank 0, on the device or on the CPU."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import recshard_lab
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases, state_form_jobs
 from tests.distributed.jobs import Case
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    """Two ranks."""
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def case_of(schemes: list[str]) -> Case:

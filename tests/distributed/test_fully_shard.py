@@ -1,7 +1,6 @@
 """The dense part under FSDP2 trains as under DistributedDataParallel, clips alike, and its states load. 2 ranks."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -59,12 +58,6 @@ def trained(wrapper: DataParallelWrapper, clips: bool) -> tuple[dict[str, Tensor
     stored = sum(p.numel() for p in parameters)
     assert dmp.memory_bytes()["dense"] == 8 * stored  # weights and gradients
     return dmp.full_state_dict(), norms, stored
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 @pytest.mark.gate

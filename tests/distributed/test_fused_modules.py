@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -74,22 +73,16 @@ def left_whole() -> str:
     return refusal(lambda: DistributedModelParallel(fused, plan=plan))
 
 
-@pytest.fixture(scope="module")
-def pair() -> Any:
-    with recshard_lab.launch(2) as launched:
-        yield launched
-
-
 @pytest.mark.gate
-def test_fused_collections_are_sharded_with_the_optimizer_they_bring(pair: Any) -> None:
-    for result in pair.run(lambda: trained(torch.distributed.get_rank())):
+def test_fused_collections_are_sharded_with_the_optimizer_they_bring(two: Any) -> None:
+    for result in two.run(lambda: trained(torch.distributed.get_rank())):
         assert result["kinds"] == ["ShardedEmbeddingBagCollection", "ShardedEmbeddingCollection"]
         assert result["names"]
         assert result["error"] < 1e-5
 
 
-def test_a_fused_collection_that_the_plan_leaves_whole_is_refused(pair: Any) -> None:
-    for said in pair.run(left_whole):
+def test_a_fused_collection_that_the_plan_leaves_whole_is_refused(two: Any) -> None:
+    for said in two.run(left_whole):
         assert "FusedEmbeddingCollection 'rows' is not in the plan" in said
 
 

@@ -1,12 +1,10 @@
 """FP16 at its limits, and replicas that took unequal numbers of steps."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-import recshard_lab
 from recshard_lab import (
     DataType,
     DistributedModelParallel,
@@ -22,12 +20,6 @@ from recshard_lab.distributed import DMPCollection, EmbeddingBagCollectionSharde
 from recshard_lab.distributed.state.replica_sync import _combined, average
 
 MOST = 65504.0  # of FP16
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def table(rows: int, dim: int = 4, **more: Any) -> EmbeddingBagConfig:

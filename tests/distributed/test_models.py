@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import recshard_lab
 from recshard_lab.sharding import ShardingPlan
 from tests.distributed import cases, model_jobs
 from tests.distributed.model_jobs import MODELS, TABLES
 
 SCHEMES = ["table_wise", "row_wise", "column_wise", "data_parallel"]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as ranks:
-        yield ranks
 
 
 def plan_of(schemes: list[str], tables: list[dict[str, Any]] = TABLES) -> str:

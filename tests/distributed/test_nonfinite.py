@@ -1,13 +1,11 @@
 """NaN and infinity in tables, per-sample weights and gradients do what they do in the unsharded model."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -111,12 +109,6 @@ def sharded(kind: str, place: str, optimizer: str, scheme: str) -> tuple[Tensor,
     rows = flat(dmp(batch(torch.distributed.get_rank(), kind, place)))
     _loss(rows, place).backward()
     return rows.detach(), list(dmp.full_state_dict().values())
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

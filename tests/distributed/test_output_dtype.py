@@ -1,6 +1,5 @@
 """``output_dtype``: outputs, gradients and their messages in half precision; sums and tables stay FP32. 2 ranks."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recshard_lab
 from recshard_lab import (
     DataType,
     DistributedModelParallel,
@@ -85,12 +83,6 @@ def trained(output_dtype: Any, replicated: bool = True) -> tuple[tuple[Tensor, T
             first, sent = (pooled.detach(), rows.detach()), traced.bytes_by_label(2)
     assert first is not None
     return first, dmp.full_state_dict(), sent
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,6 @@ class Model(nn.Module):
         super().__init__()
         self.collection: Any = rs.EmbeddingBagCollection(TABLES, device=torch.device(device))
         self.dense = nn.Sequential(nn.Linear(2, 2, device=device), nn.BatchNorm1d(2, device=device))
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with rs.launch(2) as ranks:
-        yield ranks
 
 
 def differences(found: Any, expected: Any) -> list[str]:

@@ -1,24 +1,15 @@
 """An error on one rank of several sharding groups: every rank of every group raises it, and nothing is lost."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-import recshard_lab
 from tests.distributed import failure_jobs as jobs
 from tests.distributed.step_failure_jobs import PLACES
 from tests.distributed.test_failures import BUILDING, STEPS, all_raise, call, unchanged
 
 pytestmark = pytest.mark.gate
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Any]:
-    """Four ranks."""
-    with recshard_lab.launch(4) as launched:
-        yield launched
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 import os
 import subprocess
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import recshard_lab
 from recshard_lab import complete_folders, load_checkpoint, save_checkpoint
 from recshard_lab.distributed import CheckpointError, CheckpointSaveError
 from recshard_lab.saved.files import CHECKPOINT
@@ -19,13 +17,6 @@ from tests.distributed.test_checkpoint import small, weights
 from tests.distributed.test_failures import all_raise, call
 
 pytestmark = pytest.mark.gate
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    """Two ranks."""
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 WRITING = [

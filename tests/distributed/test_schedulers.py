@@ -1,7 +1,7 @@
 """Learning-rate schedulers of torch over fused tables: 2 ranks train as the unsharded model with plain torch does."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -124,12 +123,6 @@ def sharded(name: str, tensor_rate: bool) -> list[dict[str, Tensor]]:
         advance(schedule, step)
         found.append({key: value.clone() for key, value in dmp.full_state_dict().items()})
     return found
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def compare(found: Any, truth: Any) -> None:

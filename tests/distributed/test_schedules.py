@@ -1,26 +1,17 @@
 """A learning-rate schedule over fused tables and the dense part together."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import recshard_lab
 from recshard_lab import DistributedModelParallel
 from recshard_lab.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import batch_of
 from tests.distributed.optimizer_jobs import collection_of, plan_at
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    """Three ranks."""
-    with recshard_lab.launch(3) as launched:
-        yield launched
 
 
 class Tower(nn.Module):
@@ -59,10 +50,10 @@ def warmed_up(plan: str, bags: list[Any]) -> list[tuple[float, float, float]]:
 
 
 @pytest.mark.gate
-def test_a_warm_up_over_tables_and_dense_part_holds_at_once(ranks: Any) -> None:
-    plan = cases.plan_of(cases.TABLES, scheme_names(), ranks.world_size)
-    bags = cases.random_steps(5, cases.TABLES, ranks.world_size, steps=1, samples=4)[0]
-    for found in ranks.run(warmed_up, plan.to_json(), bags):
+def test_a_warm_up_over_tables_and_dense_part_holds_at_once(three: Any) -> None:
+    plan = cases.plan_of(cases.TABLES, scheme_names(), three.world_size)
+    bags = cases.random_steps(5, cases.TABLES, three.world_size, steps=1, samples=4)[0]
+    for found in three.run(warmed_up, plan.to_json(), bags):
         assert [rate for rate, _, _ in found] == pytest.approx([0.0, 0.2, 0.4, 0.6])
         _, tables, dense = zip(*found, strict=True)
         assert tables[0] == dense[0] == 0.0  # a rate of zero moves nothing, in backward neither
@@ -87,10 +78,10 @@ def schedules(plan: str, bags: list[Any]) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("scheme", scheme_names())
-def test_tables_move_by_the_rate_of_the_moment(ranks: Any, scheme: str) -> None:
-    plan = cases.plan_of(cases.TABLES, [scheme], ranks.world_size)
-    bags = cases.random_steps(5, cases.TABLES, ranks.world_size, steps=1, samples=4)[0]
-    for moves in ranks.run(schedules, plan.to_json(), bags):
+def test_tables_move_by_the_rate_of_the_moment(three: Any, scheme: str) -> None:
+    plan = cases.plan_of(cases.TABLES, [scheme], three.world_size)
+    bags = cases.random_steps(5, cases.TABLES, three.world_size, steps=1, samples=4)[0]
+    for moves in three.run(schedules, plan.to_json(), bags):
         for number, factor in enumerate([0.0, 1.0, 2.0, 3.0, 4.0, 4.0]):
             torch.testing.assert_close(moves[number], factor * moves[1], rtol=1e-4, atol=1e-5)
         assert moves[1].any()

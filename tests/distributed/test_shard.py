@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -32,12 +31,6 @@ from recshard_lab.optim import in_backward_optimizer_filter
 from recshard_lab.sharding import construct_module_sharding_plan, row_wise, table_wise
 
 SIZES = {"one": (12, 4), "two": (9, 8)}
-
-
-@pytest.fixture(scope="module")
-def pair() -> Any:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def tables(kind: type = EmbeddingBagConfig) -> list[Any]:
@@ -73,8 +66,8 @@ def a_sharded_twin(rank: int) -> dict[str, Any]:
     return found | {"rates": rates, "error": float((after - ours(batch(rank)).values()).abs().max())}
 
 
-def test_a_collection_sharded_by_itself_has_rank_zeros_weights_and_steps_in_backward(pair: Any) -> None:
-    results = pair.run(lambda: a_sharded_twin(torch.distributed.get_rank()))
+def test_a_collection_sharded_by_itself_has_rank_zeros_weights_and_steps_in_backward(two: Any) -> None:
+    results = two.run(lambda: a_sharded_twin(torch.distributed.get_rank()))
     for result in results:
         assert result["forward"]
         assert result["type"] == "KeyedTensor"
@@ -153,8 +146,8 @@ def dense_later(rank: int) -> tuple[str, bool, bool]:
     return before, replicated, dmp._dmp_wrapped_module is wrapped
 
 
-def test_the_dense_part_can_be_replicated_later(pair: Any) -> None:
-    results = pair.run(lambda: dense_later(torch.distributed.get_rank()))
+def test_the_dense_part_can_be_replicated_later(two: Any) -> None:
+    results = two.run(lambda: dense_later(torch.distributed.get_rank()))
     assert results == [("Sequential", True, True)] * 2
 
 

@@ -1,13 +1,12 @@
 """Sharded collections as modules: ids in their outputs, conversions that would detach tables, second backwards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -24,13 +23,6 @@ from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import FusedEmbeddingCollection
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed.views import plan_of
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
-
 
 # ---- need_indices ----
 

@@ -1,6 +1,6 @@
 """Collections with two names, and tables with two owners, are refused by name where they would be sharded."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,12 +12,6 @@ from recshard_lab.distributed import DMPCollection, shard, shard_modules
 from recshard_lab.serving import shard_for_inference
 from recshard_lab.sharding import construct_module_sharding_plan
 from tests.distributed.test_frozen_tables import batch, built, values
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with rs.launch(2) as launched:
-        yield launched
 
 
 class TwoTowers(nn.Module):

@@ -1,6 +1,5 @@
 """2D parallel: replicas of sharded models are what unsharded models averaged by hand are."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -32,13 +30,6 @@ from tests.distributed.two_dimensional_jobs import Trained
 
 WORLD = 4
 MIXED = ["row_wise", "column_wise", "table_wise", "data_parallel"]
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Any]:
-    """Four ranks on one node."""
-    with recshard_lab.launch(WORLD) as launched:
-        yield launched
 
 
 def case_of(schemes: list[str], size: int, optimizer: str = "exact_sgd", steps: int = 6, **more: Any) -> Case:
@@ -180,6 +171,21 @@ def test_what_torch_optimizers_keep_about_dense_tables_is_averaged_too(four: Any
         for own, other, synced in zip(results[rank][0], results[twin][0], results[rank][1], strict=True):
             assert not torch.equal(own, other)
             torch.testing.assert_close(synced, (own + other) / 2)
+
+
+def drawn_on_meta() -> torch.Tensor:
+    """A table whose ranks draw other numbers each."""
+    torch.manual_seed(torch.distributed.get_rank())
+    table = EmbeddingBagConfig(40, 8, "t", feature_names=["f"])
+    model = EmbeddingBagCollection([table], device=torch.device("meta"))
+    dmp = DMPCollection(model, torch.device("cpu"), None, WORLD, 2, None)
+    return dmp.full_state_dict()["embedding_bags.t.weight"]
+
+
+def test_replicas_of_a_model_on_meta_start_alike(four: Any) -> None:
+    first, *others = four.run(drawn_on_meta)
+    assert first.unique().numel() > 300
+    assert all(torch.equal(first, other) for other in others)
 
 
 # ---- moving ----

@@ -1,12 +1,11 @@
 """Ids, lengths, offsets and weights may be views of any stride, int32 or int64: the numbers are the same."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import recshard_lab
 from tests.distributed import views
+from tests.grid import NIGHT
 
 
 @pytest.mark.parametrize("entry", views.ENTRIES)
@@ -21,20 +20,12 @@ def test_views_give_what_contiguous_tensors_give(entry: str) -> None:
     assert not wrong
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
-
-
 @pytest.mark.gate
-@pytest.mark.parametrize("kind", views.KINDS)
-def test_every_scheme_reads_and_trains_the_rows_of_views(two: Any, kind: str) -> None:
-    for scheme in views.SCHEMES:
+@pytest.mark.parametrize("scheme", views.SCHEMES)
+def test_every_scheme_reads_and_trains_the_rows_of_views(two: Any, scheme: str) -> None:
+    """Every kind of batch under a third of the schemes; at night under all."""
+    number = views.SCHEMES.index(scheme)
+    for kind in views.KINDS if NIGHT else [views.KINDS[number % 3]]:
         for tried, wrong in two.run(views.wrong_on_rank, kind, scheme):
             assert tried > 50
-            assert not wrong, scheme
-
-
-def test_a_pipeline_reads_and_trains_the_rows_of_views(two: Any) -> None:
-    assert two.run(views.wrong_in_pipeline) == [[], []]
+            assert not wrong, kind

@@ -27,18 +27,13 @@ from recshard_lab import (
     Topology,
 )
 from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
-from recshard_lab.distributed.step.bucketize import RowSplits, has_fbgemm
 from recshard_lab.embedding import (
     DataType,
-    EmbOptimType,
     FusedEmbeddingCollection,
-    OptimizerSpec,
     QuantEmbeddingBagCollection,
 )
-from recshard_lab.embedding.kernels import Slot, kernel_named
+from recshard_lab.embedding.kernels import kernel_named
 from recshard_lab.sharding.schemes import scheme_named, scheme_names
-from recshard_lab.sparse.ops import gather_segments
-from recshard_lab.train import TrainPipelineSparseDist
 
 ROWS, DIM, BATCH = 12, 8, 4
 KEYS = ["a", "b"]
@@ -172,20 +167,6 @@ def keyed(parts: Parts) -> Any:
     ]
 
 
-def operators(parts: Parts) -> Any:
-    """The two sorts of ids and the segment arithmetic, with and without fbgemm."""
-    lengths = parts.lengths if parts.lengths is not None else parts.offsets.diff()  # type: ignore[union-attr]
-    order = torch.tensor([3, 0, 7, 7, 1, 5])
-    found: list[Any] = [gather_segments(parts.values, lengths, order, parts.weights)]
-    for way in {False, has_fbgemm()}:
-        for starts in ([0, 6], [0, 3, 7]):
-            made = RowSplits([ROWS, ROWS], [starts, starts], way).sort(
-                lengths, parts.values, parts.weights, [BATCH, BATCH], True
-            )
-            found += [made.lengths, made.ids, made.weights, made.order]
-    return found
-
-
 def _tables(kind: Any) -> list[Any]:
     def fill(weight: Tensor) -> None:
         with torch.no_grad():
@@ -229,33 +210,7 @@ def unsharded(parts: Parts) -> Any:
 BACKENDS = [name for name in ("native", "fbgemm", "numba") if kernel_named(name).unavailable() is None]
 
 
-def kernels(parts: Parts) -> Any:
-    """`LookupKernel.forward` and ``backward`` themselves, one lane."""
-    found: list[Any] = []
-    offsets = parts.offsets if parts.offsets is not None else None
-    if offsets is None:
-        lengths: Any = parts.lengths
-        offsets = nn.functional.pad(lengths.cumsum(0), (1, 0))
-        if lengths.stride() != (1,):
-            offsets = column(offsets)
-    for backend in BACKENDS:
-        for pooled in (True, False):
-            spec = OptimizerSpec(EmbOptimType.EXACT_SGD, learning_rate=0.5)
-            kernel = kernel_named(backend)(
-                [Slot("t", ROWS, DIM, DataType.FP32, DIM)], [0], spec, pooled=pooled, device="cpu"
-            )
-            kernel.weights()[0].copy_(torch.arange(float(ROWS * DIM)).view(ROWS, DIM))
-            ends = offsets if pooled else offsets[:: offsets.numel() - 1]
-            for weights in (None, parts.weights) if pooled else (None,):
-                rows, saved = kernel.forward(parts.values, ends, weights)
-                grad = kernel.backward(saved, torch.arange(float(rows.numel())).view_as(rows) / 64)
-                found += [rows, kernel.weights()[0].clone(), grad]
-    return found
-
-
-ENTRIES: dict[str, Callable[[Parts], Any]] = {
-    own.__name__: own for own in (jagged, keyed, operators, unsharded, kernels)
-}
+ENTRIES: dict[str, Callable[[Parts], Any]] = {own.__name__: own for own in (jagged, keyed, unsharded)}
 
 
 # ---- on ranks ----
@@ -324,30 +279,3 @@ def wrong_on_rank(kind: str, scheme: str) -> tuple[int, list[str]]:
         if not all(map(torch.equal, sharded.step(seen), truths[key])):
             wrong.append(name)
     return tried, wrong
-
-
-def wrong_in_pipeline() -> list[str]:
-    """The same through a training pipeline, which packs ids ahead of the forward. Runs on every rank."""
-    cases = list(pairs(seed=torch.distributed.get_rank()))
-    sharded = [Sharded("weighted", "row_wise", None) for _ in range(2)]
-    outputs = []
-    for model, own in zip(sharded, ([truth for _, truth, _ in cases], [seen for _, _, seen in cases]), strict=True):
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-        pipeline = TrainPipelineSparseDist(_Loss(model.model), optimizer, torch.device("cpu"))
-        batches = iter([parts.keyed() for parts in own])
-        outputs.append([pipeline.progress(batches) for _ in own])
-    wrong = [name for (name, _, _), one, other in zip(cases, *outputs, strict=True) if not torch.equal(one, other)]
-    same = all(map(torch.equal, *(model.held for model in sharded)))
-    return wrong if same else [*wrong, "trained weights"]
-
-
-class _Loss(nn.Module):
-    """What a pipeline calls: (loss, output)."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        rows = self.model(batch).values()
-        return rows.square().sum() / 64, rows.detach()

@@ -22,13 +22,13 @@ from recshard_lab.distributed.state.tier_rows import TierRows, tables_of
 from recshard_lab.embedding import EmbOptimType, EmulatedCost, Tier
 from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist
+from tests.distributed.cached_jobs import world
 from tests.distributed.test_dynamic import (
     OPTIMIZERS,
     batch_of,
     batches,
     collection,
     compared,
-    dmp_ranks,
     plan_of,
     rows_of,
     tables,
@@ -56,10 +56,10 @@ def trained(scheme: str, optimizer: str, last: Tier, other: Tier) -> tuple[Count
     assert evictions > 300
     dmp.eval()
     reference.eval()
-    rank, world = dmp_ranks()
-    for parts in batches(3, world, 2):  # ids of all tiers
+    rank, many = world()
+    for parts in batches(3, many, 2):  # ids of all tiers
         mine = dmp(batch_of(parts, range(rank, rank + 1))).values()
-        whole = reference(batch_of(parts, range(world))).values()[rank * len(mine) : (rank + 1) * len(mine)]
+        whole = reference(batch_of(parts, range(many))).values()[rank * len(mine) : (rank + 1) * len(mine)]
         torch.testing.assert_close(mine, whole, rtol=1e-9, atol=1e-9)
     return reference.counters()["user"], counted(dmp)
 
@@ -154,8 +154,8 @@ class Loss(nn.Module):
 
 def piped() -> tuple[float, int, Counts]:
     """The largest difference between outputs with and without a prefetch pipeline, and what it did."""
-    rank, world = dmp_ranks()
-    data = [batch_of(parts, range(rank, rank + 1)) for parts in batches(20, world, 4)]
+    rank, many = world()
+    data = [batch_of(parts, range(rank, rank + 1)) for parts in batches(20, many, 4)]
     models = []
     for _ in range(2):
         module = collection("pooled", "adam", tiers=[Tier("host", capacity=1 << 14, cost=EmulatedCost(200))])
@@ -258,7 +258,7 @@ def failed_move(folder: str, park: bool) -> None:
 
     def failing(self: TierRows, collection: Any) -> None:
         fill(self, collection)
-        if dmp_ranks()[0] == 1:
+        if world()[0] == 1:
             raise OSError("disk full")
 
     TierRows.fill = failing  # type: ignore[method-assign]
@@ -286,12 +286,12 @@ def saved(folder: str) -> None:
     async_save_checkpoint(f"{folder}/later", dmp).result()
 
 
-def loaded(folder: str, world: int, scheme: str) -> None:
-    """Continues beside a collection that was trained on the batches of ``world`` ranks."""
+def loaded(folder: str, many: int, scheme: str) -> None:
+    """Continues beside a collection that was trained on the batches of ``many`` ranks."""
     for name in ("run", "later"):
         module, reference = (tiered("adam", two_tiers(None)) for _ in range(2))
-        for parts in batches(20, world, 0):
-            reference(batch_of(parts, range(world))).values().pow(2).sum().backward()
+        for parts in batches(20, many, 0):
+            reference(batch_of(parts, range(many))).values().pow(2).sum().backward()
         dmp = DistributedModelParallel(module, plan=plan_of(module, scheme))
         compared(tiered("adam", two_tiers(None)), dmp, 3, 8)  # rows that the load removes
         load_checkpoint(f"{folder}/{name}", dmp)

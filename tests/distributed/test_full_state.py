@@ -28,9 +28,3 @@ def test_of_several_replicas_only_rank_0_receives_the_state(two: Any) -> None:
     names, others = two.run(state_form_jobs.gathered_from_replicas, case)
     assert len(names) == len(cases.TABLES) + 2
     assert others == []
-
-
-def test_a_process_without_ranks_has_the_whole_state(two: Any) -> None:
-    case = case_of(["table_wise"])
-    case.plan = cases.plan_of(cases.TABLES, ["table_wise"], 1).to_json()
-    assert state_form_jobs.alone(case) == []

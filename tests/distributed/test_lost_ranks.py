@@ -14,7 +14,8 @@ from recshard_lab import RankError
 from recshard_lab.comm import all_reduce, broadcast
 from recshard_lab.comm.failing import store
 from recshard_lab.distributed import ShardingEnv
-from tests.distributed.failure_jobs import attempted, batch, build
+from tests.distributed.failure_jobs import batch, build
+from tests.distributed.jobs import attempted
 from tests.patience import scaled, wait_until
 
 pytestmark = pytest.mark.gate
@@ -46,15 +47,12 @@ for step in range(2):
 """
 
 
-NIGHTLY = pytest.mark.nightly
-
-
 @pytest.mark.parametrize(
     ("how", "groups"),
     [
-        pytest.param("an exception", 0, id="raises", marks=NIGHTLY),
+        pytest.param("an exception", 0, id="raises", marks=pytest.mark.nightly),
         pytest.param("SIGKILL", 0, id="killed"),
-        pytest.param("an exception", 1, id="replicas", marks=NIGHTLY),
+        pytest.param("an exception", 1, id="replicas"),
     ],
 )
 def test_a_process_that_ends_between_forward_and_backward_is_named(tmp_path: Path, how: str, groups: int) -> None:
@@ -117,7 +115,7 @@ def descriptors_of_a_wait() -> list[int]:
 
 
 def test_a_rank_that_waits_opens_no_files(two: Any) -> None:
-    before, after = two.call(descriptors_of_a_wait, timeout_s=20)[0]
+    before, after = two.call(descriptors_of_a_wait, timeout_s=scaled(20))[0]
     assert after <= before
 
 

@@ -103,8 +103,8 @@ def test_a_mixed_plan_costs_one_input_and_one_output_exchange(ranks: Any, optimi
     steps = cases.random_steps(8, cases.TABLES, ranks.world_size, steps=STEPS, samples=6)
     results = check(Case(cases.TABLES, plan.to_json(), steps, optimizer), ranks)
     # input_dist sends sizes, then ids; output_dist sends rows; backward sends gradients. One rank sends nothing ahead
-    expected = {2} if ranks.world_size == 1 else {4 + ("row_wise" in optimizer)}  # squares of columns
-    assert {count for result in results for count in result.collectives} == expected
+    expected = 2 if ranks.world_size == 1 else 4 + ("row_wise" in optimizer)  # squares of columns
+    assert {count for result in results for count in result.collectives} == {expected}
 
 
 @on_ranks(2, 3, 4, scheme=scheme_names(), dedup=[False, True])

@@ -7,27 +7,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map
 
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
     KeyedJaggedTensor,
-    KeyedTensor,
 )
 from recshard_lab.distributed import (
     EmbeddingBagCollectionSharder,
-    LazyAwaitable,
     LazyNoWait,
-    ShardedCollection,
     ShardingEnv,
     shard,
-    shard_modules,
 )
-from recshard_lab.optim import in_backward_optimizer_filter
 from recshard_lab.sharding import construct_module_sharding_plan, row_wise, table_wise
 
 SIZES = {"one": (12, 4), "two": (9, 8)}
@@ -75,24 +67,6 @@ def test_a_collection_sharded_by_itself_has_rank_zeros_weights_and_steps_in_back
         assert result["error"] < 1e-6
 
 
-def test_what_a_sharded_collection_returns_is_what_it_stands_for() -> None:
-    out = shard(collection(), row_wise())(batch())
-    assert isinstance(out, KeyedTensor)
-    assert isinstance(out, LazyAwaitable)
-    doubled = tree_map(lambda tensor: 2 * tensor, out)
-    assert torch.equal(doubled.wait().values(), 2 * out.values())
-
-
-def test_a_sequence_collection_can_be_waited_for_too() -> None:
-    torch.manual_seed(0)
-    unsharded = EmbeddingCollection(tables(EmbeddingConfig))
-    out = shard(unsharded, {"one": table_wise(rank=0), "two": row_wise()})(batch())
-    plain = out.wait()
-    assert type(plain) is dict
-    assert torch.equal(plain["two"].values(), unsharded(batch())["two"].values())
-    assert torch.equal(tree_map(torch.neg, out)["one"].values(), -plain["one"].values())
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # torch's own, as it is imported
 def test_an_optimizer_that_torch_put_into_backward_is_taken_over() -> None:
     from torch.distributed.optim import _apply_optimizer_in_backward
@@ -105,22 +79,6 @@ def test_an_optimizer_that_torch_put_into_backward_is_taken_over() -> None:
     before = twin(batch()).values().clone()
     twin(batch()).values().sum().backward()
     assert not torch.equal(twin(batch()).values(), before)
-
-
-def test_fused_tables_are_no_business_of_other_optimizers() -> None:
-    model = nn.ModuleDict({"ebc": collection(), "linear": nn.Linear(12, 1)})
-    dmp = DistributedModelParallel(model)
-    names = {name for name, _ in dmp.named_parameters()}
-    rest = {name for name, _ in in_backward_optimizer_filter(dmp.named_parameters())}
-    assert rest == {"linear.weight", "linear.bias"}
-    assert names - rest == {"ebc.embedding_bags.one.weight", "ebc.embedding_bags.two.weight"}
-
-
-def test_every_collection_of_a_model_is_sharded_in_place() -> None:
-    model = nn.ModuleDict({"ebc": collection(), "linear": nn.Linear(12, 1)})
-    assert shard_modules(model) is model
-    assert isinstance(model["ebc"], ShardedCollection)
-    assert isinstance(shard_modules(collection()), ShardedCollection)
 
 
 def test_the_dense_part_on_meta_is_drawn_where_it_will_live() -> None:
@@ -149,11 +107,6 @@ def dense_later(rank: int) -> tuple[str, bool, bool]:
 def test_the_dense_part_can_be_replicated_later(two: Any) -> None:
     results = two.run(lambda: dense_later(torch.distributed.get_rank()))
     assert results == [("Sequential", True, True)] * 2
-
-
-def test_a_module_that_nothing_shards_is_refused() -> None:
-    with pytest.raises(ValueError, match="no sharder supports Linear"):
-        shard(nn.Linear(1, 1), row_wise())
 
 
 def test_a_lazy_result_is_waited_for_when_it_is_used() -> None:

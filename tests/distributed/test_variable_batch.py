@@ -31,10 +31,6 @@ def test_a_mixed_plan_equals_the_full_batch_in_four_exchanges(ranks: Any, weight
     assert {count for result in results for count in result.collectives} == {4}
 
 
-def test_sequence_collections_keep_each_features_own_bags(ranks: Any) -> None:
-    check(variable_case(cases.sequence_tables(), MIXED, ranks.world_size, 3, sequence=True), ranks)
-
-
 def test_ranks_may_disagree_on_whether_their_batch_is_variable(ranks: Any) -> None:
     case = variable_case(cases.TABLES, ["row_wise", "table_wise", "data_parallel"], ranks.world_size, 4)
     assert case.inverse is not None

@@ -87,6 +87,8 @@ def wait(work: Any, env: ShardingEnv, number: int, label: str) -> None:
             break
         except RuntimeError as error:
             if not str(error).startswith("Operation timed out"):
+                with suppress(dist.DistError, OSError):  # another rank saw first that both wait, and closed it
+                    _raise_if_crossed(env, number, label, not posted)
                 _raise_lost(error, env, label)
         try:
             _raise_if_left(env, label)

@@ -1,6 +1,5 @@
 """What ranks run in the tests of asynchronous saves."""
 
-import gc
 import os
 import signal
 import threading
@@ -12,18 +11,14 @@ import torch
 from torch import Tensor
 
 from recshard_lab import (
-    DistributedModelParallel,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    ShardingPlan,
     load_checkpoint,
     save_checkpoint,
 )
 from recshard_lab.distributed import CheckpointSaveError, async_save_checkpoint
 from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
 from tests.distributed import state_jobs
-from tests.distributed.failure_jobs import attempted
-from tests.distributed.jobs import Case
+from tests.distributed.jobs import Case, attempted
+from tests.patience import scaled
 
 
 @contextmanager
@@ -59,7 +54,7 @@ def train_on(case: Case, path: str, plan: str) -> tuple[list[str], bool, int, An
         state_jobs.train(dmp, dense, case, case.steps[2:])
         running = not pending.done()
         may_write.set()
-        assert str(pending.result(timeout=60)) == path
+        assert str(pending.result(timeout=scaled(20))) == path
     assert pending.done()
     other = state_jobs.build(case, plan)
     second = torch.optim.Adam(other.dense_parameters(), lr=0.5)
@@ -112,27 +107,6 @@ def fail_in_the_background(case: Case, path: str, waits: list[bool]) -> list[str
     return [*errors, f"{kept}, then {load_checkpoint(path, dmp).extra}", str(again)]
 
 
-def tensor_bytes() -> int:
-    """Bytes of all tensors that this process can reach, each memory once."""
-    gc.collect()
-    storages = [t.untyped_storage() for t in gc.get_objects() if type(t) in (Tensor, torch.nn.Parameter)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def copies_of(plan: str, rows: int, path: str) -> tuple[int, int, int]:
-    """Bytes of tensors beyond before: while a save is held back, and after it; and those of this rank's tables."""
-    table = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=64, feature_names=["f"])
-    model = EmbeddingBagCollection([table], device=torch.device("meta"))
-    dmp = DistributedModelParallel(model, plan=ShardingPlan.from_json(plan))
-    before, may_write = tensor_bytes(), threading.Event()
-    with writing(may_write.wait):
-        pending = async_save_checkpoint(path, dmp)
-        staged = tensor_bytes() - before
-        may_write.set()
-        pending.result()
-    return staged, tensor_bytes() - before, dmp.memory_bytes()["weights"]
-
-
 def killed(case: Case, path: str, victim: int, place: str) -> None:
     """Kills one rank in a background save over a checkpoint, where it writes tensors or renames folders."""
     dmp = state_jobs.build(case)
@@ -145,20 +119,3 @@ def killed(case: Case, path: str, victim: int, place: str) -> None:
         os.rename = die  # type: ignore[assignment]
     with writing(die if torch.distributed.get_rank() == victim and place == "write" else lambda: None):
         async_save_checkpoint(path, dmp, extra=2).result()
-
-
-def too_little_memory(case: Case, path: str) -> tuple[str, str]:
-    """Errors of a save whose copies do not fit on rank 1, and of the next save."""
-    dmp = state_jobs.build(case)
-
-    def fail(*args: Any) -> None:
-        raise MemoryError("no memory")
-
-    usual = checkpoint_writer.BlockPlanner.stage
-    if torch.distributed.get_rank() == 1:
-        checkpoint_writer.BlockPlanner.stage = fail  # type: ignore[method-assign, assignment]
-    try:
-        error = attempted(lambda: async_save_checkpoint(path, dmp))
-    finally:
-        checkpoint_writer.BlockPlanner.stage = usual  # type: ignore[method-assign]
-    return error, attempted(lambda: async_save_checkpoint(path, dmp).result())

@@ -55,6 +55,19 @@ def plan_of(tables: list[dict[str, Any]], schemes: list[str], world_size: int, k
     return ShardingPlan({PATH: EmbeddingModuleShardingPlan(entries)})
 
 
+def root_plan(tables: list[Any], scheme: str, world_size: int) -> ShardingPlan:
+    """Every config of a collection that is the whole model, under one scheme or ("custom") under none's tiling."""
+    entries = {}
+    for table in tables:
+        if scheme == "custom":
+            size = {"num_embeddings": table.num_embeddings, "embedding_dim": table.embedding_dim}
+            entries[table.name] = pinwheel(size, world_size)
+        else:
+            shards = scheme_named(scheme).default(table, Topology(world_size), None).shards
+            entries[table.name] = ParameterSharding(scheme, shards=shards)
+    return ShardingPlan({"": EmbeddingModuleShardingPlan(entries)})
+
+
 def pinwheel(table: dict[str, Any], world_size: int) -> ParameterSharding:
     """Five rectangles that no sequence of straight cuts makes."""
     rows, cols = table["num_embeddings"], table["embedding_dim"]

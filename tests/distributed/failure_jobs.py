@@ -25,8 +25,8 @@ from recshard_lab.distributed.shard_module import shard
 from recshard_lab.distributed.sharders import default_sharders
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.distributed.state.pretrained import load_pretrained
-from recshard_lab.train.pipelines import TrainPipelineBase, TrainPipelineSparseDist
-from tests.distributed import state_jobs, two_dimensional_jobs
+from tests.distributed import state_jobs
+from tests.distributed.jobs import attempted
 
 ROWS, DIM = 24, 8
 FAULT = "no memory left, says the test"
@@ -134,15 +134,6 @@ def failing(
         setattr(owner, name, usual)
 
 
-def attempted(action: Callable[[], Any]) -> str:
-    """Type and message of what an action raises; empty if nothing."""
-    try:
-        action()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def owner_of(where: str) -> tuple[Any, str]:
     """``"reshard:move"`` -> the module `recshard_lab.distributed.state.moves` and "move"; classes by a further dot."""
     import importlib
@@ -186,13 +177,7 @@ def reshard_failing(where: str, call: int, bound: int | None, groups: int | None
     reshard()
     train(dmp, dense, 4, 1)
     train(twin, twin_dense, 4, 1)
-    whole = everything_whole(twin, groups), everything_whole(dmp, groups)
-    return error, calls[0], now, apart, state_jobs.same(*whole)
-
-
-def everything_whole(dmp: DistributedModelParallel, groups: int | None) -> dict[str, Tensor]:
-    """Weights and fused states whole."""
-    return state_jobs.everything(dmp) if groups is None else two_dimensional_jobs.everything(dmp)  # type: ignore[arg-type]
+    return error, calls[0], now, apart, state_jobs.same(state_jobs.everything(twin), state_jobs.everything(dmp))
 
 
 def no_memory_to_return(bound: int) -> tuple[str, list[str], str, list[str]]:
@@ -209,24 +194,6 @@ def no_memory_to_return(bound: int) -> tuple[str, list[str], str, list[str]]:
         used = [attempted(use) for use in (dmp.state_dict, lambda: dmp.collections["one"].table_shards())]
     again = attempted(lambda: dmp.reshard(plan("row_wise"), max_extra_bytes=bound, optimizers=[dense]))
     return error, used, again, state_jobs.same(before, everything(dmp, dense))
-
-
-def refused_by_codec(bounds: list[int | None]) -> list[tuple[str, list[str]]]:
-    """A plan whose route the codec cannot serve: the error, and what it changed."""
-    table = EmbeddingBagConfig(name="t", num_embeddings=64, embedding_dim=32, feature_names=["f"])
-    codecs = get_qcomm_codecs_registry(QCommsConfig(CommType.INT8, CommType.FP16))
-    sharders = [EmbeddingBagCollectionSharder({"optimizer": "adam"}, codecs)]
-    now = ShardingPlan({"": {"t": ParameterSharding("table_wise")}})  # type: ignore[dict-item]
-    dmp = DistributedModelParallel(EmbeddingBagCollection([table]), plan=now, sharders=sharders)
-    before = state_jobs.everything(dmp)
-    target = ShardingPlan({"": {"t": ParameterSharding("row_wise", route="reduce_scatter")}})  # type: ignore[dict-item]
-    return [
-        (
-            attempted(lambda bound=bound: dmp.reshard(target, max_extra_bytes=bound)),
-            state_jobs.same(before, state_jobs.everything(dmp)),
-        )
-        for bound in bounds
-    ]
 
 
 # ---- constructors ----
@@ -316,14 +283,6 @@ def save_once(path: str) -> None:
     save_checkpoint(path, dmp, dense)
 
 
-def optimizer_apart(path: str) -> list[str]:
-    """Errors of saving and loading with an optimizer that is wrong on rank 1 alone."""
-    dmp, dense = build()
-    stranger = torch.optim.Adam([nn.Parameter(torch.zeros(3))])
-    mine = stranger if torch.distributed.get_rank() == 1 else dense
-    return [attempted(lambda: save_checkpoint(path, dmp, mine)), attempted(lambda: load_checkpoint(path, dmp, mine))]
-
-
 def pretrained_failing(where: str) -> tuple[str, int, list[str]]:
     """The error of loading a table in which one step raises on rank 1, how often it ran, and what changed."""
     dmp, dense = build()
@@ -359,18 +318,6 @@ def shard_failing() -> str:
     odd = torch.distributed.get_rank() == 1
     module: Any = nn.Linear(2, 2) if odd else EmbeddingBagCollection(tables("a"))
     return attempted(lambda: shard(module, row_wise()))
-
-
-def pipelines_apart(what: str) -> str:
-    """The error of a pipeline's first step where rank 1 passes another argument."""
-    odd = torch.distributed.get_rank() == 1
-    dmp, dense = build()
-    arguments: dict[str, Any] = {"uneven": "stop" if odd else "error"} if what == "uneven" else {}
-    if what == "on_nan_loss":
-        arguments["on_nan_loss"] = "skip" if odd else "ignore"
-    kind = TrainPipelineBase if odd and what == "kind" else TrainPipelineSparseDist
-    pipeline = kind(dmp, dense, torch.device("cpu"), threads=False, **arguments)
-    return attempted(lambda: pipeline.progress(iter([batch(0)])))
 
 
 def state_dict_apart() -> tuple[str, str]:

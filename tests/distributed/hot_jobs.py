@@ -1,38 +1,26 @@
 """What ranks run in the tests of hot rows: as plain data in and out."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, ShardingPlan
+from recshard_lab import DistributedModelParallel
 from recshard_lab.comm import trace
-from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from tests.distributed.jobs import Case, batch_of, sharded_model
 from tests.distributed.state_jobs import build, everything, train
 
 
-@dataclass
-class Step:
-    """One training step on one rank: bytes sent to other ranks by what they are, and ids looked up for the batch."""
-
-    bytes_sent: dict[str, int]
-    looked_up: int
-
-
-def traced_step(case: Case) -> Step:
-    """The second step of a case: forward and backward."""
+def traced_step(case: Case) -> tuple[dict[str, int], int]:
+    """Bytes sent to other ranks by label in the second step of a case, and ids looked up for its batch."""
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     _, model = sharded_model(case)
     for ranks in case.steps[:2]:
         with trace() as traced:
             lookup_input = model.collection.send(batch_of(ranks[rank])).wait()
             out = model.collection.compute_and_output_dist(model.collection.create_context(), lookup_input)
-            values = out.values() if not isinstance(out, dict) else [own.values() for own in out.values()]
-            (
-                values.sum() if isinstance(values, Tensor) else torch.stack([own.sum() for own in values]).sum()
-            ).backward()
+            outputs = [own.values().sum() for own in out.values()] if isinstance(out, dict) else [out.values().sum()]
+            torch.stack(outputs).sum().backward()
     sent: dict[str, int] = {}
     for event in traced.events:
         others = event.bytes_sent - event.bytes_to[rank]
@@ -40,7 +28,7 @@ def traced_step(case: Case) -> Step:
     lanes = len(model.collection.layout.exchanged_features[rank])
     local_inputs = sum(part.ids[2] - part.ids[1] for part in lookup_input.local_batch.replicas)
     assert world > 1
-    return Step(sent, int(lookup_input.counts[:lanes].sum()) + local_inputs)
+    return sent, int(lookup_input.counts[:lanes].sum()) + local_inputs
 
 
 def replicas(dmp: DistributedModelParallel) -> dict[str, Tensor]:
@@ -54,58 +42,6 @@ def replicas(dmp: DistributedModelParallel) -> dict[str, Tensor]:
                         rows = shards.sharding.shards[position].rows
                         found[f"{path}.{name}.{part.name}.{rows}"] = matrix.detach().clone()
     return found
-
-
-def train_save_load(case: Case, folder: str, plans: list[str], kernel: Any = None) -> list[dict[str, Tensor]]:
-    """Trains under the case's plan, saves; loads under every plan in turn and trains on.
-
-    Returns:
-        Replicas here, then everything, after the load of the last plan and one more step; and the same of a model that
-        was never saved.
-    """
-    half = len(case.steps) // 2
-    dmp = build(case)
-    dense = torch.optim.Adam(dmp.dense_parameters(), lr=0.01)
-    train(dmp, dense, case, case.steps[:half])
-    save_checkpoint(f"{folder}/0", dmp, dense)
-    for number, plan in enumerate(plans):
-        other = build(case, plan)
-        other_dense = torch.optim.Adam(other.dense_parameters(), lr=0.5)
-        load_checkpoint(f"{folder}/{number}", other, other_dense)
-        save_checkpoint(f"{folder}/{number + 1}", other, other_dense)
-    train(other, other_dense, case, case.steps[half:])
-    train(dmp, dense, case, case.steps[half:])
-    return [replicas(other), everything(other), everything(dmp)]
-
-
-def load_own_state(case: Case) -> tuple[list[str], dict[str, Tensor]]:
-    """What is wrong after ``load_state_dict`` of an earlier state, and the replicas then."""
-    dmp = build(case)
-    dense = torch.optim.SGD(dmp.dense_parameters(), lr=0.1)
-    saved = {name: _copied(value) for name, value in dmp.state_dict().items()}
-    before = everything(dmp)
-    mine = replicas(dmp)
-    train(dmp, dense, case, case.steps)
-    learned = [name for name, value in replicas(dmp).items() if torch.equal(value, mine[name])]
-    dmp.load_state_dict(saved)
-    after = everything(dmp)
-    return learned + [name for name in before if "/" not in name and not torch.equal(before[name], after[name])], {
-        name: value for name, value in replicas(dmp).items() if ".weight." in name
-    }
-
-
-def _copied(value: Any) -> Any:
-    import copy
-
-    return copy.deepcopy(value)
-
-
-def random_weights(plan: str, table: dict[str, Any]) -> dict[str, Tensor]:
-    """Replicas of a table that every rank draws by itself."""
-    torch.manual_seed(1 + torch.distributed.get_rank())
-    config = EmbeddingBagConfig(**table, init_fn=lambda weight: weight.uniform_(-1, 1))
-    module = EmbeddingBagCollection([config], device=torch.device("meta"))
-    return replicas(DistributedModelParallel(module, plan=ShardingPlan.from_json(plan)))
 
 
 def over_the_link(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:

@@ -4,6 +4,7 @@ The truth is computed in one process, by plain torch (``torch.nn.functional.embe
 autograd and a dense optimizer), on the concatenation of all ranks' batches.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from recshard_lab.distributed import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
 )
+from recshard_lab.models import PositionWeightedModuleCollection
 from recshard_lab.optim import RowWiseAdagrad
 
 Bags = dict[str, list[list[int]]]  # feature -> sample -> ids
@@ -45,6 +47,7 @@ class Case:
     sequence: bool = False
     dedup: bool = False  # each distinct id is sent once; of sequences
     weighted: bool = False
+    learned: tuple[str, ...] = ()  # features whose ids have learned weights, by place in the bag
     seed: int = 0
     device: str = "cpu"
     codecs: Any = None  # a qcomm_codecs_registry
@@ -82,16 +85,18 @@ class Model(nn.Module):
             self.collection: Any = EmbeddingCollection(tables=configs, out_of_range=case.out_of_range)
         else:
             bags = [EmbeddingBagConfig(**table) for table in case.tables]
-            self.collection = EmbeddingBagCollection(
-                tables=bags, is_weighted=case.weighted, out_of_range=case.out_of_range
-            )
+            weighted = case.weighted or bool(case.learned)
+            self.collection = EmbeddingBagCollection(bags, weighted, out_of_range=case.out_of_range)
+        self.places = (
+            PositionWeightedModuleCollection(dict.fromkeys(case.learned, 7)) if case.learned else nn.Identity()
+        )
         width = sum(table["embedding_dim"] * len(table["feature_names"]) for table in case.tables)
         self.dense = nn.Linear(width, 1)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -0.5, 0.5, generator=generator)
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, list[str]]:
-        out = self.collection(features)
+        out = self.collection(self.places(features))
         if isinstance(out, dict):
             values = [jagged.values() for jagged in out.values()]
             flat = torch.cat([value.reshape(-1) for value in values])
@@ -163,21 +168,49 @@ def join_inverses(ranks: list[Bags], inverses: list[Inverse | None]) -> Inverse 
     return joined
 
 
+def attempted(action: Callable[[], Any]) -> str:
+    """Type and message of what an action raises; empty if nothing."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def sharders_of(case: Case, **fused_params: Any) -> list[Any]:
+    """Sharders of both kinds of collections."""
+    fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps, **fused_params}
+    return [
+        EmbeddingBagCollectionSharder(fused, case.codecs, backend=case.backend),
+        EmbeddingCollectionSharder(fused, case.codecs, case.dedup, backend=case.backend),
+    ]
+
+
+def table_optimizer(case: Case, tables: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The dense twin of the case's optimizer."""
+    if case.optimizer == "exact_sgd":
+        return torch.optim.SGD(tables, lr=case.learning_rate)
+    kind: Any = {"exact_row_wise_adagrad": RowWiseAdagrad, "exact_adagrad": torch.optim.Adagrad}[case.optimizer]
+    return kind(tables, lr=case.learning_rate, eps=case.eps)  # type: ignore[no-any-return]
+
+
 def sharded_model(case: Case) -> tuple[DistributedModelParallel, Model]:
     """The case's model under its plan, and the same without the wrapping."""
     rank = torch.distributed.get_rank()
     model = Model(case if rank == 0 else replace(case, seed=case.seed + 1))  # rank 0's weights must win
-    fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps}
-    sharders = [
-        EmbeddingBagCollectionSharder(fused, case.codecs, backend=case.backend),
-        EmbeddingCollectionSharder(fused, case.codecs, case.dedup, backend=case.backend),
-    ]
     plan = ShardingPlan.from_json(case.plan)
     wrapper = DefaultDataParallelWrapper(find_unused_parameters=case.find_unused)
     dmp = DistributedModelParallel(
-        model, device=case.device, plan=plan, sharders=sharders, data_parallel_wrapper=wrapper
+        model, device=case.device, plan=plan, sharders=sharders_of(case), data_parallel_wrapper=wrapper
     )
     return dmp, model
+
+
+def part_of_loss(logits: Tensor, ranks: list[Bags]) -> Tensor:
+    """What this rank's samples add to the mean over the global batch."""
+    labels = labels_of(ranks[torch.distributed.get_rank()]).to(logits.device)
+    samples = sum(len(next(iter(bags.values()))) for bags in ranks)
+    return nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / samples
 
 
 def train_sharded(case: Case) -> Result:
@@ -189,19 +222,15 @@ def train_sharded(case: Case) -> Result:
     for step, ranks in enumerate(case.steps):
         inverses = case.inverses(step)
         whole = [expand(each, inverse) for each, inverse in zip(ranks, inverses, strict=True)]
-        global_batch = sum(len(next(iter(each.values()))) for each in whole)
         with trace() as traced:
             out, logits, result.keys = dmp(batch_of(ranks[rank], case.weighted, inverses[rank]).to(case.device))
             dense.zero_grad()
-            # the mean over the global batch, times world: gradients are averaged over ranks
-            summed = nn.functional.binary_cross_entropy_with_logits(
-                logits, labels_of(whole[rank]).to(case.device), reduction="sum"
-            )
-            (summed * world / global_batch).backward()
+            loss = part_of_loss(logits, whole)
+            (loss * world).backward()  # gradients are averaged over ranks
         result.outputs.append(out.detach().cpu().clone())
-        total = summed.detach().clone()
+        total = loss.detach().clone()
         torch.distributed.all_reduce(total)
-        result.losses.append(float(total / global_batch))
+        result.losses.append(float(total))
         result.dense_grads.append([p.grad.cpu().clone() for p in model.dense.parameters()])
         result.collectives.append(traced.count("all_to_all"))
         dense.step()
@@ -213,14 +242,8 @@ def train_sharded(case: Case) -> Result:
 def train_unsharded(case: Case) -> Result:
     """The truth: one process, the global batch, dense parameters under a dense optimizer."""
     model = Model(case)
-    tables = list(model.collection.parameters())
-    kinds: dict[str, Any] = {
-        "exact_sgd": lambda: torch.optim.SGD(tables, lr=case.learning_rate),
-        "exact_row_wise_adagrad": lambda: RowWiseAdagrad(tables, lr=case.learning_rate, eps=case.eps),
-        "exact_adagrad": lambda: torch.optim.Adagrad(tables, lr=case.learning_rate, eps=case.eps),
-    }
-    sparse = kinds[case.optimizer]()
-    dense = torch.optim.SGD(model.dense.parameters(), lr=case.learning_rate)
+    sparse = table_optimizer(case, list(model.collection.parameters()))
+    dense = torch.optim.SGD([*model.dense.parameters(), *model.places.parameters()], lr=case.learning_rate)
     result = Result()
     for step, ranks in enumerate(case.steps):
         inverses = case.inverses(step)

@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
-from benchmarks.apparatus.plain_models import twin_of
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -75,40 +73,6 @@ def joined(batches: Sequence[Batch], features: str = FEATURES) -> Batch:
         KeyedJaggedTensor(list(features), values, lengths=lengths),
         torch.cat([batch.labels for batch in batches]),
     )
-
-
-def plain(name: str, world_size: int) -> tuple[list[float], dict[str, Tensor]]:
-    """The twin, on all ranks' samples, with torch's own optimizer."""
-    twin = twin_of(model(name))
-    optimizer = torch.optim.SGD(twin.parameters(), lr=LR)
-    losses = []
-    for step in range(STEPS):
-        data = joined([batch(step, rank) for rank in range(world_size)])
-        loss = binary_cross_entropy_with_logits(twin(data.dense_features, data.sparse_features)[:, 0], data.labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses, {name: weight.detach() for name, weight in twin.weights.items()}
-
-
-def sharded(name: str, plan: str) -> tuple[list[float], dict[str, Tensor]]:
-    rank = torch.distributed.get_rank()
-    sharders = [EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": LR})]
-    dmp = DistributedModelParallel(model(name), plan=ShardingPlan.from_json(plan), sharders=sharders)
-    optimizer = torch.optim.SGD(dmp.dense_parameters(), lr=LR)
-    losses = []
-    for step in range(STEPS):
-        data = batch(step, rank)
-        logits = dmp(data.dense_features, data.sparse_features)[:, 0]
-        loss = binary_cross_entropy_with_logits(logits, data.labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        mean = loss.detach().clone()
-        torch.distributed.all_reduce(mean)
-        losses.append(float(mean) / torch.distributed.get_world_size())
-    return losses, dmp.full_state_dict()
 
 
 def peak() -> int:

@@ -25,7 +25,6 @@ class Outcome:
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    backends: set[str] = field(default_factory=set)
 
 
 def plan_at(path: str, plan: str) -> ShardingPlan:
@@ -71,7 +70,7 @@ def _train_one(
         out = dmp(batch_of(ranks[rank])).values()
         # times world: gradients are averaged over ranks
         (out * mixing(sizes[rank], out.shape[1], sum(sizes[:rank]))).sum().mul(world).backward()
-    outcome = Outcome(backends=set(dmp.backends().values()))
+    outcome = Outcome()
     for name, weight in dmp.full_state_dict().items():
         outcome.weights[name.split(".")[-2]] = weight.clone()
     (collection,) = dmp.collections.values()

@@ -10,14 +10,12 @@ from torch import Tensor
 
 from recshard_lab import ShardingPlan
 from recshard_lab.distributed import ShardingEnv
-from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.distributed.state.pretrained import load_pretrained
 from recshard_lab.optim import CombinedOptimizer
 from recshard_lab.optim.state import local_shards
 from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from tests.distributed import state_jobs, two_dimensional_jobs
 from tests.distributed.cases import PATH
-from tests.distributed.jobs import Case, Model
+from tests.distributed.jobs import Case, Model, attempted
 
 
 def gathered(case: Case) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
@@ -39,12 +37,6 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return state_jobs.same(
         {k: v.detach().cpu() for k, v in one.items()}, {k: v.detach().cpu() for k, v in other.items()}
     )
-
-
-def alone(case: Case) -> list[str]:
-    """What differs between a process without ranks and the unsharded model."""
-    assert not torch.distributed.is_initialized()
-    return differing(state_jobs.build(case).full_state_dict(True, True), dict(Model(case).state_dict()))
 
 
 # ---- DTensors ----
@@ -116,35 +108,6 @@ def through_torch(saved: Case, loaded: Case, path: str, forms: tuple[str, str], 
     other.load_state_dict(state["model"])
     other.fused_optimizer.load_state_dict(state["optim"])
     return state_jobs.same(truth, state_jobs.everything(other))
-
-
-def saved_by_torch_in_the_background(case: Case, path: str) -> list[str]:
-    """What differs after torch's asynchronous save of a model that changes at once, and a load into it."""
-    dmp = state_jobs.build(case)
-    truth = state_jobs.everything(dmp)
-    pending: Any = dcp.async_save(content(dmp, "dtensor"), checkpoint_id=path)
-    state_jobs.scramble(dmp)
-    pending.result()
-    state = content(dmp, "dtensor")
-    dcp.load(state, checkpoint_id=path)
-    dmp.load_state_dict(state["model"])
-    dmp.fused_optimizer.load_state_dict(state["optim"])
-    return state_jobs.same(truth, state_jobs.everything(dmp))
-
-
-def from_unsharded(case: Case, path: str) -> list[str]:
-    """What differs after torch saved plain tensors under TorchRec's names on rank 0 and loaded them as DTensors."""
-    truth = {name: torch.rand_like(value) for name, value in sorted(Model(case).state_dict().items())}
-    torch.distributed.broadcast_object_list(box := [truth])
-    (truth,) = box
-    if torch.distributed.get_rank() == 0:
-        dcp.save({"model": truth}, checkpoint_id=path, no_dist=True)
-    torch.distributed.barrier()
-    dmp = state_jobs.build(case)
-    state = {"model": dmp.state_dict(form="dtensor")}
-    dcp.load(state, checkpoint_id=path)
-    dmp.load_state_dict(state["model"])
-    return differing(truth, dmp.full_state_dict())
 
 
 def between_forms(case: Case) -> list[str]:
@@ -238,44 +201,3 @@ def refused_by_torchs_functions(case: Case) -> list[str]:
             lambda: dcp_state.set_model_state_dict(dmp, dmp.full_state_dict(), options=broadcast),
         )
     ]
-
-
-def attempted(attempt: Any) -> str:
-    """The error of a call as text."""
-    try:
-        attempt()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def dtensors_by_default(case: Case, path: str) -> tuple[list[str], str]:
-    """What differs after whole copies, checkpoints and pretrained rows of a tiling that DTensors cannot describe, and
-    the error of its state dict."""
-    dmp, other = (state_jobs.build(case, output_dtensor=True) for _ in range(2))
-    state_jobs.scramble(dmp)
-    truth = dmp.full_state_dict()
-    save_checkpoint(path, dmp)
-    load_checkpoint(path, other)
-    wrong = differing(truth, other.full_state_dict())
-    third = state_jobs.build(case, output_dtensor=True)
-    name = case.tables[0]["name"]
-    load_pretrained(third, {name: path})
-    key = f"{PATH}.embedding_bags.{name}.weight"
-    wrong += differing({key: truth[key]}, {key: third.full_state_dict()[key]})
-    third.load_state_dict(truth)
-    third.fused_optimizer.load_state_dict(dmp.fused_optimizer.state_dict("sharded_tensor"))
-    return wrong + differing(truth, third.full_state_dict()), attempted(dmp.state_dict)
-
-
-def swapped(case: Case, plan: str) -> list[str]:
-    """Errors of a state of a plan with shards of the same shapes on other ranks, in both forms."""
-    dmp, other = state_jobs.build(case), state_jobs.build(case, plan)
-    errors = []
-    for form in ("sharded_tensor", "dtensor"):
-        try:
-            dmp.fused_optimizer.load_state_dict(other.fused_optimizer.state_dict(form=form))
-            errors.append("")
-        except ValueError as error:
-            errors.append(str(error))
-    return errors

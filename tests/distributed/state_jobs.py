@@ -10,30 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, ShardingPlan
 from recshard_lab.distributed import (
     DefaultDataParallelWrapper,
     EmbeddingBagCollectionSharder,
-    EmbeddingCollectionSharder,
     ShardingEnv,
 )
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
 from recshard_lab.distributed.state.pretrained import load_pretrained
-from tests.distributed.jobs import Case, Model, batch_of, labels_of
+from tests.distributed.jobs import Case, Model, attempted, batch_of, part_of_loss, sharders_of
 
 
 def build(
     case: Case, plan: str | None = None, env: ShardingEnv | None = None, **fused_params: Any
 ) -> DistributedModelParallel:
     """The case's model under its plan or another one."""
-    fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps, **fused_params}
-    sharders = [
-        EmbeddingBagCollectionSharder(fused_params=fused, backend=case.backend),
-        EmbeddingCollectionSharder(fused_params=fused, backend=case.backend),
-    ]
+    sharders = sharders_of(case, **fused_params)
     chosen = ShardingPlan.from_json(plan if plan is not None else case.plan)
     wrapper = DefaultDataParallelWrapper(find_unused_parameters=case.find_unused)
     return DistributedModelParallel(
@@ -46,14 +41,12 @@ def train(dmp: DistributedModelParallel, dense: torch.optim.Optimizer, case: Cas
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     losses = []
     for ranks in steps:
-        global_batch = sum(len(next(iter(each.values()))) for each in ranks)
         _, logits, _ = dmp(batch_of(ranks[rank], case.weighted).to(case.device))
         dense.zero_grad()
-        labels = labels_of(ranks[rank]).to(case.device)
-        summed = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-        (summed * world / global_batch).backward()
+        loss = part_of_loss(logits, ranks)
+        (loss * world).backward()
         dense.step()
-        losses.append(float(summed.detach() / global_batch))
+        losses.append(float(loss.detach()))
     return losses
 
 
@@ -74,10 +67,11 @@ def whole(value: Any, group: Any = None) -> Tensor:
 
 
 def everything(dmp: DistributedModelParallel) -> dict[str, Tensor]:
-    """Weights and fused states, whole."""
-    found = {name: whole(value, dmp.env.pg) for name, value in dmp.state_dict().items()}
+    """Weights and fused states, whole; of replicas, those of this rank's sharding group."""
+    group = getattr(dmp, "sharding_pg", dmp.env.pg)
+    found = {name: whole(value, group) for name, value in dmp.state_dict().items()}
     for key, entry in dmp.fused_optimizer.state_dict()["state"].items():
-        found |= {f"{key}/{name}": whole(value, dmp.env.pg) for name, value in entry.items()}
+        found |= {f"{key}/{name}": whole(value, group) for name, value in entry.items()}
     return found
 
 
@@ -85,6 +79,23 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     """Names of what differs in any bit, or is on one side only."""
     names = sorted(set(one) | set(other))
     return [name for name in names if name not in one or name not in other or not torch.equal(one[name], other[name])]
+
+
+def copies_differ(dmp: DistributedModelParallel) -> list[str]:
+    """Row states and replicas that ranks hold several times, and that are not the same bits."""
+    own: dict[tuple[str, str, tuple[int, int], tuple[int, int]], list[bytes]] = {}
+    for collection in dmp.collections.values():
+        for name, shards in collection.table_shards().items():
+            for part in shards.parts():
+                where = part.shards(shards.sharding.shards)
+                for n, matrix in shards.matrices(part).items():
+                    key = (name, part.name, where[n].rows, where[n].cols)
+                    own.setdefault(key, []).append(
+                        matrix.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+                    )
+    told: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(told, own)
+    return [str(key) for key in own if len({bits for other in told for bits in other.get(key, [])}) > 1]
 
 
 def scramble(dmp: DistributedModelParallel) -> None:
@@ -139,35 +150,32 @@ def move_scrambled(case: Case, plans: list[str], bound: int | None) -> tuple[lis
     return wrong, moved, peaks
 
 
-def refused(case: Case, plans: list[str | None]) -> tuple[str, list[str]]:
-    """The error of a plan for each rank, and what it changed nevertheless."""
+def refused(case: Case, action: Callable[[DistributedModelParallel], Any]) -> tuple[str, list[str]]:
+    """The error of an action with the model, and what it changed nevertheless."""
     dmp = build(case)
     before = everything(dmp)
-    text = plans[torch.distributed.get_rank() % len(plans)]
-    try:
-        dmp.reshard(ShardingPlan.from_json(text or case.plan))
-    except ValueError as error:
-        return f"{type(error).__name__}: {error}", same(before, everything(dmp))
-    return "", []
+    return attempted(lambda: action(dmp)), same(before, everything(dmp))
+
+
+def refused_reshard(case: Case, plans: list[str]) -> tuple[str, list[str]]:
+    """The error of a plan for each rank."""
+    plan = ShardingPlan.from_json(plans[torch.distributed.get_rank() % len(plans)])
+    return refused(case, lambda dmp: dmp.reshard(plan))
 
 
 def overtaken(case: Case, plan: str, bound: int | None) -> tuple[list[str], list[str]]:
     """What is said to a batch sent, and to one looked up, before a move and ended after it; what that changed."""
-    rank, said = torch.distributed.get_rank(), []
+    rank = torch.distributed.get_rank()
     dmp = build(case)
     batch = batch_of(case.steps[0][rank], case.weighted)
     (collection,) = dmp.collections.values()
     pending, output = collection.send(batch), collection(batch).values()
     before = everything(dmp)
     dmp.reshard(ShardingPlan.from_json(plan), max_extra_bytes=bound)
-    for late in (
-        lambda: collection.compute(collection.create_context(), pending.wait()),
-        lambda: output.sum().backward(),
-    ):
-        try:
-            late()
-        except ValueError as error:
-            said.append(str(error))
+    said = [
+        attempted(lambda: collection.compute(collection.create_context(), pending.wait())),
+        attempted(lambda: output.sum().backward()),
+    ]
     wrong = same(before, everything(dmp))
     collection(batch).values().sum().backward()
     return said, wrong
@@ -213,13 +221,10 @@ def measured_peak(plans: list[str], rows: int, bound: int | None) -> tuple[int, 
     )
     dmp.reshard(ShardingPlan.from_json(plans[0]), max_extra_bytes=bound)  # imports are no part of it
     held = dmp.memory_bytes()
-    gc.collect()
-    before, sampler = _Sampler.now(), _Sampler()
-    sampler.start()
-    done = dmp.reshard(ShardingPlan.from_json(plans[1]), max_extra_bytes=bound)
-    sampler.over.set()
-    sampler.join()
-    return sampler.peak - before, done.peak_extra_bytes, held["weights"] + held["optimizer_state"]
+    done: list[Any] = []
+    target = ShardingPlan.from_json(plans[1])
+    peak = memory_of(lambda: done.append(dmp.reshard(target, max_extra_bytes=bound)))
+    return peak, done[0].peak_extra_bytes, held["weights"] + held["optimizer_state"]
 
 
 # ---- checkpoints ----
@@ -249,6 +254,7 @@ def load_and_tell(case: Case, path: str, again: str | None) -> tuple[dict[str, T
     dmp = build(case)
     dense = torch.optim.Adam(dmp.dense_parameters(), lr=0.5)
     loaded = load_checkpoint(path, dmp, dense)
+    assert copies_differ(dmp) == []
     if again is not None:
         save_checkpoint(again, dmp, dense, extra=loaded.extra)
     return everything(dmp), dense_states(dense), loaded.extra, dense.param_groups[0]["lr"]
@@ -267,14 +273,8 @@ def dense_table_round_trip(case: Case, plan: str, path: str) -> tuple[list[float
 
 
 def refused_load(case: Case, path: str) -> tuple[str, list[str]]:
-    """The error of loading, and what it changed nevertheless."""
-    dmp = build(case)
-    before = everything(dmp)
-    try:
-        load_checkpoint(path, dmp)
-    except (ValueError, OSError) as error:
-        return f"{type(error).__name__}: {error}", same(before, everything(dmp))
-    return "", []
+    """The error of loading."""
+    return refused(case, lambda dmp: load_checkpoint(path, dmp))
 
 
 @contextmanager
@@ -334,14 +334,8 @@ def load_given(case: Case, plans: list[str], given: dict[str, Any], only: int | 
 
 
 def refused_pretrained(case: Case, given: list[dict[str, Any]]) -> tuple[str, list[str]]:
-    """The error of tables given on each rank, and what they changed nevertheless."""
-    dmp = build(case)
-    before = everything(dmp)
-    try:
-        load_pretrained(dmp, given[torch.distributed.get_rank() % len(given)])
-    except ValueError as error:
-        return str(error), same(before, everything(dmp))
-    return "", []
+    """The error of tables given on each rank."""
+    return refused(case, lambda dmp: load_pretrained(dmp, given[torch.distributed.get_rank() % len(given)]))
 
 
 def pretrained_peak(case: Case, warm: dict[str, Any], given: dict[str, Any]) -> int:

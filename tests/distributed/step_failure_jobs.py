@@ -11,8 +11,8 @@ import torch
 
 from recshard_lab import DistributedModelParallel
 from recshard_lab.train.pipelines import TrainPipelineSparseDist
-from tests.distributed.failure_jobs import attempted, failing, owner_of
-from tests.distributed.jobs import Case, batch_of, sharded_model
+from tests.distributed.failure_jobs import failing, owner_of
+from tests.distributed.jobs import Case, attempted, batch_of, sharded_model
 
 WRONG = 1  # the rank that fails
 PLACES = {

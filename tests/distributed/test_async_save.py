@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +10,13 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab import RankError, ShardingPlan, load_checkpoint, save_checkpoint
+from recshard_lab import RankError, load_checkpoint, save_checkpoint
 from recshard_lab.distributed import CheckpointSaveError, async_save_checkpoint
 from tests.distributed import async_save_jobs as jobs
-from tests.distributed import cases
 from tests.distributed.jobs import Model
 from tests.distributed.test_checkpoint import small, weights
 from tests.distributed.test_reshard import case_of, plan_named
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    """Two ranks."""
-    with recshard_lab.launch(2) as launched:
-        yield launched
+from tests.patience import scaled, wait_until
 
 
 @pytest.mark.gate
@@ -67,22 +58,6 @@ def test_an_error_in_the_background_is_raised_on_all_ranks_once(two: Any, tmp_pa
     assert [child.name for child in tmp_path.iterdir()] == ["run"]
 
 
-def test_copies_that_do_not_fit_on_one_rank_are_an_error_of_the_call_on_all_ranks(two: Any, tmp_path: Path) -> None:
-    case = case_of(2, "exact_sgd", steps=0)
-    for error, following in two.run(jobs.too_little_memory, case, str(tmp_path / "run")):
-        assert error.startswith(f"CheckpointSaveError: {tmp_path / 'run'} could not be saved: MemoryError: rank 1: ")
-        assert following == ""
-    assert [child.name for child in tmp_path.iterdir()] == ["run"]
-
-
-def test_a_save_copies_this_ranks_file_once_and_frees_the_copy(two: Any, tmp_path: Path) -> None:
-    table = {"name": "t", "num_embeddings": 50_000, "embedding_dim": 64, "feature_names": ["f"]}
-    plan = ShardingPlan({"": cases.plan_of([table], ["row_wise"], 2).plan[cases.PATH]}).to_json()
-    for staged, after, size in two.run(jobs.copies_of, plan, 50_000, str(tmp_path / "run")):
-        assert size <= staged < 1.01 * size
-        assert after < 0.01 * size
-
-
 def test_a_module_of_one_process_is_saved_and_an_error_before_the_thread_starts_is_raised_at_once(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -101,7 +76,7 @@ def test_a_module_of_one_process_is_saved_and_an_error_before_the_thread_starts_
     assert [child.name for child in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.parametrize(("victim", "place"), [(1, "write"), (0, "write"), (0, "rename")])
+@pytest.mark.parametrize(("victim", "place"), [(1, "write"), (0, "rename")])
 def test_a_rank_killed_in_a_background_save_leaves_the_checkpoint_before(
     tmp_path: Path, victim: int, place: str
 ) -> None:
@@ -111,9 +86,7 @@ def test_a_rank_killed_in_a_background_save_leaves_the_checkpoint_before(
     module = Model(case_of(2, "exact_sgd", "row_wise", steps=0))
     assert load_checkpoint(path, module).extra == 1
     save_checkpoint(path, module)
-    end = time.monotonic() + 10  # the other rank removes its folder when it has named the rank that was killed
-    while len([*tmp_path.iterdir()]) > 1 and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_until(lambda: len([*tmp_path.iterdir()]) == 1)  # the other rank removes its folder when it has raised
     assert [child.name for child in tmp_path.iterdir()] == ["run"]
 
 
@@ -143,6 +116,6 @@ def test_processes_that_end_during_a_save_complete_it_and_exit_with_code_0(tmp_p
         )
         for rank in range(2)
     ]
-    ended = [(child.communicate(timeout=120)[0], child.returncode) for child in children]
+    ended = [(child.communicate(timeout=scaled(60))[0], child.returncode) for child in children]
     assert ended == [("the end\n", 0), ("", 0)]
     assert load_checkpoint(tmp_path / "run", small(), optimizer_state=False).extra == 2

@@ -28,7 +28,7 @@ from tests.distributed.cached_jobs import CACHED
 from tests.grid import worlds
 
 
-@pytest.fixture(scope="module", params=worlds(1, 2, 4))
+@pytest.fixture(scope="module", params=worlds(2, 4))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     with recshard_lab.launch(request.param) as launched:
         yield launched

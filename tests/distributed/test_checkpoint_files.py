@@ -1,22 +1,14 @@
 """Every rank's file is read before a load trusts it, and a file holds no more than its rank's blocks."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import recshard_lab
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from tests.distributed import state_jobs
 from tests.distributed.test_reshard import case_of
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 @pytest.mark.gate

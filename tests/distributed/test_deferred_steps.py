@@ -1,6 +1,5 @@
 """Clipping by the norm of all gradients, and accumulation: 2 ranks train as the unsharded model does."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -17,7 +15,6 @@ from recshard_lab import (
     EmbeddingCollection,
     EmbeddingConfig,
     KeyedJaggedTensor,
-    RankError,
     ShardingPlan,
 )
 from recshard_lab.distributed import DMPCollection, EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
@@ -33,18 +30,20 @@ from recshard_lab.sharding import (
     column_wise,
     construct_module_sharding_plan,
     data_parallel,
+    flex_shard,
     row_wise,
     table_wise,
 )
-from recshard_lab.sharding.schemes import scheme_names
-from tests.distributed import cases, optimizer_jobs
-from tests.distributed.jobs import Case, join, sharded_model
+from tests.distributed import cases
+from tests.distributed.jobs import Case, attempted, sharded_model
 from tests.distributed.jobs import batch_of as batch_of_bags
 
 FEATURES = ["a", "b", "c", "d"]
 PLANS = {
     "mixed": {"a": row_wise(), "b": column_wise([0, 1]), "c": data_parallel()},
     "one rank": {"a": table_wise(0), "b": table_wise(0), "c": table_wise(0)},
+    "hot rows": {"a": flex_shard(hot_rows=3), "b": flex_shard(hot_rows=5), "c": table_wise(1)},
+    "routes": {"a": row_wise(route="reduce_scatter"), "b": row_wise(route="distinct_rows"), "c": data_parallel()},
 }
 RULES = {
     "exact_sgd": lambda params: torch.optim.SGD(params, lr=0.3),
@@ -87,12 +86,9 @@ def tables_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def unsharded(
-    rule: str, max_norm: float | None, norm_type: float, batches: int = 1, at_once: bool = False
+    rule: str, max_norm: float | None, norm_type: float, batches: int = 1
 ) -> tuple[list[dict[str, Tensor]], list[float]]:
-    """Weights after each step and the norms of its gradient: all batches in one process.
-
-    With ``at_once``, tables step after every batch.
-    """
+    """Weights after each step and the norms of its gradient: all batches in one process."""
     model, found, norms = Model(), [], []
     optimizers = [RULES[rule](tables_of(model)), torch.optim.SGD(model.over.parameters(), lr=0.1)]
     for step in range(STEPS):
@@ -100,9 +96,6 @@ def unsharded(
         for number in range(batches):
             for rank in range(2):
                 (model(batch_of(step * batches + number, rank))[0] / 2).backward()
-            if at_once:
-                optimizers[0].step()
-                optimizers[0].zero_grad()
         if max_norm is not None:
             norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)))
         for optimizer in optimizers:
@@ -114,7 +107,9 @@ def unsharded(
 def build(plan: str, rule: str, kernel: str, backend: str | None) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     model = Model()
     pooled = construct_module_sharding_plan(model.ebc, PLANS[plan], world_size=2)
-    sequences = construct_module_sharding_plan(model.sequences, {"s": PLANS[plan]["a"]}, world_size=2)
+    sequences = construct_module_sharding_plan(
+        model.sequences, {"s": table_wise(0) if plan == "one rank" else row_wise()}, world_size=2
+    )
     fused = {"optimizer": rule, "learning_rate": 0.3} | ({} if rule == "exact_sgd" else {"eps": 0.01})
     sharders = [
         EmbeddingBagCollectionSharder(fused_params=fused, backend=backend),
@@ -154,16 +149,10 @@ def clipped(
     return found, norms
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
-
-
-def compare(found: Any, truth: Any) -> None:
-    for step, (weights, expected) in enumerate(zip(found, truth, strict=True)):
-        for name, value in expected.items():
-            torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5, msg=f"{name} after step {step}")
+def same_steps(ranks: list[list[dict[str, Tensor]]], truth: list[dict[str, Tensor]]) -> None:
+    """Weights of each rank after each step."""
+    for found in ranks:
+        torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gate
@@ -176,6 +165,8 @@ def compare(found: Any, truth: Any) -> None:
         ("one rank", "exact_sgd", 2.0, "fused", "fbgemm"),
         ("mixed", "exact_sgd", 2.0, "dense", None),
         ("one rank", "exact_sgd", 2.0, "dense", None),
+        ("hot rows", "exact_row_wise_adagrad", 2.0, "fused", None),
+        ("routes", "exact_row_wise_adagrad", 2.0, "fused", None),
     ],
 )
 def test_clipping_by_norm_is_that_of_the_unsharded_model(
@@ -185,69 +176,17 @@ def test_clipping_by_norm_is_that_of_the_unsharded_model(
     assert max(norms) > 1.5 * MAX_NORM
     for found, own_norms in two.run(clipped, plan, rule, norm_type, kernel, backend, MAX_NORM):
         assert own_norms == pytest.approx(norms, rel=1e-4)
-        compare(found, truth)
-
-
-def clipped_under(rule: str, plans: list[str], steps: list[Any]) -> list[tuple[dict[str, Tensor], list[float]]]:
-    """Weights and norms under each plan, on tables with several features and poolings. Runs on every rank."""
-    rank, world, results = torch.distributed.get_rank(), torch.distributed.get_world_size(), []
-    fused = {"optimizer": rule, "learning_rate": 0.1} | ({} if rule == "exact_sgd" else {"eps": 0.01})
-    for plan in plans:
-        sharder = EmbeddingBagCollectionSharder(fused_params=fused)
-        collection = optimizer_jobs.collection_of(cases.TABLES)
-        dmp = DistributedModelParallel(collection, plan=optimizer_jobs.plan_at("", plan), sharders=[sharder])
-        optimizer = GradientClippingOptimizer(dmp.fused_optimizer, GradientClipping.NORM, 1.0)
-        norms = []
-        for bags in steps:
-            sizes = [len(next(iter(own.values()))) for own in bags]
-            out = dmp(batch_of_bags(bags[rank])).values()
-            grad = optimizer_jobs.mixing(sizes[rank], out.shape[1], sum(sizes[:rank]))
-            (out * grad).sum().mul(world).backward()
-            optimizer.step()
-            norms.append(float(optimizer.last_total_grad_norm))  # type: ignore[arg-type]
-        results.append(({name.split(".")[-2]: w.clone() for name, w in dmp.full_state_dict().items()}, norms))
-    return results
-
-
-@pytest.mark.parametrize("rule", ["exact_sgd", "exact_row_wise_adagrad"])
-def test_norms_are_those_of_the_unsharded_tables_under_every_scheme(two: Any, rule: str) -> None:
-    steps = cases.random_steps(3, cases.TABLES, 2, steps=3, samples=5)
-    collection, norms = optimizer_jobs.collection_of(cases.TABLES), []
-    optimizer = RULES[rule](list(collection.parameters()))
-    optimizer.param_groups[0]["lr"] = 0.1
-    for bags in steps:
-        out = collection(batch_of_bags(join(bags))).values()
-        (out * optimizer_jobs.mixing(out.shape[0], out.shape[1], 0)).sum().backward()
-        norms.append(float(nn.utils.clip_grad_norm_(collection.parameters(), 1.0)))
-        optimizer.step()
-        optimizer.zero_grad()
-    assert min(norms) > 1
-    mixed = cases.plan_of(cases.TABLES, ["row_wise", "data_parallel", "column_wise", "table_wise"], 2)
-    plans = {name: cases.plan_of(cases.TABLES, [name], 2) for name in scheme_names()}
-    plans |= {route: mixed.with_route(route) for route in ("direct", "reduce_scatter", "distinct_rows")}
-    for results in two.run(clipped_under, rule, [plan.to_json() for plan in plans.values()], steps):
-        for name, (weights, own_norms) in zip(plans, results, strict=True):
-            assert own_norms == pytest.approx(norms, rel=1e-5), name
-            for table, bag in collection.embedding_bags.items():
-                torch.testing.assert_close(weights[table], bag.weight.detach(), rtol=1e-4, atol=1e-5, msg=name)
-
-
-def test_the_norm_may_be_watched_without_clipping(two: Any) -> None:
-    truth, norms = unsharded("exact_sgd", 1e6, 2.0)
-    for found, own_norms in two.run(clipped, "mixed", "exact_sgd", 2.0, "fused", None, 1e6):
-        assert own_norms == pytest.approx(norms, rel=1e-4)
-        compare(found, truth)
+        same_steps([found], truth)
 
 
 # ---- accumulation ----
 
 
-def accumulated(plan: str, rule: str, kernel: str, batches: int, defers: bool = True) -> list[dict[str, Tensor]]:
+def accumulated(plan: str, rule: str, kernel: str, batches: int) -> list[dict[str, Tensor]]:
     """Several batches a step on two ranks."""
     rank = torch.distributed.get_rank()
     dmp, optimizer = build(plan, rule, kernel, None)
-    if defers:
-        dmp.fused_optimizer.defer_steps()
+    dmp.fused_optimizer.defer_steps()
     found = []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -264,8 +203,7 @@ def accumulated(plan: str, rule: str, kernel: str, batches: int, defers: bool = 
 )
 def test_accumulation_is_that_of_the_unsharded_model(two: Any, rule: str, kernel: str) -> None:
     truth, _ = unsharded(rule, None, 2.0, batches=3)
-    for found in two.run(accumulated, "mixed", rule, kernel, 3):
-        compare(found, truth)
+    same_steps(two.run(accumulated, "mixed", rule, kernel, 3), truth)
 
 
 def accumulated_twice(case: Case) -> list[dict[str, Tensor]]:
@@ -304,14 +242,7 @@ def test_every_kind_of_batch_accumulates_as_on_the_dense_kernel(two: Any, kind: 
     if kind == "variable":
         case = replace(case, inverse=cases.random_inverses(7, case.steps))
     for fused, dense in two.run(accumulated_twice, case):
-        for name, weight in dense.items():
-            torch.testing.assert_close(fused[name], weight, msg=name)
-
-
-def test_without_deferral_fused_tables_step_in_every_batch(two: Any) -> None:
-    truth, _ = unsharded("exact_sgd", None, 2.0, batches=3, at_once=True)
-    for found in two.run(accumulated, "mixed", "exact_sgd", "fused", 3, False):
-        compare(found, truth)
+        torch.testing.assert_close(fused, dense)
 
 
 def dropped() -> tuple[bool, int, int]:
@@ -336,26 +267,20 @@ def test_gradients_are_dropped_by_zero_grad_only(two: Any) -> None:
     assert two.run(dropped) == [(True, 1, 0)] * 2
 
 
-def replicated_twice() -> None:
+def refused() -> list[str]:
+    """Errors of a norm over replicas, and of weights that require a gradient."""
     dmp = DMPCollection(Model(), "cpu", None, 2, 1, None)
     optimizer = GradientClippingOptimizer(dmp.fused_optimizer, GradientClipping.NORM)
     dmp(batch_of(0, torch.distributed.get_rank()))[0].backward()
-    optimizer.step()
-
-
-def test_a_norm_over_replicas_that_differ_is_refused(two: Any) -> None:
-    with pytest.raises(RankError, match="the tables have 2 replicas with different gradients"):
-        two.run(replicated_twice)
-
-
-def weights_with_gradients() -> None:
     table = EmbeddingBagConfig(9, 4, name="t", feature_names=["a"])
-    dmp = DistributedModelParallel(EmbeddingBagCollection([table], is_weighted=True))
-    dmp.fused_optimizer.defer_steps()
-    weights = torch.ones(2, requires_grad=True)
-    dmp(KeyedJaggedTensor(["a"], torch.tensor([1, 2]), weights, lengths=torch.tensor([1, 1])))
+    weighted = DistributedModelParallel(EmbeddingBagCollection([table], is_weighted=True))
+    weighted.fused_optimizer.defer_steps()
+    batch = batch_of_bags({"a": [[1], [2]]}, weighted=True)
+    batch.weights().requires_grad_()
+    return [attempted(optimizer.step), attempted(lambda: weighted(batch))]
 
 
-def test_weights_that_require_gradients_are_refused(two: Any) -> None:
-    with pytest.raises(RankError, match="per-sample weights require a gradient, and the steps of the tables are defer"):
-        two.run(weights_with_gradients)
+def test_what_cannot_wait_for_a_step_is_refused(two: Any) -> None:
+    for norm, weights in two.run(refused):
+        assert "the tables have 2 replicas with different gradients" in norm
+        assert "per-sample weights require a gradient, and the steps of the tables are defer" in weights

@@ -1,15 +1,11 @@
 """Dense gradients are averaged in every step, whichever parameters a step uses; the wrapper is the user's to choose."""
 
-import os
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -18,8 +14,7 @@ from recshard_lab import (
     KeyedTensor,
     RankError,
 )
-from recshard_lab.comm import trace
-from recshard_lab.distributed import DataParallelWrapper, DefaultDataParallelWrapper, DMPCollection
+from recshard_lab.distributed import DefaultDataParallelWrapper, DMPCollection
 
 STEPS: dict[str, list[tuple[list[int], list[int]]]] = {  # step -> rank -> the layers that it uses
     "the same each step": [([0, 1], [0, 1])] * 3,
@@ -111,12 +106,6 @@ def unwrapped(out: Any) -> Tensor:
     return out.rows if isinstance(out, Opaque) else out["nested"][0].values()
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
-
-
 def compare(found: Any, truth: Any) -> None:
     for own in found:
         for step, (layers, expected) in enumerate(zip(own, truth, strict=True)):
@@ -153,52 +142,6 @@ def test_outputs_that_hide_their_tensors_are_refused(two: Any) -> None:
     compare(two.run(sharded, all_used, False, plain, Opaque), unsharded(all_used))
 
 
-def test_a_static_graph_may_leave_parameters_unused_that_no_step_uses(two: Any) -> None:
-    steps = STEPS["the same each step"]
-    compare(two.run(sharded, steps, False, DefaultDataParallelWrapper(static_graph=True), None), unsharded(steps))
-
-
-class Twice(DataParallelWrapper):
-    """Averages by itself and doubles the learning."""
-
-    def wrap(self, dmp: Any, env: Any, device: torch.device) -> None:
-        assert env.world_size == 2
-        assert device == torch.device("cpu")
-        tables = dmp.sharded_parameter_names()
-        for name, parameter in dmp.module.named_parameters():
-            if name not in tables:
-                parameter.register_post_accumulate_grad_hook(self.average)
-        wrapped = nn.Sequential(dmp.module)
-        wrapped.forward = wrapped[0].forward  # type: ignore[method-assign]
-        dmp.module = wrapped
-
-    @staticmethod
-    def average(parameter: Tensor) -> None:
-        torch.distributed.all_reduce(parameter.grad)
-
-
-def test_a_wrapper_of_the_users_replicates_the_dense_part(two: Any) -> None:
-    steps = [([0, 1, 2], [0, 1, 2])]
-    truth = unsharded(steps)
-    for own in two.run(sharded, steps, False, Twice(), None):
-        for (grad, _), (expected, _) in zip(own[0], truth[0], strict=True):
-            torch.testing.assert_close(grad, 2 * expected)
-
-
-def sent(precision: str | None) -> float:
-    dmp = DistributedModelParallel(
-        Model(), data_parallel_wrapper=DefaultDataParallelWrapper(allreduce_comm_precision=precision)
-    )
-    with trace() as traced:
-        dmp(batch_of(0), [0, 1, 2]).sum().backward()
-    return sum(sum(event.bytes_to) for event in traced.events if event.label == "dense")
-
-
-def test_gradients_in_half_precision_are_half_the_bytes(two: Any) -> None:
-    (full, _), (half, _) = two.run(sent, None), two.run(sent, "bf16")
-    assert full == 2 * half > 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -209,27 +152,3 @@ def test_gradients_in_half_precision_are_half_the_bytes(two: Any) -> None:
 def test_options_that_contradict_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DefaultDataParallelWrapper(**arguments)
-
-
-def stderr_of_first_steps() -> bytes:
-    """What the first two steps of a process write to file descriptor 2, and a line of the model's own."""
-
-    class Loud(Model):
-        def forward(self, *args: Any) -> Any:
-            os.write(2, b"from the model\n")
-            return super().forward(*args)
-
-    dmp = DistributedModelParallel(Loud())
-    with tempfile.TemporaryFile() as written:
-        stderr = os.dup(2)
-        os.dup2(written.fileno(), 2)
-        for _ in range(2):
-            dmp(batch_of(0), [0, 1, 2]).sum().backward()
-        os.dup2(stderr, 2)
-        written.seek(0)
-        return written.read()
-
-
-def test_the_search_for_unused_parameters_is_silent() -> None:
-    with recshard_lab.launch(2) as ranks:  # a fresh process each: torch warns once a process
-        assert ranks.run(stderr_of_first_steps) == [b"from the model\n" * 2] * 2

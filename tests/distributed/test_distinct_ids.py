@@ -1,13 +1,11 @@
 """`use_index_dedup` and route "distinct_rows": what travels is each distinct id, its row, and its summed gradient."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingCollection,
@@ -16,21 +14,14 @@ from recshard_lab import (
     RankError,
     ShardingPlan,
 )
-from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
+from recshard_lab.comm import trace
 from recshard_lab.distributed import EmbeddingCollectionSharder
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
-from tests.distributed import cases, state_jobs
+from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded
-from tests.distributed.views import plan_of
 
 LABELS = {"input_dist/ids": 4, "output_dist/rows": 4 * 8, "output_dist_backward/rows": 4 * 8}  # bytes of an id
 TABLES = [{"name": name, "num_embeddings": 12, "embedding_dim": 8, "feature_names": [name]} for name in "ab"]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def bags(rank: int) -> dict[str, list[list[int]]]:
@@ -42,7 +33,8 @@ def sent(scheme: str, dedup: bool) -> dict[str, int]:
     """Bytes that this rank sends, by label."""
     tables = [EmbeddingConfig(**table) for table in TABLES]
     sharder = EmbeddingCollectionSharder({"optimizer": "exact_sgd"}, use_index_dedup=dedup)
-    dmp = DistributedModelParallel(EmbeddingCollection(tables), plan=plan_of(2, tables, scheme), sharders=[sharder])
+    plan = cases.root_plan(tables, scheme, 2)
+    dmp = DistributedModelParallel(EmbeddingCollection(tables), plan=plan, sharders=[sharder])
     with trace() as traced:
         out = dmp(batch_of(bags(torch.distributed.get_rank())))
         loss = torch.cat([own.values() for own in out.values()]).sum()
@@ -65,32 +57,15 @@ def refused() -> None:
     rank = torch.distributed.get_rank()
     tables = [EmbeddingConfig(**table) for table in TABLES]
     sharder = EmbeddingCollectionSharder(use_index_dedup=rank == 0)
-    DistributedModelParallel(EmbeddingCollection(tables), plan=plan_of(2, tables, "row_wise"), sharders=[sharder])
+    plan = cases.root_plan(tables, "row_wise", 2)
+    DistributedModelParallel(EmbeddingCollection(tables), plan=plan, sharders=[sharder])
 
 
 def test_ranks_that_differ_are_refused(two: Any) -> None:
     with pytest.raises(RankError, match="use_index_dedup of EmbeddingCollectionSharder"):
         two.run(refused)
-
-
-def test_only_bools_are_accepted() -> None:
     with pytest.raises(ValueError, match="use_index_dedup must be True or False, got 1"):
         EmbeddingCollectionSharder(use_index_dedup=1)
-
-
-@pytest.mark.parametrize("policy", ["error", "clamp", "ignore"])
-def test_codecs_and_ids_out_of_range_give_the_same_outputs(two: Any, policy: str) -> None:
-    """FP16 messages carry the same rows; with the first step's weights outputs are equal bit for bit."""
-    stray = [] if policy == "error" else [-1, 40, 40]
-    steps = [[{"a": [[3, 3, 11], stray], "b": [[5, 5, *stray], [5]]} for _ in range(2)]]
-    codecs = get_qcomm_codecs_registry(QCommsConfig(CommType.FP16, CommType.FP16))
-    plan = cases.plan_of(TABLES, ["row_wise", "column_wise"], 2).to_json()
-    case = Case(TABLES, plan, steps, sequence=True, codecs=codecs, out_of_range=policy)
-    results = [two.run(train_sharded, replace(case, dedup=dedup)) for dedup in (False, True)]
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one.outputs, other.outputs, rtol=0.0, atol=0.0)
-        torch.testing.assert_close(one.weights, other.weights, rtol=1e-3, atol=1e-5)
-        assert one.out_of_range == other.out_of_range
 
 
 # ---- pooled collections: route "distinct_rows" ----
@@ -142,22 +117,3 @@ def test_per_sample_weights_and_variable_batches_are_refused(two: Any) -> None:
     inverse = [[{"a": [0, 1, 2], "b": [2, 1, 0]}, {"a": [0, 0, 0], "b": [0, 1, 2]}]]
     with pytest.raises(RankError, match="a variable batch arrived, but the plan has tables on route 'distinct_rows'"):
         two.run(train_sharded, replace(case, inverse=inverse))
-
-
-def test_sequences_are_refused(two: Any) -> None:
-    case = Case(TABLES, pooled_plan("row_wise").to_json(), [], sequence=True)
-    with pytest.raises(RankError, match="route 'distinct_rows' of table 'a' does not apply"):
-        two.run(train_sharded, case)
-
-
-def test_a_live_model_moves_to_the_route_and_back(two: Any) -> None:
-    steps = cases.random_steps(9, cases.TABLES, 2, steps=6, samples=5)
-    plans = [
-        cases.plan_of(cases.TABLES, ["row_wise", "column_wise"], 2).with_route(route).to_json()
-        for route in ("direct", DISTINCT_ROWS)
-    ]
-    for optimizer in ("exact_row_wise_adagrad", "exact_sgd"):
-        case = Case(cases.TABLES, plans[0], steps, optimizer)
-        for wrong, _, _, one, other in two.run(state_jobs.train_moving, case, [plans[1], plans[0]], 2):
-            assert not wrong
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

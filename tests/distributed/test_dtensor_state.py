@@ -1,6 +1,5 @@
 """Tables as DTensors in state dicts: what they contain, torch's checkpoints of them, and what they cannot describe."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,6 @@ from tests.distributed import cases, state_form_jobs
 from tests.distributed.jobs import Case
 
 FLAT = ["table_wise", "row_wise", "column_wise", "data_parallel"]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    """Two ranks."""
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def plan_text(schemes: list[str], world: int = 2) -> str:
@@ -52,17 +44,17 @@ def test_dtensors_hold_the_shards_under_the_unsharded_names(two: Any, turn: int,
 
 @pytest.mark.parametrize("optimizer", ["exact_row_wise_adagrad", "adam"])
 @pytest.mark.parametrize(
-    ("forms", "ranks"),
+    ("forms", "onto"),
     [(("dtensor", "dtensor"), 2), (("dtensor", "sharded_tensor"), 1), (("sharded_tensor", "dtensor"), 1)],
 )
 def test_torchs_checkpoints_reshard_them_onto_another_plan_and_world(
-    two: Any, tmp_path: Path, optimizer: str, forms: tuple[str, str], ranks: int
+    two: Any, tmp_path: Path, optimizer: str, forms: tuple[str, str], onto: int
 ) -> None:
     for turn in (1, 2):
         case = case_of(FLAT[:3], optimizer)
-        other = replace(case, plan=plan_text(FLAT[turn:] + FLAT[:turn], ranks))
+        other = replace(case, plan=plan_text(FLAT[turn:] + FLAT[:turn], onto))
         path = str(tmp_path / str(turn))
-        assert two.run(state_form_jobs.through_torch, case, other, path, forms, ranks) == [[], []]
+        assert two.run(state_form_jobs.through_torch, case, other, path, forms, onto) == [[], []]
 
 
 @pytest.mark.parametrize(("form", "tables"), [("ShardedTensor", "row_wise"), ("DTensor", "column_wise")])
@@ -101,23 +93,6 @@ def test_shards_in_host_memory_beside_a_gpu_are_refused() -> None:
         check_placements("t", "row_wise", shards, torch.device("cuda"))
 
 
-def test_torchs_asynchronous_save_copies_dtensors(two: Any, tmp_path: Path) -> None:
-    job = state_form_jobs.saved_by_torch_in_the_background
-    assert two.run(job, case_of(FLAT), str(tmp_path / "run")) == [[], []]
-
-
-def test_a_checkpoint_of_plain_tensors_under_torchrecs_names_is_read(two: Any, tmp_path: Path) -> None:
-    names = [name for name in unsharded_names() if "embedding_bags" in name]
-    assert names == [f"collection.embedding_bags.{table['name']}.weight" for table in cases.TABLES]
-    assert two.run(state_form_jobs.from_unsharded, case_of(FLAT[1:]), str(tmp_path / "plain")) == [[], []]
-
-
-def unsharded_names() -> list[str]:
-    from tests.distributed.jobs import Model
-
-    return list(Model(case_of(FLAT)).state_dict())
-
-
 def hot_plan() -> str:
     """Every table: its first row on both ranks, the others split by rows."""
     entries = {}
@@ -153,25 +128,3 @@ def test_other_tilings_other_forms_and_other_plans_are_refused_by_name_on_all_ra
         )
         assert "the state has another sharding. Fix: load it with torch.distributed.checkpoint" in loaded
         assert "momentum1' has local shards" in loaded_states
-
-
-def test_with_dtensors_by_default_a_grid_is_refused_only_by_state_dict(two: Any, tmp_path: Path) -> None:
-    shards = EmbeddingModuleShardingPlan({table["name"]: cases.pinwheel(table, 2) for table in cases.TABLES[1:2]})
-    case = Case(cases.TABLES[1:2], ShardingPlan({cases.PATH: shards}).to_json(), [], optimizer="adam")
-    for wrong, error in two.run(state_form_jobs.dtensors_by_default, case, str(tmp_path / "run")):
-        assert wrong == []
-        assert 'Fix: state_dict(form="sharded_tensor")' in error
-
-
-def test_states_of_equal_shards_on_swapped_ranks_are_refused(two: Any) -> None:
-    table = {"name": "even", "num_embeddings": 8, "embedding_dim": 4, "feature_names": ["f"]}
-    plans = []
-    for order in ((0, 1), (1, 0)):
-        shards = [Shard(rank, rows, (0, 4)) for rank, rows in zip(order, ((0, 4), (4, 8)), strict=True)]
-        sharding = {"even": ParameterSharding("row_wise", shards=shards)}
-        plans.append(ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(sharding)}).to_json())
-    case = Case([table], plans[0], [], optimizer="exact_row_wise_adagrad")
-    for rank, errors in enumerate(two.run(state_form_jobs.swapped, case, plans[1])):
-        here, there = 4 * rank, 4 - 4 * rank
-        for error in errors:
-            assert f"has local shards ['[4] at [{there}]'], expected ['[4] at [{here}]']. Fix: load it with" in error

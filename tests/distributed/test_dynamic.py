@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import recshard_lab
 from recshard_lab import (
     DataType,
     DistributedModelParallel,
@@ -16,15 +15,12 @@ from recshard_lab import (
     DynamicEmbeddingCollection,
     DynamicEmbeddingConfig,
     KeyedJaggedTensor,
-    PlanError,
     PoolingType,
     ShardingPlan,
 )
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.embedding import EmbOptimType
-from recshard_lab.lab import measure_plan
 from recshard_lab.optim import GradientClipping, GradientClippingOptimizer, RowWiseAdagrad
-from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import (
     EmbeddingModuleShardingPlan,
     Topology,
@@ -35,7 +31,9 @@ from recshard_lab.sharding import (
     scheme_named,
     table_wise,
 )
-from tests.grid import on_ranks, worlds
+from tests.distributed.cached_jobs import world
+from tests.distributed.jobs import attempted
+from tests.grid import on_ranks
 
 SAMPLES = 8
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -64,16 +62,16 @@ ADMISSIONS: dict[str, dict[str, Any]] = {"all": {}, "frequent": {"admit": 3}, "r
 
 
 def plan_of(module: Any, name: str) -> ShardingPlan:
-    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    ranks = world()[1]
     buckets = {table.name: table.partitions for table in tables()}
     made: dict[str, Callable[[str], Any]] = {
         "row_wise": lambda table: row_wise(),
         "buckets": lambda table: row_wise(num_buckets=buckets[table]),
-        "table_wise": lambda table: table_wise(world - 1),
-        "column_wise": lambda table: column_wise(list(range(min(2, world)))),
+        "table_wise": lambda table: table_wise(ranks - 1),
+        "column_wise": lambda table: column_wise(list(range(min(2, ranks)))),
     }
     chosen = {table: made[name](table) for table in buckets}
-    return ShardingPlan({"": construct_module_sharding_plan(module, chosen, world_size=world)})
+    return ShardingPlan({"": construct_module_sharding_plan(module, chosen, world_size=ranks)})
 
 
 def batches(count: int, world: int, seed: int = 0) -> Iterator[list[list[tuple[Tensor, Tensor]]]]:
@@ -95,11 +93,7 @@ def batch_of(parts: list[list[tuple[Tensor, Tensor]]], ranks: range) -> KeyedJag
 
 
 def rows_of(output: Any) -> list[Tensor]:
-    return (
-        [output.values()]
-        if hasattr(output, "values") and not isinstance(output, dict)
-        else [output[key].values() for key in output]
-    )
+    return [output[key].values() for key in output] if isinstance(output, dict) else [output.values()]
 
 
 def local(whole: Any, parts: Any, rank: int, world: int) -> list[Tensor]:
@@ -116,39 +110,21 @@ def local(whole: Any, parts: Any, rank: int, world: int) -> list[Tensor]:
 
 def compared(reference: Any, dmp: Any, count: int, seed: int) -> int:
     """Trains both on the same batches. Returns the evictions of the reference."""
-    rank, world = dmp_ranks()
-    for parts in batches(count, world, seed):
-        whole, mine = reference(batch_of(parts, range(world))), dmp(batch_of(parts, range(rank, rank + 1)))
-        expected, found = local(whole, parts, rank, world), rows_of(mine)
+    rank, ranks = world()
+    for parts in batches(count, ranks, seed):
+        whole, mine = reference(batch_of(parts, range(ranks))), dmp(batch_of(parts, range(rank, rank + 1)))
+        expected, found = local(whole, parts, rank, ranks), rows_of(mine)
         for one, other in zip(expected, found, strict=True):
             torch.testing.assert_close(other.detach(), one.detach(), rtol=1e-9, atol=1e-9)
         sum(rows.pow(2).sum() for rows in rows_of(whole)).backward()
-        (world * sum(rows.pow(2).sum() for rows in found)).backward()  # gradients are the mean over ranks
+        (ranks * sum(rows.pow(2).sum() for rows in found)).backward()  # gradients are the mean over ranks
     return sum(own["fast"]["evictions"] for own in reference.counters().values())
-
-
-def dmp_ranks() -> tuple[int, int]:
-    if not torch.distributed.is_initialized():
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def trained(kind: str, optimizer: str, scheme: str, admission: str = "all") -> int:
     module = collection(kind, optimizer, **ADMISSIONS[admission])
     dmp = DistributedModelParallel(module, plan=None if scheme == "planned" else plan_of(module, scheme))
     return compared(collection(kind, optimizer, **ADMISSIONS[admission]), dmp, 20, 1)
-
-
-@pytest.fixture(scope="module", params=worlds(1, 2, 3, 4))
-def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with recshard_lab.launch(request.param) as launched:
-        yield launched
-
-
-def launched(world: int, function: Any, *arguments: Any) -> list[Any]:
-    """The results of a function on that many ranks, which end afterwards."""
-    with recshard_lab.launch(world) as ranks:
-        return list(ranks.run(function, *arguments))
 
 
 def saved(folder: str) -> None:
@@ -160,74 +136,49 @@ def saved(folder: str) -> None:
         save_checkpoint(f"{folder}/{admission}", dmp)
 
 
-def loaded(folder: str, world: int) -> tuple[list[int], float]:
-    """Continues from each checkpoint beside a collection that was trained on the same batches.
-
-    Returns:
-        Rows that were inserted after loading, and the result of `weights_alone`.
-    """
+def loaded(folder: str, many: int) -> list[int]:
+    """Continues from each checkpoint beside a collection trained on the same batches. Returns rows that it inserted."""
     found = []
     for admission, more in ADMISSIONS.items():
         module, reference = collection("pooled", "adam", **more), collection("pooled", "adam", **more)
-        for parts in batches(10, world, 0):
-            reference(batch_of(parts, range(world))).values().pow(2).sum().backward()
+        for parts in batches(10, many, 0):
+            reference(batch_of(parts, range(many))).values().pow(2).sum().backward()
         dmp = DistributedModelParallel(module, plan=plan_of(module, "table_wise"))
         load_checkpoint(f"{folder}/{admission}", dmp)
         before = reference.table("user").counters.inserts
         compared(reference, dmp, 6, 5)
         found.append(reference.table("user").counters.inserts - before)
-    return found, weights_alone(f"{folder}/all", world)
-
-
-def weights_alone(path: str, world: int) -> float:
-    """Loads a checkpoint without optimizer states. Returns the largest difference of outputs in evaluation."""
-    module, reference = collection("pooled", "sgd"), collection("pooled", "adam")
-    for parts in batches(10, world, 0):
-        reference(batch_of(parts, range(world))).values().pow(2).sum().backward()
-    dmp = DistributedModelParallel(module, plan=plan_of(module, "column_wise"))
-    load_checkpoint(path, dmp, optimizer_state=False)
-    (parts,) = batches(1, dmp_ranks()[1], 3)
-    reference.eval(), dmp.eval()
-    rank, ranks = dmp_ranks()
-    (expected,) = local(reference(batch_of(parts, range(ranks))), parts, rank, ranks)
-    trained_rows = reference.table("user").find(parts[0][0][1])[1]
-    assert trained_rows.any()
-    whole = dmp.full_state_dict()
-    tags = whole["embedding_bags.user.tags"].view(torch.int16)
-    assert (tags < 0).sum() == reference.table("user").size
-    return float((dmp(batch_of(parts, range(rank, rank + 1))).values() - expected).abs().max())
-
-
-@pytest.mark.gate
-def test_a_checkpoint_loads_at_another_number_of_ranks_with_what_admission_has_counted(tmp_path: Path) -> None:
-    launched(4, saved, str(tmp_path))
-    for world in (1, 2):
-        for inserts, difference in launched(world, loaded, str(tmp_path), 4):
-            assert min(inserts) > 5
-            assert difference < 1e-9
-
-
-def refused() -> list[str]:
-    found = []
-    for name, scheme in (("whole partitions", row_wise(sizes=[1000, 24])), ("replicated", data_parallel())):
-        module = collection("pooled", "sgd")
-        try:
-            plan = {"user": scheme, "item": table_wise(0)}
-            made = ShardingPlan({"": construct_module_sharding_plan(module, plan, world_size=2)})
-            DistributedModelParallel(module, plan=made)
-        except PlanError as error:
-            found.append(f"{name}: {error}")
-    module = collection("pooled", "sgd")
-    module(KeyedJaggedTensor(["u", "v"], torch.tensor([3]), lengths=torch.tensor([1, 0])))
-    try:
-        DistributedModelParallel(module, plan=plan_of(module, "table_wise"))
-    except ValueError as error:
-        found.append(f"trained: {error}")
     return found
 
 
-def test_what_a_dynamic_table_cannot_do_is_refused() -> None:
-    for partitions, replicas, trained in launched(2, refused):
+@pytest.mark.gate
+def test_a_checkpoint_loads_at_another_number_of_ranks_with_what_admission_has_counted(
+    four: Any, tmp_path: Path
+) -> None:
+    """From four ranks into one process; dumps of `test_dynamic_dumps` also go the other way."""
+    four.run(saved, str(tmp_path))
+    assert min(loaded(str(tmp_path), 4)) > 5
+
+
+def refused() -> list[str]:
+    """Errors of shards that are no whole partitions, of replicas, and of a table with rows."""
+
+    def build(scheme: Any) -> None:
+        module = collection("pooled", "sgd")
+        plan = construct_module_sharding_plan(module, {"user": scheme, "item": table_wise(0)}, world_size=2)
+        DistributedModelParallel(module, plan=ShardingPlan({"": plan}))
+
+    module = collection("pooled", "sgd")
+    module(KeyedJaggedTensor(["u", "v"], torch.tensor([3]), lengths=torch.tensor([1, 0])))
+    return [
+        attempted(lambda: build(row_wise(sizes=[1000, 24]))),
+        attempted(lambda: build(data_parallel())),
+        attempted(lambda: DistributedModelParallel(module, plan=plan_of(module, "table_wise"))),
+    ]
+
+
+def test_what_a_dynamic_table_cannot_do_is_refused(two: Any) -> None:
+    for partitions, replicas, trained in two.run(refused):
         assert "table 'user': rows (0, 1000) of a shard are not whole partitions of 128 rows" in partitions
         assert "Fix: use multiples of 128, as row_wise() does" in partitions
         assert "table 'user' is dynamic: its rows cannot be replicated" in replicas
@@ -236,8 +187,7 @@ def test_what_a_dynamic_table_cannot_do_is_refused() -> None:
 
 def trained_everywhere() -> list[int]:
     """Trains under every scheme that the planner offers, and every output path of row shards, on two nodes."""
-    world, found = 4, []
-    nodes = Topology(world, local_world_size=2)
+    found, nodes = [], Topology(4, local_world_size=2)
     for scheme, route in [*((scheme, "direct") for scheme in SCHEMES), ("row_wise", "reduce_scatter"),
                           ("row_wise", "two_hop"), ("grid_shard", "two_hop")]:  # fmt: skip
         made = {table.name: scheme_named(scheme).default(table, nodes).with_route(route) for table in tables()}
@@ -247,44 +197,14 @@ def trained_everywhere() -> list[int]:
     return found
 
 
-def trained_while_growing() -> list[int]:
-    """Trains shards, which have their largest size, beside a table that grows to it and then evicts."""
-    module, reference = (collection("pooled", "adagrad", max_capacity=2048) for _ in range(2))
-    made = dict.fromkeys(("user", "item"), row_wise())
-    plan = ShardingPlan({"": construct_module_sharding_plan(module, made, world_size=4)})
-    assert reference.table("user").capacity == 1024
-    evictions = compared(reference, DistributedModelParallel(module, plan=plan), 36, 1)
-    return [reference.table("user").capacity, evictions]
-
-
 @pytest.mark.gate
-def test_every_scheme_and_output_path_of_the_planner_trains_as_the_whole_table() -> None:
-    with recshard_lab.launch(4, nodes=2) as ranks:
-        for evictions in ranks.run(trained_everywhere):
-            assert min(evictions) > 50
-        for capacity, evictions in ranks.run(trained_while_growing):
-            assert (capacity, evictions > 100) == (2048, True)
-        nodes = Topology(4, local_world_size=2)
-        own = [DynamicEmbeddingConfig("user", 32, 16_384), DynamicEmbeddingConfig("item", 16, 8_192)]
-        load = Workload(64, 8.0, optimizer="exact_row_wise_adagrad")
-        for scheme in ("table_wise", "row_wise", "grid_shard"):
-            plan = ShardingPlan({"": {table.name: scheme_named(scheme).default(table, nodes) for table in own}})
-            measured, predicted = measure_plan(ranks, plan, own, load, steps=2), estimate(plan, own, nodes, load)
-            whole = scheme == "table_wise"
-            for label in ("input_dist/ids", "output_dist/rows", "output_dist_backward/rows", "input_dist/sizes"):
-                counted, expected = (
-                    each.traffic_by_phase[label].sum() - each.traffic_by_phase[label].trace()
-                    for each in (measured, predicted)
-                )
-                assert counted == pytest.approx(expected, rel=1e-9 if whole else 0.03), (scheme, label)
-            at = [each.memory_categories.index("index") for each in (measured, predicted)]
-            # beside its slots an index has two numbers
-            counted, expected = measured.memory_bytes[:, at[0]], predicted.memory_bytes[:, at[1]]
-            assert ((counted - expected >= 0) & (counted - expected <= 16 * 4)).all(), scheme
+def test_every_scheme_and_output_path_of_the_planner_trains_as_the_whole_table(nodes: Any) -> None:
+    for evictions in nodes.run(trained_everywhere):
+        assert min(evictions) > 50
 
 
 @on_ranks(
-    *(1, 2, 3, 4),
+    *(2, 3),
     kind=["pooled", "sequence"],
     trained_with=[
         "row_wise, sgd",
@@ -309,8 +229,8 @@ def evaluated() -> tuple[bool, list[float]]:
     """Whether evaluation changes nothing, and the rows of an absent id."""
     module = collection("pooled", "sgd", weight_init_min=1.0, weight_init_max=1.0)
     dmp = DistributedModelParallel(module, plan=plan_of(module, "row_wise"))
-    rank, world = dmp_ranks()
-    for parts in batches(3, world):
+    rank, ranks = world()
+    for parts in batches(3, ranks):
         dmp(batch_of(parts, range(rank, rank + 1))).values().sum().backward()
     before = {name: value.clone() for name, value in index_of(dmp).items()}
     dmp.eval()
@@ -332,8 +252,8 @@ def index_of(dmp: Any) -> dict[str, Tensor]:
     return found
 
 
-def test_evaluation_and_lookups_without_gradients_change_nothing(ranks: Any) -> None:
-    for unchanged, row in ranks.run(evaluated):
+def test_evaluation_and_lookups_without_gradients_change_nothing(two: Any) -> None:
+    for unchanged, row in two.run(evaluated):
         assert unchanged
         assert row == [1.0] * 8
 
@@ -351,11 +271,6 @@ def walked(optimizer: str, plans: list[str]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("admission", ["frequent", "random"])
-def test_shards_admit_the_same_ids_as_the_whole_table(ranks: Any, admission: str) -> None:
-    ranks.run(trained, "pooled", "sgd", "row_wise", admission)
-
-
 def walked_with_admission() -> None:
     for admission, more in ADMISSIONS.items():
         module, reference = (collection("pooled", "sgd", **more) for _ in range(2))
@@ -367,8 +282,8 @@ def walked_with_admission() -> None:
         assert (reference.table("user").counters.refusals > refused) == (admission != "all")
 
 
-def test_a_table_moves_with_what_admission_has_counted(ranks: Any) -> None:
-    ranks.run(walked_with_admission)
+def test_a_table_moves_with_what_admission_has_counted(two: Any) -> None:
+    two.run(walked_with_admission)
 
 
 @pytest.mark.parametrize("optimizer", ["row-wise adagrad", "adam"])
@@ -379,20 +294,20 @@ def test_a_table_moves_with_its_index(ranks: Any, optimizer: str) -> None:
 
 def watched_norms(norm_type: float) -> tuple[float, float]:
     """The norm of the gradient of two tables that have the same ids: as the optimizer computes it, and by hand."""
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, many = world()
     names, samples = ["a", "b"], 30
     module = DynamicEmbeddingBagCollection(
         [DynamicEmbeddingConfig(name, 4, 1024, feature_names=[name]) for name in names], torch.optim.SGD, {"lr": 0.1}
     )
     plan = {name: row_wise() for name in names}
     dmp = DistributedModelParallel(
-        module, plan=ShardingPlan({"": construct_module_sharding_plan(module, plan, world_size=world)})
+        module, plan=ShardingPlan({"": construct_module_sharding_plan(module, plan, world_size=many)})
     )
     optimizer = GradientClippingOptimizer(dmp.fused_optimizer, GradientClipping.NORM, 1e9, norm_type)
     # ids beyond a table's rows, and ids that are as far apart as a shard has rows
-    ids = torch.randint(-2000, 2000, (world, 2, samples), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(-2000, 2000, (many, 2, samples), generator=torch.Generator().manual_seed(1))
     ids[:, :, :4] = 2**40 + torch.arange(4)
-    grads = torch.arange(world * samples * 8.0).view(world, samples, 8)
+    grads = torch.arange(many * samples * 8.0).view(many, samples, 8)
     lengths = torch.ones(2 * samples, dtype=torch.long)
     output = dmp(KeyedJaggedTensor(names, ids[rank].flatten(), lengths=lengths)).values()
     (output * grads[rank]).sum().backward()
@@ -400,7 +315,7 @@ def watched_norms(norm_type: float) -> tuple[float, float]:
     power = []
     for table in range(2):
         _, row = ids[:, table].reshape(-1).unique(return_inverse=True)
-        own = grads[:, :, 4 * table : 4 * table + 4].reshape(-1, 4) / world
+        own = grads[:, :, 4 * table : 4 * table + 4].reshape(-1, 4) / many
         power.append(torch.zeros(len(row), 4).index_add(0, row, own))
     assert optimizer.last_total_grad_norm is not None
     return float(optimizer.last_total_grad_norm), float(torch.linalg.vector_norm(torch.cat(power), norm_type))

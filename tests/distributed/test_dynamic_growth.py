@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-import recshard_lab
 from recshard_lab import DistributedModelParallel
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
-from tests.distributed.test_dynamic import batch_of, batches, collection, compared, dmp_ranks, index_of, plan_of
+from tests.distributed.cached_jobs import world
+from tests.distributed.test_dynamic import batch_of, batches, collection, compared, index_of, plan_of
 
 pytestmark = pytest.mark.gate
 
@@ -75,14 +75,8 @@ def everything() -> list[dict[str, Any]]:
     return [grown(*case) for case in CASES]
 
 
-@pytest.fixture(scope="module")
-def two_ranks() -> Any:
-    with recshard_lab.launch(2) as launched:
-        yield launched
-
-
-def test_shards_grow_as_the_whole_table_and_then_evict_the_same_ids(two_ranks: Any) -> None:
-    found = two_ranks.run(everything)
+def test_shards_grow_as_the_whole_table_and_then_evict_the_same_ids(two: Any) -> None:
+    found = two.run(everything)
     for case, ranks in zip(CASES, zip(*found, strict=True), strict=True):
         for rank in ranks:
             assert rank["present"], case
@@ -99,25 +93,6 @@ def test_shards_grow_as_the_whole_table_and_then_evict_the_same_ids(two_ranks: A
         for kind in ("weights", "index") if not case[2] else ():  # the item table doubles
             before, after = (sum(rank["bytes"][n].get(kind, 0) for rank in ranks) for n in range(2))
             assert after > 1.7 * before, (case, kind)
-
-
-def moved(optimizer: str) -> list[int]:
-    """Moves between plans while the table grows."""
-    reference, dmp = both(optimizer, "row_wise")
-    sizes = []
-    for seed, plan in enumerate(["row_wise", "table_wise", "column_wise", "row_wise"]):
-        if seed:
-            dmp.reshard(plan_of(dmp.module, plan), max_extra_bytes=None if seed % 2 else 1 << 20)
-        compared(reference, dmp, 5, seed)
-        assert_views(dmp)
-        sizes.append(dmp.module.table_shards()["user"].size[0])
-    return sizes
-
-
-def test_a_table_moves_between_two_growths(two_ranks: Any) -> None:
-    for sizes in two_ranks.run(moved, "adam"):
-        assert sizes == sorted(sizes)
-        assert (sizes[0], sizes[-1]) == (1024, MOST)
 
 
 def saved(folder: str) -> list[int]:
@@ -144,7 +119,7 @@ def saved(folder: str) -> list[int]:
     return rows
 
 
-def loaded(folder: str, world: int) -> list[str]:
+def loaded(folder: str, many: int) -> list[str]:
     """Continues from each checkpoint and dump, read into smaller and into larger tables."""
     found = []
     for kind in ("checkpoint", "dump"):
@@ -152,17 +127,17 @@ def loaded(folder: str, world: int) -> list[str]:
         for stage in (2, 0, 1):
             reference = collection("pooled", "adam", max_capacity=MOST)
             for seed in range(stage + 1):
-                for parts in batches(6, world, seed):
-                    reference(batch_of(parts, range(world))).values().pow(2).sum().backward()
+                for parts in batches(6, many, seed):
+                    reference(batch_of(parts, range(many))).values().pow(2).sum().backward()
             smaller = both("adam", "column_wise")[1]
             larger = larger or both("adam", "table_wise")[1]
             for dmp in (smaller, larger):
                 path = f"{folder}/{kind}{stage}"
                 load_checkpoint(path, dmp) if kind == "checkpoint" else dmp.load(path)
                 assert_views(dmp)
-                for parts in batches(1, dmp_ranks()[1], 9):
+                for parts in batches(1, world()[1], 9):
                     reference.eval(), dmp.eval()
-                    rank, ranks = dmp_ranks()
+                    rank, ranks = world()
                     whole = reference(batch_of(parts, range(ranks))).values()
                     own = dmp(batch_of(parts, range(rank, rank + 1))).values()
                     torch.testing.assert_close(own, whole[rank * 8 : rank * 8 + 8], rtol=1e-9, atol=1e-9)
@@ -175,10 +150,8 @@ def loaded(folder: str, world: int) -> list[str]:
     return found
 
 
-def test_checkpoints_and_dumps_of_a_growing_table_load_at_another_number_of_ranks(
-    two_ranks: Any, tmp_path: Path
-) -> None:
-    for rows in two_ranks.run(saved, str(tmp_path)):
+def test_checkpoints_and_dumps_of_a_growing_table_load_at_another_number_of_ranks(two: Any, tmp_path: Path) -> None:
+    for rows in two.run(saved, str(tmp_path)):
         assert rows == [2048, 2048, MOST]
-    for found in [*two_ranks.run(loaded, str(tmp_path), 2), loaded(str(tmp_path), 2)]:  # on two ranks, and on one
+    for found in [*two.run(loaded, str(tmp_path), 2), loaded(str(tmp_path), 2)]:  # on two ranks, and on one
         assert len(found) == 6

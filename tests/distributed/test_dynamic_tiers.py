@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recshard_lab
 from recshard_lab import DistributedModelParallel, KeyedJaggedTensor, ParameterSharding, PlanError, Shard, ShardingPlan
 from recshard_lab.distributed.sharders import DynamicEmbeddingBagCollectionSharder
 from recshard_lab.distributed.state.checkpoint import (
@@ -24,13 +22,13 @@ from recshard_lab.distributed.state.tier_rows import TierRows, tables_of
 from recshard_lab.embedding import EmbOptimType, EmulatedCost, Tier
 from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist
+from tests.distributed.cached_jobs import world
 from tests.distributed.test_dynamic import (
     OPTIMIZERS,
     batch_of,
     batches,
     collection,
     compared,
-    dmp_ranks,
     plan_of,
     rows_of,
     tables,
@@ -38,12 +36,6 @@ from tests.distributed.test_dynamic import (
 from tests.embedding.dynamic.redis_server import redis_server
 
 Counts = dict[str, dict[str, int]]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def counted(dmp: Any) -> Counts:
@@ -64,10 +56,10 @@ def trained(scheme: str, optimizer: str, last: Tier, other: Tier) -> tuple[Count
     assert evictions > 300
     dmp.eval()
     reference.eval()
-    rank, world = dmp_ranks()
-    for parts in batches(3, world, 2):  # ids of all tiers
+    rank, many = world()
+    for parts in batches(3, many, 2):  # ids of all tiers
         mine = dmp(batch_of(parts, range(rank, rank + 1))).values()
-        whole = reference(batch_of(parts, range(world))).values()[rank * len(mine) : (rank + 1) * len(mine)]
+        whole = reference(batch_of(parts, range(many))).values()[rank * len(mine) : (rank + 1) * len(mine)]
         torch.testing.assert_close(mine, whole, rtol=1e-9, atol=1e-9)
     return reference.counters()["user"], counted(dmp)
 
@@ -76,10 +68,10 @@ def trained(scheme: str, optimizer: str, last: Tier, other: Tier) -> tuple[Count
 @pytest.mark.parametrize(
     ("scheme", "optimizer"), [("row_wise", "adam"), ("table_wise", "sgd"), ("column_wise", "adagrad")]
 )
-def test_shards_with_tiers_train_as_the_whole_table(ranks: Any, scheme: str, optimizer: str, tmp_path: Path) -> None:
+def test_shards_with_tiers_train_as_the_whole_table(two: Any, scheme: str, optimizer: str, tmp_path: Path) -> None:
     disks = [Tier("disk", path=tmp_path / name) for name in ("sharded", "whole")]
     # every rank has its own unsharded collection: only one may open its folder
-    results = ranks.run(trained, scheme, optimizer, disks[0], Tier("host", capacity=1 << 14, name="disk"))
+    results = two.run(trained, scheme, optimizer, disks[0], Tier("host", capacity=1 << 14, name="disk"))
     (whole, *_), shards = zip(*results, strict=True)
     assert whole["disk"]["hits"] > 20
     assert whole["host"]["hits"] > 100
@@ -140,10 +132,10 @@ def test_row_wise_optimizers_refuse_columns_that_are_split_at_other_rows(more: d
 
 
 @pytest.mark.needs("redis-server")
-def test_shards_share_a_redis_server(ranks: Any) -> None:
+def test_shards_share_a_redis_server(two: Any) -> None:
     with redis_server() as url:
         last, other = Tier("redis", url=url), Tier("host", capacity=1 << 14, name="redis")
-        (whole, *_), shards = zip(*ranks.run(trained, "row_wise", "row-wise adagrad", last, other), strict=True)
+        (whole, *_), shards = zip(*two.run(trained, "row_wise", "row-wise adagrad", last, other), strict=True)
         assert whole["redis"]["hits"] > 20
         assert sum(own["redis"]["size"] for own in shards) == whole["redis"]["size"]
 
@@ -162,8 +154,8 @@ class Loss(nn.Module):
 
 def piped() -> tuple[float, int, Counts]:
     """The largest difference between outputs with and without a prefetch pipeline, and what it did."""
-    rank, world = dmp_ranks()
-    data = [batch_of(parts, range(rank, rank + 1)) for parts in batches(20, world, 4)]
+    rank, many = world()
+    data = [batch_of(parts, range(rank, rank + 1)) for parts in batches(20, many, 4)]
     models = []
     for _ in range(2):
         module = collection("pooled", "adam", tiers=[Tier("host", capacity=1 << 14, cost=EmulatedCost(200))])
@@ -182,8 +174,8 @@ def piped() -> tuple[float, int, Counts]:
     return max(differences), prefetched, dmp.module.tier_counters()["user"]
 
 
-def test_a_pipeline_moves_the_rows_of_tiers_one_batch_ahead(ranks: Any) -> None:
-    for difference, prefetched, counts in ranks.run(piped):
+def test_a_pipeline_moves_the_rows_of_tiers_one_batch_ahead(two: Any) -> None:
+    for difference, prefetched, counts in two.run(piped):
         assert difference == 0.0
         assert prefetched > 10
         assert counts["host"]["hits"] > 100
@@ -245,13 +237,13 @@ def walked(optimizer: str, last: Tier | None, plans: list[str], max_extra_bytes:
     ],
 )
 def test_a_table_moves_with_the_rows_of_its_tiers(
-    ranks: Any, tmp_path: Path, optimizer: str, last: str, max_extra_bytes: int | None
+    two: Any, tmp_path: Path, optimizer: str, last: str, max_extra_bytes: int | None
 ) -> None:
     with redis_server() if last == "redis" else nullcontext() as url:
         where = {"disk": {"path": tmp_path}, "redis": {"url": url}}
         tier = Tier(last, **where[last]) if last in where else None
         plans = ["row_wise", "table_wise", "column_wise", "row_wise"]
-        results = ranks.run(walked, optimizer, tier, plans, max_extra_bytes)
+        results = two.run(walked, optimizer, tier, plans, max_extra_bytes)
         assert sum(sum(hits[1:]) for hits in results) > 20
 
 
@@ -266,7 +258,7 @@ def failed_move(folder: str, park: bool) -> None:
 
     def failing(self: TierRows, collection: Any) -> None:
         fill(self, collection)
-        if dmp_ranks()[0] == 1:
+        if world()[0] == 1:
             raise OSError("disk full")
 
     TierRows.fill = failing  # type: ignore[method-assign]
@@ -282,8 +274,8 @@ def failed_move(folder: str, park: bool) -> None:
 
 
 @pytest.mark.parametrize("park", [False, True])
-def test_a_failed_move_leaves_the_rows_of_tiers(ranks: Any, tmp_path: Path, park: bool) -> None:
-    ranks.run(failed_move, str(tmp_path), park)
+def test_a_failed_move_leaves_the_rows_of_tiers(two: Any, tmp_path: Path, park: bool) -> None:
+    two.run(failed_move, str(tmp_path), park)
 
 
 def saved(folder: str) -> None:
@@ -294,12 +286,12 @@ def saved(folder: str) -> None:
     async_save_checkpoint(f"{folder}/later", dmp).result()
 
 
-def loaded(folder: str, world: int, scheme: str) -> None:
-    """Continues beside a collection that was trained on the batches of ``world`` ranks."""
+def loaded(folder: str, many: int, scheme: str) -> None:
+    """Continues beside a collection that was trained on the batches of ``many`` ranks."""
     for name in ("run", "later"):
         module, reference = (tiered("adam", two_tiers(None)) for _ in range(2))
-        for parts in batches(20, world, 0):
-            reference(batch_of(parts, range(world))).values().pow(2).sum().backward()
+        for parts in batches(20, many, 0):
+            reference(batch_of(parts, range(many))).values().pow(2).sum().backward()
         dmp = DistributedModelParallel(module, plan=plan_of(module, scheme))
         compared(tiered("adam", two_tiers(None)), dmp, 3, 8)  # rows that the load removes
         load_checkpoint(f"{folder}/{name}", dmp)
@@ -314,9 +306,9 @@ def loaded(folder: str, world: int, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["table_wise", "column_wise"])
-def test_a_checkpoint_has_the_rows_of_tiers(ranks: Any, tmp_path: Path, scheme: str) -> None:
-    ranks.run(saved, str(tmp_path))
-    ranks.run(loaded, str(tmp_path), 2, scheme)
+def test_a_checkpoint_has_the_rows_of_tiers(two: Any, tmp_path: Path, scheme: str) -> None:
+    two.run(saved, str(tmp_path))
+    two.run(loaded, str(tmp_path), 2, scheme)
     if scheme == "table_wise":
         loaded(str(tmp_path), 2, scheme)  # one process
 
@@ -329,6 +321,6 @@ def refused() -> str:
     return str(error.value)
 
 
-def test_a_state_dict_that_would_lose_the_rows_of_tiers_is_refused(ranks: Any) -> None:
-    for error in ranks.run(refused):
+def test_a_state_dict_that_would_lose_the_rows_of_tiers_is_refused(two: Any) -> None:
+    for error in two.run(refused):
         assert "Fix: save_checkpoint and load_checkpoint, or dmp.dump and dmp.load" in error

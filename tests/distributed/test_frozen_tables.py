@@ -1,6 +1,5 @@
 """Frozen tables: a forward that records gradients refuses them on all ranks, and any other forward reads them."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -14,15 +13,10 @@ from recshard_lab.embedding.managed_collision import DistanceLFU_EvictionPolicy
 from recshard_lab.models import FeatureProcessedEmbeddingBagCollection, PositionWeightedModule
 from recshard_lab.serving import shard_for_inference
 from recshard_lab.sharding import construct_module_sharding_plan
-from recshard_lab.train import TrainPipelineSemiSync, TrainPipelineSparseDist
+from recshard_lab.train import TrainPipelineSparseDist
+from tests.distributed.jobs import attempted
 
 ROWS, DIM, LR = 12, 8, 0.5
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with rs.launch(2) as launched:
-        yield launched
 
 
 def built(kind: str) -> nn.Module:
@@ -80,11 +74,7 @@ def joined(rows: Any) -> torch.Tensor:
 
 def refusal(model: nn.Module, number: int = 0) -> str:
     """The error of a training step."""
-    try:
-        values(model(batch(number))).sum().backward()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return attempted(lambda: values(model(batch(number))).sum().backward())
 
 
 def weights(model: Any) -> torch.Tensor:
@@ -211,34 +201,23 @@ class Trained(nn.Module):
         return out.sum(), out
 
 
-def frozen_between_batches(semi_sync: bool) -> tuple[list[str], bool]:
+def frozen_between_batches() -> tuple[str, bool]:
     """The error of a pipeline whose table is frozen after two batches, and whether the tables stayed."""
     model = rs.DistributedModelParallel(Trained("bags"))
     optimizer = torch.optim.SGD(model.dense_parameters(), lr=0.1)
-    more = {"start_batch": 0} if semi_sync else {}
-    kind: Any = TrainPipelineSemiSync if semi_sync else TrainPipelineSparseDist
     batches = iter([batch(number) for number in range(6)])
-    errors = []
-    with kind(model, optimizer, torch.device("cpu"), **more) as pipeline:
+    with TrainPipelineSparseDist(model, optimizer, torch.device("cpu")) as pipeline:
         for _ in range(2):
             pipeline.progress(batches)
         model.get_parameter("module.tables.embedding_bags.t.weight").requires_grad_(False)
         start = weights(model)
-        for _ in range(2):
-            try:
-                pipeline.progress(batches)
-            except Exception as error:
-                errors.append(f"{type(error).__name__}: {error}")
-                break
-            start = weights(model) if semi_sync else start  # rows of the batch before were read ahead
-    return errors, torch.equal(start, weights(model))
+        error = attempted(lambda: pipeline.progress(batches))
+    return error, torch.equal(start, weights(model))
 
 
-@pytest.mark.parametrize("semi_sync", [False, True])
-def test_a_pipeline_refuses_a_table_that_is_frozen_between_batches(two: Any, semi_sync: bool) -> None:
-    for errors, kept in two.run(frozen_between_batches, semi_sync):
-        assert len(errors) == 1
-        assert "table 't' has requires_grad=False" in errors[0]
+def test_a_pipeline_refuses_a_table_that_is_frozen_between_batches(two: Any) -> None:
+    for error, kept in two.run(frozen_between_batches):
+        assert "table 't' has requires_grad=False" in error
         assert kept
 
 
@@ -253,13 +232,3 @@ def test_one_process_refuses_a_frozen_table_and_serves_it() -> None:
     assert torch.equal(start, weights(model))
     with torch.inference_mode():
         assert torch.equal(values(model(batch())), truth)
-
-
-def test_a_learning_rate_of_0_keeps_one_table_of_a_trained_model() -> None:
-    module: Any = built("bags")
-    start = {name: weight.detach().clone() for name, weight in module.named_parameters()}
-    rs.embedding.apply_optimizer_in_backward(torch.optim.SGD, [module.embedding_bags["t"].weight], {"lr": 0.0})
-    model = sharded(module)
-    assert refusal(model) == ""
-    kept = {name: torch.equal(start[name], weight) for name, weight in model.full_state_dict().items()}
-    assert kept == {"embedding_bags.t.weight": True, "embedding_bags.u.weight": False}

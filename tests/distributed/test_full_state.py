@@ -1,21 +1,12 @@
 """The unsharded model's state dict: on all ranks or on rank 0, on the device or on the CPU."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import recshard_lab
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases, state_form_jobs
 from tests.distributed.jobs import Case
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    """Two ranks."""
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def case_of(schemes: list[str]) -> Case:
@@ -37,9 +28,3 @@ def test_of_several_replicas_only_rank_0_receives_the_state(two: Any) -> None:
     names, others = two.run(state_form_jobs.gathered_from_replicas, case)
     assert len(names) == len(cases.TABLES) + 2
     assert others == []
-
-
-def test_a_process_without_ranks_has_the_whole_state(two: Any) -> None:
-    case = case_of(["table_wise"])
-    case.plan = cases.plan_of(cases.TABLES, ["table_wise"], 1).to_json()
-    assert state_form_jobs.alone(case) == []

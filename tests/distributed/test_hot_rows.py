@@ -1,20 +1,16 @@
 """Hot rows on every rank, the others cut: the unsharded model, replicas alike to the bit, fewer bytes, even loads."""
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import recshard_lab
 from recshard_lab import EmbeddingBagConfig, PoolingType, Shard, ShardingPlan, Topology, flex_shard, row_wise
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, tiling
-from tests.distributed import cases, hot_jobs, state_jobs
+from tests.distributed import cases, hot_jobs
 from tests.distributed.jobs import Case
 from tests.distributed.test_parity import OPTIMIZERS, check
-from tests.grid import worlds
+from tests.grid import on_ranks
 
 ROWS = 101
 TABLES: list[dict[str, Any]] = [
@@ -28,13 +24,6 @@ TABLES: list[dict[str, Any]] = [
         "pooling": PoolingType.MEAN,
     },
 ]
-
-
-@pytest.fixture(scope="module", params=worlds(2, 3, 4))
-def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """One rank has no replicas."""
-    with recshard_lab.launch(request.param) as launched:
-        yield launched
 
 
 def zipf_steps(tables: list[dict[str, Any]], world: int, steps: int, samples: int, longest: int = 6) -> list[Any]:
@@ -74,12 +63,13 @@ def named(generator: Any, tables: list[dict[str, Any]], world: int) -> str:
     return ShardingPlan({cases.PATH: EmbeddingModuleShardingPlan(entries)}).to_json()
 
 
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "exact_adagrad"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_hot_rows_everywhere_equal_the_unsharded_model(ranks: Any, optimizer: str, weighted: bool) -> None:
-    world = ranks.world_size
-    steps = zipf_steps(TABLES, world, steps=8, samples=7)
-    check(Case(TABLES, hot_plan(TABLES, world), steps, optimizer, weighted=weighted), ranks)
+@on_ranks(2, 3, optimizer=[*OPTIMIZERS, "exact_adagrad"], kind=["pooled", "weighted", "sequence"])
+def test_hot_rows_everywhere_equal_the_unsharded_model(ranks: Any, optimizer: str, kind: str) -> None:
+    world, sequence = ranks.world_size, kind == "sequence"
+    tables = [{k: v for k, v in table.items() if k != "pooling" or not sequence} for table in TABLES]
+    steps = zipf_steps(tables, world, steps=8, samples=7)
+    plan = hot_plan(tables, world)
+    check(Case(tables, plan, steps, optimizer, weighted=kind == "weighted", sequence=sequence), ranks)
 
 
 @pytest.mark.parametrize("route", ["reduce_scatter", "two_hop", "distinct_rows"])
@@ -87,62 +77,6 @@ def test_what_is_no_replica_may_come_home_by_any_route(ranks: Any, route: str) -
     world = ranks.world_size
     plan = ShardingPlan.from_json(hot_plan(TABLES, world)).with_route(route)
     check(Case(TABLES, plan.to_json(), zipf_steps(TABLES, world, 4, 7), "exact_row_wise_adagrad"), ranks)
-
-
-def test_sequences_have_hot_rows_too(ranks: Any) -> None:
-    world = ranks.world_size
-    tables = [{k: v for k, v in table.items() if k != "pooling"} for table in TABLES]
-    steps = zipf_steps(tables, world, 6, 5)
-    check(Case(tables, hot_plan(tables, world), steps, "exact_row_wise_adagrad", sequence=True), ranks)
-
-
-@pytest.mark.parametrize(("optimizer", "kernel"), [("adam", "fused"), ("exact_sgd", "dense")])
-def test_replicas_stay_alike_through_checkpoints_under_other_plans(
-    ranks: Any, tmp_path: Path, optimizer: str, kernel: str
-) -> None:
-    world = ranks.world_size
-    case = Case(TABLES, hot_plan(TABLES, world, kernel), zipf_steps(TABLES, world, 6, 6), optimizer, eps=1e-3)
-    stripes = named(row_wise(compute_kernel=kernel), TABLES, world)
-    told = ranks.run(hot_jobs.train_save_load, case, str(tmp_path), [stripes, case.plan])
-    for held, loaded, never_saved in told:
-        assert held
-        for name, value in held.items():
-            assert torch.equal(value, told[0][0][name]), name
-        for name, value in loaded.items():
-            torch.testing.assert_close(value, never_saved[name], atol=1e-5, rtol=1e-5, msg=name)
-
-
-def test_loading_a_state_dict_tells_the_replicas_that_it_does_not_hold(ranks: Any) -> None:
-    world = ranks.world_size
-    case = Case(TABLES, hot_plan(TABLES, world), zipf_steps(TABLES, world, 2, 6))
-    told = ranks.run(hot_jobs.load_own_state, case)
-    for wrong, held in told:
-        assert wrong == []
-        assert len(held) == 3
-        for name, value in held.items():
-            assert torch.equal(value, told[0][1][name]), name
-
-
-def test_a_live_model_moves_into_hot_rows_and_out_again(ranks: Any) -> None:
-    world = ranks.world_size
-    case = Case(TABLES, named(row_wise(), TABLES, world), zipf_steps(TABLES, world, 6, 6), "exact_row_wise_adagrad")
-    case.eps = 1e-3
-    plans = [hot_plan(TABLES, world), named(flex_shard(hot_rows=20), TABLES, world), case.plan]
-    for wrong, moved, still, state, truth in ranks.run(state_jobs.train_moving, case, plans, 3):
-        assert not wrong
-        assert moved == pytest.approx(still, abs=1e-5)
-        for name, value in truth.items():
-            torch.testing.assert_close(state[name], value, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("generator", [flex_shard(hot_rows=9), recshard_lab.data_parallel()], ids=["hot", "whole"])
-def test_replicas_are_alike_where_every_rank_draws_its_own_weights(ranks: Any, generator: Any) -> None:
-    made = generator(EmbeddingBagConfig(**TABLES[0]), Topology(ranks.world_size))
-    plan = ShardingPlan({"": EmbeddingModuleShardingPlan({"movies": made})}).to_json()
-    told = ranks.run(hot_jobs.random_weights, plan, TABLES[0])
-    (name,) = told[0]
-    assert told[0][name].unique().numel() > 9
-    assert all(torch.equal(held[name], told[0][name]) for held in told)
 
 
 def test_with_skewed_ids_fewer_bytes_travel_and_ranks_look_up_as_much(ranks: Any) -> None:
@@ -155,9 +89,9 @@ def test_with_skewed_ids_fewer_bytes_travel_and_ranks_look_up_as_much(ranks: Any
         for name, generator in (("rows", row_wise()), ("hot", flex_shard(hot_rows=100))):
             case = Case([table], named(generator, [table], world), steps, sequence=sequence)
             told = ranks.run(hot_jobs.traced_step, case)
-            load = [own.looked_up for own in told]
-            ids = sum(own.bytes_sent["input_dist/ids"] for own in told)
-            total = sum(sum(own.bytes_sent.values()) for own in told)
+            load = [looked_up for _, looked_up in told]
+            ids = sum(sent["input_dist/ids"] for sent, _ in told)
+            total = sum(sum(sent.values()) for sent, _ in told)
             found[sequence, name] = ids, total, max(load) / (sum(load) / world)
     assert found[True, "hot"][1] < 0.5 * found[True, "rows"][1]
     assert found[False, "hot"][0] < 0.7 * found[False, "rows"][0]

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import recshard_lab
 from recshard_lab.sharding import ShardingPlan
 from tests.distributed import cases, model_jobs
 from tests.distributed.model_jobs import MODELS, TABLES
-
-SCHEMES = ["table_wise", "row_wise", "column_wise", "data_parallel"]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as ranks:
-        yield ranks
 
 
 def plan_of(schemes: list[str], tables: list[dict[str, Any]] = TABLES) -> str:
     plan = cases.plan_of(tables, schemes, 2)
     return ShardingPlan({"embedding_bag_collection": plan.plan[cases.PATH]}).to_json()
-
-
-@pytest.mark.gate
-@pytest.mark.parametrize("name", MODELS)
-def test_a_sharded_model_trains_as_its_plain_twin(two: Any, name: str) -> None:
-    losses, weights = model_jobs.plain(name, two.world_size)
-    plans = [plan_of([scheme]) for scheme in SCHEMES] + [plan_of(SCHEMES[:3])]
-    for plan in plans:
-        for ours, found in two.run(model_jobs.sharded, name, plan):
-            assert ours == pytest.approx(losses, rel=1e-5)
-            assert set(found) == set(weights)
-            for key, weight in weights.items():
-                assert (found[key] - weight).abs().max() < 1e-5, (key, plan)
 
 
 def test_two_towers_compete_with_the_candidates_of_all_ranks(two: Any) -> None:

@@ -1,13 +1,11 @@
 """NaN and infinity in tables, per-sample weights and gradients do what they do in the unsharded model."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -18,10 +16,13 @@ from recshard_lab import (
     PoolingType,
 )
 from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+from recshard_lab.embedding.kernels import available
 from recshard_lab.optim import RowWiseAdagrad
-from tests.distributed.views import BACKENDS, KINDS, SCHEMES, plan_of
+from recshard_lab.sharding.schemes import scheme_names
+from tests.distributed import cases
 
 NAN, INF = torch.nan, torch.inf
+KINDS, SCHEMES = ["pooled", "weighted", "sequence"], [*scheme_names(), "custom"]
 PLACES = ["tables", "weights", "gradients"]
 OPTIMIZERS: dict[str, Any] = {
     "exact_sgd": lambda tables: torch.optim.SGD(tables, lr=0.1),
@@ -72,30 +73,13 @@ def factors(rows: Tensor, place: str) -> Tensor:
 def unsharded(kind: str, place: str, optimizer: str) -> tuple[list[Tensor], list[Tensor]]:
     model = collection(kind, place)
     step = OPTIMIZERS[optimizer](list(model.parameters()))
-    outputs, losses = [], []
+    outputs = []
     for rank in range(2):
         rows = flat(model(batch(rank, kind, place)))
+        (rows * factors(rows, place) / 2).sum().backward()
         outputs.append(rows.detach())
-        losses.append(_loss(rows, place))
-    (sum(losses) / 2).backward()  # type: ignore[union-attr]
     step.step()
     return outputs, [own.detach().clone() for own in model.parameters()]
-
-
-def _loss(rows: Tensor, place: str) -> Tensor:
-    """A number whose gradient is `factors`, whatever the rows are."""
-    return _Gradient.apply(rows, factors(rows, place))  # type: ignore[no-any-return]
-
-
-class _Gradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, grad: Tensor) -> Tensor:
-        ctx.grad = grad
-        return torch.zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None]:
-        return ctx.grad * scale, None
 
 
 def sharded(kind: str, place: str, optimizer: str, scheme: str) -> tuple[Tensor, list[Tensor]]:
@@ -103,20 +87,20 @@ def sharded(kind: str, place: str, optimizer: str, scheme: str) -> tuple[Tensor,
     model = collection(kind, place)
     tables = model.embedding_configs() if kind == "sequence" else model.embedding_bag_configs()
     sharder = EmbeddingCollectionSharder if kind == "sequence" else EmbeddingBagCollectionSharder
-    backend = None if optimizer == "exact_adagrad" else BACKENDS[SCHEMES.index(scheme) % len(BACKENDS)]
-    if optimizer == "exact_row_wise_adagrad" and scheme not in ("table_wise", "row_wise", "data_parallel"):
-        backend = None  # fbgemm refuses columns
     fused = {"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-3}
-    dmp = DistributedModelParallel(model, plan=plan_of(2, tables, scheme), sharders=[sharder(fused, backend=backend)])
+    plan = cases.root_plan(tables, scheme, 2)
+    dmp = DistributedModelParallel(model, plan=plan, sharders=[sharder(fused, backend=backend_of(optimizer, scheme))])
     rows = flat(dmp(batch(torch.distributed.get_rank(), kind, place)))
-    _loss(rows, place).backward()
+    (rows * factors(rows, place)).sum().backward()
     return rows.detach(), list(dmp.full_state_dict().values())
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
+def backend_of(optimizer: str, scheme: str) -> str | None:
+    """Kernels take turns, where they have the optimizer. fbgemm's row-wise Adagrad refuses columns."""
+    whole_rows = scheme in ("table_wise", "row_wise", "data_parallel")
+    if optimizer == "exact_adagrad" or (optimizer == "exact_row_wise_adagrad" and not whole_rows):
+        return None
+    return available()[SCHEMES.index(scheme) % len(available())]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

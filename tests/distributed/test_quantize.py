@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from recshard_lab.distributed import sharded_collections
 from recshard_lab.saved import model as saved_model
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
-from tests.distributed.model_jobs import forget_peak, peak
 
 TABLES = [rs.EmbeddingBagConfig(**table) for table in cases.TABLES]
 
@@ -28,12 +27,6 @@ class Model(nn.Module):
         super().__init__()
         self.collection: Any = rs.EmbeddingBagCollection(TABLES, device=torch.device(device))
         self.dense = nn.Sequential(nn.Linear(2, 2, device=device), nn.BatchNorm1d(2, device=device))
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with rs.launch(2) as ranks:
-        yield ranks
 
 
 def differences(found: Any, expected: Any) -> list[str]:
@@ -158,41 +151,3 @@ def test_a_wrong_checkpoint_is_refused_and_nothing_is_changed(tmp_path: Path) ->
 
 
 ROWS, DIM = 1 << 19, 64
-FP32_BYTES = 4 * ROWS * DIM
-
-
-def grown(plan: str, folder: str) -> dict[str, int]:
-    """On a rank: bytes by which its peak memory grew while one large table was quantized."""
-
-    def collection(device: str, rows: int = ROWS) -> rs.EmbeddingBagCollection:
-        table = rs.EmbeddingBagConfig(rows, DIM, "t", feature_names=["f"])
-        return rs.EmbeddingBagCollection([table], device=torch.device(device))
-
-    def measured(work: Callable[[], object]) -> int:
-        forget_peak()
-        before = peak()
-        work()
-        return peak() - before
-
-    rs.quantize_embeddings(collection("cpu", 9), "int4")  # warm-up: modules are imported, kernels loaded
-    sharded = [rs.DistributedModelParallel(collection("meta"), plan=rs.ShardingPlan.from_json(plan))]
-    sharded_collections._CHUNK_BYTES = 4 * 2**20
-    found = {"live": measured(lambda: rs.quantize_embeddings(sharded[0], "int4"))}
-    rs.save_checkpoint(folder, sharded.pop())
-    found["checkpoint"] = measured(lambda: rs.quantize_embeddings(collection("meta"), "int4", checkpoint=folder))
-    torch.distributed.barrier()
-    if torch.distributed.get_rank() == 0:  # torch writes the table as one chunk
-        save({"embedding_bags.t.weight": torch.zeros(ROWS, DIM)}, checkpoint_id=f"{folder}-dcp", no_dist=True)
-    torch.distributed.barrier()
-    found["one chunk"] = measured(
-        lambda: rs.quantize_embeddings(collection("meta"), "int4", checkpoint=f"{folder}-dcp")
-    )
-    return found
-
-
-@pytest.mark.gate
-def test_no_whole_table_is_in_memory_in_fp32(two: Any, tmp_path: Path) -> None:
-    table: dict[str, Any] = {"name": "t", "num_embeddings": ROWS, "embedding_dim": DIM, "feature_names": ["f"]}
-    plan = rs.ShardingPlan({"": cases.plan_of([table], ["row_wise"], 2).plan[cases.PATH]})
-    for found in two.run(grown, plan.to_json(), str(tmp_path / "saved")):
-        assert {name: size / FP32_BYTES for name, size in found.items() if size > 0.5 * FP32_BYTES} == {}

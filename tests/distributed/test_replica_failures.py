@@ -1,24 +1,16 @@
 """An error on one rank of several sharding groups: every rank of every group raises it, and nothing is lost."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-import recshard_lab
 from tests.distributed import failure_jobs as jobs
+from tests.distributed.jobs import attempted
 from tests.distributed.step_failure_jobs import PLACES
 from tests.distributed.test_failures import BUILDING, STEPS, all_raise, call, unchanged
 
 pytestmark = pytest.mark.gate
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Any]:
-    """Four ranks."""
-    with recshard_lab.launch(4) as launched:
-        yield launched
 
 
 @pytest.mark.parametrize(
@@ -47,9 +39,9 @@ def steps_failing(where: str) -> tuple[list[str], Any]:
     dmp, dense = jobs.build(2)
     jobs.train(dmp, dense, 0, 1)
     with jobs.failing(*jobs.owner_of(where), 3):
-        errors = [jobs.attempted(lambda: jobs.train(dmp, dense, 1, 1))]
-    errors += [jobs.attempted(lambda step=step: jobs.train(dmp, dense, step, 1)) for step in (2, 3)]
-    errors.append(jobs.attempted(lambda: dmp.sync(optimizers=[dense])))
+        errors = [attempted(lambda: jobs.train(dmp, dense, 1, 1))]
+    errors += [attempted(lambda step=step: jobs.train(dmp, dense, step, 1)) for step in (2, 3)]
+    errors.append(attempted(lambda: dmp.sync(optimizers=[dense])))
     return errors, dmp.module.over.weight.detach()
 
 
@@ -72,8 +64,8 @@ def evaluation_failing() -> list[str]:
     """The errors of an evaluation in which rank 3 fails, and of two syncs after it."""
     dmp, _ = jobs.build(2)
     with jobs.failing(*jobs.owner_of(PLACES["lookup"]), 3), torch.no_grad():
-        errors = [jobs.attempted(lambda: dmp(jobs.batch(0)))]
-    return errors + [jobs.attempted(lambda: dmp.sync(False)) for _ in range(2)]
+        errors = [attempted(lambda: dmp(jobs.batch(0)))]
+    return errors + [attempted(lambda: dmp.sync(False)) for _ in range(2)]
 
 
 def test_sync_raises_an_error_that_only_one_sharding_group_knows(four: Any) -> None:

@@ -8,7 +8,6 @@ import torch
 from recshard_lab.comm import trace
 from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of, sharded_model
-from tests.distributed.test_parity import check
 
 TABLES: list[dict[str, Any]] = [
     {"name": "tiny", "num_embeddings": 3, "embedding_dim": 8, "feature_names": ["a", "b"]},
@@ -74,13 +73,6 @@ def test_replicas_that_differ_can_be_copied_from_the_first(ranks: Any) -> None:
     assert all(ranks.run(brought_together, case))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_lanes_that_travel_as_rows_and_as_bags_equal_the_unsharded_model(ranks: Any, weighted: bool) -> None:
-    plan = cases.plan_of(TABLES, ["data_parallel"], ranks.world_size)
-    steps = cases.random_steps(2, TABLES, ranks.world_size, steps=6, samples=20)
-    check(Case(TABLES, plan.to_json(), steps, "exact_row_wise_adagrad", weighted=weighted), ranks)
-
-
 def bytes_of_a_step(case: Case) -> tuple[int, int]:
     """Bytes of ids, and of gradients, that this rank sends to one rank."""
     dmp, _ = sharded_model(case)
@@ -93,22 +85,18 @@ def bytes_of_a_step(case: Case) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-def test_gradients_of_equal_ids_are_added_before_they_travel(ranks: Any, sequence: bool) -> None:
+def test_gradients_of_equal_ids_are_added_before_they_travel(two: Any, sequence: bool) -> None:
     table = {"name": "t", "num_embeddings": 3, "embedding_dim": 8, "feature_names": ["a"]}
-    plan = cases.plan_of([table], ["data_parallel"], ranks.world_size)
-    steps = [[{"a": [[0, 2, 2]] * 100} for _ in range(ranks.world_size)]]
-    sent = ranks.run(bytes_of_a_step, Case([table], plan.to_json(), steps, sequence=sequence))
-    if ranks.world_size == 1:
-        assert sent == [(0, 0)]
-        return
+    plan = cases.plan_of([table], ["data_parallel"], 2)
+    steps = [[{"a": [[0, 2, 2]] * 100} for _ in range(2)]]
+    sent = two.run(bytes_of_a_step, Case([table], plan.to_json(), steps, sequence=sequence))
     distinct = 2
-    assert sent == [(distinct * 4, distinct * 8 * 4)] * ranks.world_size
+    assert sent == [(distinct * 4, distinct * 8 * 4)] * 2
 
 
-def test_pooled_rows_travel_where_they_are_fewer_than_distinct_ids(ranks: Any) -> None:
+def test_pooled_rows_travel_where_they_are_fewer_than_distinct_ids(two: Any) -> None:
     table = {"name": "t", "num_embeddings": 1000, "embedding_dim": 8, "feature_names": ["a"]}
-    plan = cases.plan_of([table], ["data_parallel"], ranks.world_size)
-    steps = [[{"a": [list(range(50 * b, 50 * b + 50)) for b in range(10)]} for _ in range(ranks.world_size)]]
-    sent = ranks.run(bytes_of_a_step, Case([table], plan.to_json(), steps))
-    expected = (0, 0) if ranks.world_size == 1 else ((10 + 500) * 4, 10 * 8 * 4)
-    assert sent == [expected] * ranks.world_size
+    plan = cases.plan_of([table], ["data_parallel"], 2)
+    steps = [[{"a": [list(range(50 * b, 50 * b + 50)) for b in range(10)]} for _ in range(2)]]
+    sent = two.run(bytes_of_a_step, Case([table], plan.to_json(), steps))
+    assert sent == [((10 + 500) * 4, 10 * 8 * 4)] * 2

@@ -3,7 +3,6 @@
 One model walks over all ordered pairs of schemes, and trains a step on each. Its twin is trained unsharded.
 """
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ import recshard_lab
 from recshard_lab import DistributedModelParallel, FusedEmbeddingBagCollection
 from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.sharding.schemes import scheme_names
-from tests.distributed import cases
+from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Bags, batch_of, join
 from tests.distributed.optimizer_jobs import collection_of, configs_of, mixing, plan_at
 
@@ -57,31 +56,9 @@ def walked(plans: dict[str, str], order: list[str], steps: list[list[Bags]], fus
     return wrong
 
 
-def everything(dmp: DistributedModelParallel) -> dict[str, torch.Tensor]:
-    """Weights and states, whole on every rank, in one message."""
-    sharded = dict(dmp.state_dict())
-    for key, entry in dmp.fused_optimizer.state_dict()["state"].items():
-        sharded |= {f"{key}/{name}": value for name, value in entry.items()}
-    local = [
-        (name, tuple(shard.metadata.shard_offsets), shard.tensor.detach())
-        for name, value in sharded.items()
-        if hasattr(value, "local_shards")
-        for shard in value.local_shards()
-    ]
-    told: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(told, local)
-    found = {
-        name: torch.full(tuple(value.metadata().size), -1e9) if hasattr(value, "metadata") else value.detach()
-        for name, value in sharded.items()
-    }
-    for name, offsets, part in (entry for each in told for entry in each):
-        found[name][tuple(slice(at, at + size) for at, size in zip(offsets, part.shape, strict=True))] = part.float()
-    return found
-
-
 def differs(dmp: DistributedModelParallel, twin: FusedEmbeddingBagCollection) -> list[str]:
     """Names of weights and states that are not the twin's."""
-    found = everything(dmp)
+    found = state_jobs.everything(dmp)
     states = {table: dict(own) for table, own in twin.optimizer_states().items()}
     wrong = []
     for key, value in found.items():
@@ -101,13 +78,6 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     """So many ranks, two a node."""
     with recshard_lab.launch(request.param, nodes=request.param // 2) as launched:
         yield launched
-
-
-def test_the_walk_has_every_ordered_pair_once() -> None:
-    names = list(scheme_names())
-    order = walk(names)
-    pairs = list(itertools.pairwise(order))
-    assert sorted(pairs) == sorted((a, b) for a in names for b in names if a != b)
 
 
 @pytest.mark.parametrize(

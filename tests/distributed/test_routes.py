@@ -1,24 +1,14 @@
 """Routes: every way home gives the same rows, and each costs the messages and bytes that it promises."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
-import recshard_lab
 from recshard_lab import ParameterSharding, RankError, Shard, ShardingPlan
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry, trace
-from recshard_lab.comm.codec_formats import Int8Codec
-from recshard_lab.distributed.step.output_dist.columns import ColumnMap, Run
-from recshard_lab.distributed.step.output_dist.wire import Parcels
 from recshard_lab.sharding import ROUTES, EmbeddingModuleShardingPlan
-from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from tests.distributed import cases
 from tests.distributed.jobs import Case, batch_of, sharded_model, train_sharded
 from tests.distributed.test_parity import check
@@ -26,13 +16,6 @@ from tests.distributed.test_parity import check
 WORLD, LOCAL = 4, 2
 OTHERS = [route for route in ROUTES if route != "direct"]
 SPLIT = [table for table in cases.TABLES if table["num_embeddings"] > 3]
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    """Four ranks that pretend to live on two nodes."""
-    with recshard_lab.launch(WORLD, nodes=WORLD // LOCAL) as launched:
-        yield launched
 
 
 def stripes(table: dict[str, Any], ranks: list[int], cols: tuple[int, int] | None = None) -> list[Shard]:
@@ -102,23 +85,6 @@ def test_each_table_of_a_plan_goes_its_own_route(nodes: Any) -> None:
     results = check(case_of(plan_of(tilings, ["reduce_scatter", "two_hop", "direct"]), weighted=True), nodes)
     # two of input; forward and backward: one of direct, two hops (the reduce-scatter is no all-to-all)
     assert {count for result in results for count in result.collectives} == {2 + 2 * (1 + 2)}
-
-
-def test_replicas_beside_another_route(nodes: Any) -> None:
-    check(case_of(plan_of(["replicas", "rows inside a node"], ["two_hop"])), nodes)
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_tiling_by_any_route_on_any_batch_equals_the_unsharded_model(nodes: Any, data: st.DataObject) -> None:
-    case = data.draw(cases.cases(WORLD))
-    plan = ShardingPlan.from_json(case.plan)
-    routes = ROUTES if case.weighted else (*ROUTES, DISTINCT_ROWS)
-    for tables in plan.plan.values():
-        for name, sharding in tables.items():
-            tables[name] = sharding.with_route(data.draw(st.sampled_from(routes)))
-    case.plan = plan.to_json()
-    check(case, nodes)
 
 
 def bytes_of_a_step(case: Case) -> dict[str, tuple[int, int, int, int]]:
@@ -193,93 +159,6 @@ def test_a_sequence_collection_refuses_routes_that_add(nodes: Any, route: str) -
         nodes.run(traced_operations, case)
 
 
-def test_columns_joined_and_taken_apart_are_sums_and_copies() -> None:
-    runs = [Run(0, 0, 4, 4), Run(1, 0, 6, 6), Run(1, 6, 0, 2), Run(2, 1, 0, 4), Run(2, 5, 8, 2)]
-    generator = torch.Generator().manual_seed(0)
-    parts = [torch.randn(3, width, generator=generator) for width in (4, 8, 7)]
-    truth = torch.zeros(3, 12)
-    for run in runs:
-        truth[:, run.target : run.target + run.width] += parts[run.sender][:, run.source : run.source + run.width]
-    widths, flat = [4, 8, 7], torch.cat([part.view(-1) for part in parts])
-    out = ColumnMap(runs, widths, [12])(flat, [3] * 3, [3]).view(3, 12)
-    torch.testing.assert_close(out, truth)
-    split = ColumnMap([run.reversed() for run in runs], [12], widths)
-    sends = split(truth.view(-1), [3], [3] * 3, scale=0.5).split([3 * width for width in widths])
-    for run in runs:
-        expected = 0.5 * truth[:, run.target : run.target + run.width]
-        sent = sends[run.sender].view(3, widths[run.sender])
-        assert torch.equal(sent[:, run.source : run.source + run.width], expected)
-
-
-class Kernels(TorchDispatchMode):
-    """Counts operators that are no views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
-def test_int8_rows_of_several_widths_take_equally_many_kernels_for_any_number_of_ranks() -> None:
-    counts = []
-    for ranks in (2, 16):
-        parcels = Parcels([[(8, 4, 8) if rank % 2 else (4, 12)] for rank in range(ranks)], Int8Codec())
-        rows = np.arange(3, 3 + ranks)
-        sizes = parcels.sizes(rows)
-        flat = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0))
-        decoded = parcels.decode(parcels.encode(flat, rows), rows, torch.float32)  # computes the indices
-        with Kernels() as kernels:
-            again = parcels.decode(parcels.encode(flat, rows), rows, torch.float32)
-        assert torch.equal(decoded, again)
-        counts.append(kernels.count)
-        parts = zip(flat.split(sizes), decoded.split(sizes), parcels.widths, strict=True)
-        for plain, coded, widths in parts:
-            own = plain.view(-1, sum(widths)).split(list(widths), 1)
-            codec = Int8Codec()
-            expected = [codec.decode(codec.encode(part.contiguous()), part.shape[1]) for part in own]
-            assert torch.equal(coded.view(-1, sum(widths)), torch.cat(expected, 1))
-    assert counts[0] == counts[1]
-
-
-def kernels_of_exchanges(case: Case) -> int:
-    """Operators, views left out, of the output exchange in a step and its backward, on this rank."""
-    dmp, model = sharded_model(case)
-    executor, rank, kernels = model.collection.executor, torch.distributed.get_rank(), Kernels()
-    exchange = executor.paths.variable if case.inverse else executor.paths.route
-
-    def counted(half: Any) -> Any:
-        def run(*arguments: Any) -> Any:
-            with kernels:
-                return half(*arguments)
-
-        return run
-
-    for name in ("begin", "finish", "begin_backward", "finish_backward"):
-        setattr(exchange, name, counted(getattr(exchange, name)))
-    dmp(batch_of(case.steps[0][rank], False, case.inverses(0)[rank]))[1].sum().backward()
-    return kernels.count
-
-
-@pytest.mark.parametrize("kind", ["pooled", "sequence", "variable"])
-def test_kernels_of_an_output_exchange_do_not_grow_with_the_tables(nodes: Any, kind: str) -> None:
-    counts = []
-    for number in (4, 8):
-        rows = [40, 40, 40, 2] * 2  # replicas of two rows always travel as rows
-        tables = [
-            {"name": f"t{n}", "num_embeddings": rows[n], "embedding_dim": 8, "feature_names": [f"f{n}"]}
-            for n in range(number)
-        ]
-        plan = cases.plan_of(tables, ["row_wise", "table_wise", "column_wise", "data_parallel"], WORLD)
-        case = Case(tables, plan.to_json(), cases.random_steps(3, tables, WORLD, 1, 6), sequence=kind == "sequence")
-        if kind == "variable":
-            case = replace(case, inverse=cases.random_inverses(7, case.steps))
-        counts.append(max(nodes.run(kernels_of_exchanges, case)))
-    assert 0 < counts[1] <= counts[0]
-
-
 def registry(forward: CommType, backward: CommType) -> Any:
     return get_qcomm_codecs_registry(QCommsConfig(forward, backward))
 
@@ -336,17 +215,3 @@ def test_int8_rows_cannot_be_added_on_the_way(nodes: Any) -> None:
     plan = plan_of(["rows on all ranks"], ["reduce_scatter"])
     with pytest.raises(RankError, match=r"reduce_scatter.*int8 cannot be added.*FP16"):
         nodes.run(bytes_of_a_step, even_case(plan, codecs=registry(CommType.INT8, CommType.FP32)))
-
-
-@pytest.mark.parametrize("kind", [CommType.BF16, CommType.INT8])
-def test_sequences_and_replicas_are_coded_too(nodes: Any, kind: CommType) -> None:
-    tables = cases.sequence_tables()
-    plan = cases.plan_of(tables, ["row_wise", "column_wise", "data_parallel"], WORLD)
-    case = Case(tables, plan.to_json(), cases.random_steps(3, tables, WORLD, 2, 4), sequence=True)
-    exact = nodes.run(train_sharded, case)
-    coded = nodes.run(train_sharded, replace(case, codecs=registry(kind, kind)))
-    for one, other in zip(exact, coded, strict=True):
-        assert float((one.outputs[0] - other.outputs[0]).abs().max()) <= 0.5 * 2.0**-7
-        assert not torch.equal(one.outputs[0], other.outputs[0])
-        for name, weight in coded[0].weights.items():
-            assert torch.equal(weight, other.weights[name]), "replicas differ"

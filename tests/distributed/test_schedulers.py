@@ -1,7 +1,7 @@
 """Learning-rate schedulers of torch over fused tables: 2 ranks train as the unsharded model with plain torch does."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -20,8 +19,9 @@ from recshard_lab import (
     row_wise,
 )
 from recshard_lab.distributed import EmbeddingBagCollectionSharder
-from recshard_lab.optim import CombinedOptimizer, KeyedOptimizerWrapper
+from recshard_lab.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
 from recshard_lab.sharding import construct_module_sharding_plan
+from tests.distributed.test_deferred_steps import same_steps
 
 STEPS, SAVED_AFTER = 7, 3
 METRICS = [1.0, 2.0, 2.0, 0.5, 3.0, 3.0, 3.0]
@@ -126,27 +126,36 @@ def sharded(name: str, tensor_rate: bool) -> list[dict[str, Tensor]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
-
-
-def compare(found: Any, truth: Any) -> None:
-    for own in found:
-        for step, (weights, expected) in enumerate(zip(own, truth, strict=True)):
-            for name, value in expected.items():
-                torch.testing.assert_close(weights[name], value, rtol=1e-5, atol=1e-6, msg=f"{name} after step {step}")
-
-
 @pytest.mark.gate
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_reach_fused_tables_and_survive_state_dicts(two: Any, name: str) -> None:
-    compare(two.run(sharded, name, False), unsharded(name, False))
+@pytest.mark.parametrize(
+    ("name", "tensor_rate"), [*((name, False) for name in SCHEDULERS), pytest.param("StepLR", True, id="tensor rate")]
+)
+def test_schedulers_reach_fused_tables_and_survive_state_dicts(two: Any, name: str, tensor_rate: bool) -> None:
+    same_steps(two.run(sharded, name, tensor_rate), unsharded(name, tensor_rate))
 
 
-def test_learning_rates_may_be_tensors(two: Any) -> None:
-    compare(two.run(sharded, "StepLR", True), unsharded("StepLR", True))
+def warmed_up() -> list[dict[str, Tensor]]:
+    """Weights after each step of a warm-up over tables and dense part. Runs on every rank."""
+    dmp, inner = build(False)
+    optimizer, found = WarmupOptimizer(inner, [WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.0)], lr=0.8), []
+    for step in range(5):
+        optimizer.zero_grad()
+        dmp(batch_of(step, torch.distributed.get_rank())).backward()
+        optimizer.step()
+        found.append({key: value.clone() for key, value in dmp.full_state_dict().items()})
+    return found
+
+
+def test_a_warm_up_holds_at_once_in_tables_and_dense_part(two: Any) -> None:
+    model, truth = Model(), []
+    optimizer = torch.optim.SGD(model.parameters())
+    for step, rate in enumerate([0.0, 0.2, 0.4, 0.6, 0.8]):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        (sum(model(batch_of(step, rank)) for rank in range(2)) / 2).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        truth.append({key: value.clone() for key, value in model.state_dict().items()})
+    same_steps(two.run(warmed_up), truth)
 
 
 def resumed_at_epoch() -> list[float]:
@@ -164,14 +173,3 @@ def resumed_at_epoch() -> list[float]:
 
 def test_a_scheduler_may_be_made_after_the_load(two: Any) -> None:
     assert two.run(resumed_at_epoch) == [[0.1, 0.1]] * 2  # 0.4, 0.2, 0.1
-
-
-def cycles_momentum() -> str:
-    _, optimizer = build(False)
-    with pytest.raises(ValueError, match="optimizer must support momentum or beta1 with `cycle_momentum`") as raised:
-        schedulers.OneCycleLR(optimizer, max_lr=0.9, total_steps=5)
-    return str(raised.value)
-
-
-def test_schedulers_of_momentum_are_refused(two: Any) -> None:
-    assert len(two.run(cycles_momentum)) == 2

@@ -7,37 +7,22 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
     KeyedJaggedTensor,
-    KeyedTensor,
 )
 from recshard_lab.distributed import (
     EmbeddingBagCollectionSharder,
-    LazyAwaitable,
     LazyNoWait,
-    ShardedCollection,
     ShardingEnv,
     shard,
-    shard_modules,
 )
-from recshard_lab.optim import in_backward_optimizer_filter
 from recshard_lab.sharding import construct_module_sharding_plan, row_wise, table_wise
 
 SIZES = {"one": (12, 4), "two": (9, 8)}
-
-
-@pytest.fixture(scope="module")
-def pair() -> Any:
-    with recshard_lab.launch(2) as launched:
-        yield launched
 
 
 def tables(kind: type = EmbeddingBagConfig) -> list[Any]:
@@ -73,31 +58,13 @@ def a_sharded_twin(rank: int) -> dict[str, Any]:
     return found | {"rates": rates, "error": float((after - ours(batch(rank)).values()).abs().max())}
 
 
-def test_a_collection_sharded_by_itself_has_rank_zeros_weights_and_steps_in_backward(pair: Any) -> None:
-    results = pair.run(lambda: a_sharded_twin(torch.distributed.get_rank()))
+def test_a_collection_sharded_by_itself_has_rank_zeros_weights_and_steps_in_backward(two: Any) -> None:
+    results = two.run(lambda: a_sharded_twin(torch.distributed.get_rank()))
     for result in results:
         assert result["forward"]
         assert result["type"] == "KeyedTensor"
         assert result["rates"] == [0.5]
         assert result["error"] < 1e-6
-
-
-def test_what_a_sharded_collection_returns_is_what_it_stands_for() -> None:
-    out = shard(collection(), row_wise())(batch())
-    assert isinstance(out, KeyedTensor)
-    assert isinstance(out, LazyAwaitable)
-    doubled = tree_map(lambda tensor: 2 * tensor, out)
-    assert torch.equal(doubled.wait().values(), 2 * out.values())
-
-
-def test_a_sequence_collection_can_be_waited_for_too() -> None:
-    torch.manual_seed(0)
-    unsharded = EmbeddingCollection(tables(EmbeddingConfig))
-    out = shard(unsharded, {"one": table_wise(rank=0), "two": row_wise()})(batch())
-    plain = out.wait()
-    assert type(plain) is dict
-    assert torch.equal(plain["two"].values(), unsharded(batch())["two"].values())
-    assert torch.equal(tree_map(torch.neg, out)["one"].values(), -plain["one"].values())
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # torch's own, as it is imported
@@ -112,22 +79,6 @@ def test_an_optimizer_that_torch_put_into_backward_is_taken_over() -> None:
     before = twin(batch()).values().clone()
     twin(batch()).values().sum().backward()
     assert not torch.equal(twin(batch()).values(), before)
-
-
-def test_fused_tables_are_no_business_of_other_optimizers() -> None:
-    model = nn.ModuleDict({"ebc": collection(), "linear": nn.Linear(12, 1)})
-    dmp = DistributedModelParallel(model)
-    names = {name for name, _ in dmp.named_parameters()}
-    rest = {name for name, _ in in_backward_optimizer_filter(dmp.named_parameters())}
-    assert rest == {"linear.weight", "linear.bias"}
-    assert names - rest == {"ebc.embedding_bags.one.weight", "ebc.embedding_bags.two.weight"}
-
-
-def test_every_collection_of_a_model_is_sharded_in_place() -> None:
-    model = nn.ModuleDict({"ebc": collection(), "linear": nn.Linear(12, 1)})
-    assert shard_modules(model) is model
-    assert isinstance(model["ebc"], ShardedCollection)
-    assert isinstance(shard_modules(collection()), ShardedCollection)
 
 
 def test_the_dense_part_on_meta_is_drawn_where_it_will_live() -> None:
@@ -153,14 +104,9 @@ def dense_later(rank: int) -> tuple[str, bool, bool]:
     return before, replicated, dmp._dmp_wrapped_module is wrapped
 
 
-def test_the_dense_part_can_be_replicated_later(pair: Any) -> None:
-    results = pair.run(lambda: dense_later(torch.distributed.get_rank()))
+def test_the_dense_part_can_be_replicated_later(two: Any) -> None:
+    results = two.run(lambda: dense_later(torch.distributed.get_rank()))
     assert results == [("Sequential", True, True)] * 2
-
-
-def test_a_module_that_nothing_shards_is_refused() -> None:
-    with pytest.raises(ValueError, match="no sharder supports Linear"):
-        shard(nn.Linear(1, 1), row_wise())
 
 
 def test_a_lazy_result_is_waited_for_when_it_is_used() -> None:

@@ -1,13 +1,12 @@
 """Sharded collections as modules: ids in their outputs, conversions that would detach tables, second backwards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import recshard_lab
 from recshard_lab import (
     DistributedModelParallel,
     EmbeddingBagCollection,
@@ -23,14 +22,8 @@ from recshard_lab.distributed import EmbeddingCollectionSharder, ShardingEnv
 from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import FusedEmbeddingCollection
 from recshard_lab.sharding.schemes import scheme_names
-from tests.distributed.views import plan_of
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
-
+from tests.distributed import cases
+from tests.distributed.jobs import attempted
 
 # ---- need_indices ----
 
@@ -39,7 +32,7 @@ def sequences(scheme: str, fused: bool, policy: str, dedup: bool) -> list[str]:
     """What differs from the unsharded collection. Runs on every rank."""
     tables = [EmbeddingConfig(12, 8, f"t{key}", feature_names=[key, "both"]) for key in "ab"]
     rank, wrong = torch.distributed.get_rank(), []
-    plan = plan_of(2, tables, scheme)
+    plan = cases.root_plan(tables, scheme, 2)
     for dtype in (torch.int64, torch.int32):
         stray = [] if policy == "error" else [-1, 40]
         values = torch.tensor([3, 11, 0, 5 + rank, *stray, 7, 7], dtype=dtype)
@@ -69,14 +62,8 @@ def sequences(scheme: str, fused: bool, policy: str, dedup: bool) -> list[str]:
 @pytest.mark.parametrize("policy", ["error", "clamp", "ignore"])
 @pytest.mark.parametrize("kind", ["plain", "dedup", "fused"])
 def test_sequences_carry_their_ids_under_every_scheme(two: Any, kind: str, policy: str) -> None:
-    for scheme in [*scheme_names(), "custom"]:
+    for scheme in [*scheme_names(), "custom"] if kind == "plain" else ["row_wise", "column_wise", "custom"]:
         assert two.run(sequences, scheme, kind == "fused", policy, kind == "dedup") == [[], []], scheme
-
-
-def test_sequences_without_need_indices_carry_none() -> None:
-    dmp = DistributedModelParallel(EmbeddingCollection([EmbeddingConfig(4, 4, "t", feature_names=["a"])]))
-    batch = KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1]))
-    assert dmp(batch)["a"].weights_or_none() is None
 
 
 # ---- conversions ----
@@ -109,19 +96,16 @@ def converted(name: str) -> str:
     plan = {"ebc": {"t0": ParameterSharding("table_wise", ranks=[0]), "t1": ParameterSharding("table_wise", ranks=[1])}}
     dmp = DistributedModelParallel(Model(), plan=ShardingPlan(plan))  # type: ignore[arg-type]
     before = {key: (p.data_ptr(), p.dtype) for key, p in dmp.named_parameters()}
-    try:
-        CONVERSIONS[name](dmp)
-    except ValueError as error:
-        assert {key: (p.data_ptr(), p.dtype) for key, p in dmp.named_parameters()} == before
-        return str(error)
-    return "no error"
+    error = attempted(lambda: CONVERSIONS[name](dmp))
+    assert {key: (p.data_ptr(), p.dtype) for key, p in dmp.named_parameters()} == before
+    return error
 
 
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_conversions_that_would_detach_tables_are_refused_on_every_rank(two: Any, name: str) -> None:
     errors = two.run(converted, name)
     if name == "to_empty":  # ranks that hold no shard of a table have nothing to lose
-        assert all(error.startswith("table 't") for error in errors)
+        assert all(error.startswith("ValueError: table 't") for error in errors)
     else:
         assert errors[0] == errors[1]
         assert "Fix: convert the dense modules alone" in errors[0]
@@ -152,35 +136,26 @@ def test_shards_in_host_memory_stay_there_when_the_model_moves_to_its_device() -
 # ---- backward ----
 
 
-def backwards(kind: str, weighted: bool) -> str:
-    """Two backwards through one lookup. Runs on every rank."""
-    dmp = DistributedModelParallel(Model())
+def backwards(weighted: bool) -> tuple[str, str]:
+    """Errors of a second backward through one lookup, and of a gradient of its gradient. Runs on every rank."""
+    dmp, other = (DistributedModelParallel(Model()) for _ in range(2))
     weights = torch.ones(1, requires_grad=weighted)
-    rows = dmp(KeyedJaggedTensor(["a"], torch.tensor([1]), weights, lengths=torch.tensor([1])))
-    (retained,) = [p for name, p in dmp.named_parameters() if name == "first.weight"]
-    try:
-        if kind == "second":
-            rows.sum().backward(retain_graph=True)
-            table = dmp.full_state_dict()["ebc.embedding_bags.t0.weight"]
-            try:
-                rows.sum().backward()
-            finally:
-                assert torch.equal(table, dmp.full_state_dict()["ebc.embedding_bags.t0.weight"])
-        else:
-            inputs = [weights] if weighted else [retained]
-            (grad,) = torch.autograd.grad(rows.square().sum(), inputs, create_graph=True)
-            grad.square().sum().backward()
-    except RuntimeError as error:
-        return str(error)
-    return "no error"
+    batch = KeyedJaggedTensor(["a"], torch.tensor([1]), weights, lengths=torch.tensor([1]))
+    rows = dmp(batch)
+    rows.sum().backward(retain_graph=True)
+    table = dmp.full_state_dict()["ebc.embedding_bags.t0.weight"]
+    second = attempted(lambda: rows.sum().backward())
+    assert torch.equal(table, dmp.full_state_dict()["ebc.embedding_bags.t0.weight"])
+
+    def twice() -> None:
+        (grad,) = torch.autograd.grad(other(batch).square().sum(), [weights], create_graph=True)
+        grad.square().sum().backward()
+
+    return second, attempted(twice) if weighted else ""
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["ids", "weights with gradients"])
-def test_a_second_backward_is_refused_on_every_rank(two: Any, weighted: bool) -> None:
-    for error in two.run(backwards, "second", weighted):
-        assert error.startswith("backward ran twice through one sharded lookup")
-
-
-def test_a_gradient_of_the_lookups_gradient_is_refused_on_every_rank(two: Any) -> None:
-    for error in two.run(backwards, "create_graph", True):
-        assert "create_graph=True reached a sharded lookup" in error
+def test_a_second_backward_and_a_second_derivative_are_refused_on_every_rank(two: Any, weighted: bool) -> None:
+    for second, derivative in two.run(backwards, weighted):
+        assert second.startswith("RuntimeError: backward ran twice through one sharded lookup")
+        assert not weighted or "create_graph=True reached a sharded lookup" in derivative

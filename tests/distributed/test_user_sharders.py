@@ -20,8 +20,8 @@ from recshard_lab import (
     save_checkpoint,
     table_wise,
 )
-from recshard_lab.distributed import EmbeddingBagCollectionSharder, ModuleSharder, shard
-from recshard_lab.sharding import PlanError, construct_module_sharding_plan
+from recshard_lab.distributed import EmbeddingBagCollectionSharder, ModuleSharder
+from recshard_lab.sharding import construct_module_sharding_plan
 
 CONFIG = EmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"])
 BATCH = KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
@@ -106,29 +106,3 @@ def test_the_planner_plans_what_a_sharder_names() -> None:
     plan = EmbeddingShardingPlanner(Topology(2)).plan(Model(), sharders)
     assert {path: list(entries) for path, entries in plan.plan.items()} == {"rows": ["weight"], "bags": ["t"]}
     assert plan.plan["rows"]["weight"].compute_kernel == "fused"
-
-
-def test_a_plan_for_a_module_without_a_sharder_is_refused() -> None:
-    model = Model()
-    plan = plan_of(model, rows={"weight": ParameterSharding("row_wise", ranks=[0])})
-    with pytest.raises(PlanError, match="'rows'"):
-        DistributedModelParallel(model, plan=plan)
-
-
-def test_a_sharder_without_shard_is_abstract() -> None:
-    class Without(ModuleSharder[Rows]):
-        module_type = Rows
-
-    with pytest.raises(TypeError, match="shard"):
-        Without()  # type: ignore[abstract]
-
-
-def test_shard_uses_the_sharder_that_is_passed() -> None:
-    class Named(EmbeddingBagCollectionSharder):
-        def shard(self, *args: Any, **kwargs: Any) -> Any:
-            sharded: Any = super().shard(*args, **kwargs)
-            sharded.mark = "mine"
-            return sharded
-
-    sharded: Any = shard(EmbeddingBagCollection([CONFIG]), table_wise(0), sharder=Named())
-    assert sharded.mark == "mine"

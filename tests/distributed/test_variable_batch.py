@@ -9,7 +9,8 @@ from recshard_lab.comm import trace
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import Case
-from tests.distributed.test_parity import check
+from tests.distributed.test_parity import MIXED, check
+from tests.grid import on_ranks
 
 
 def variable_case(tables: list[dict[str, Any]], schemes: list[str], world_size: int, seed: int, **kwargs: Any) -> Case:
@@ -19,21 +20,15 @@ def variable_case(tables: list[dict[str, Any]], schemes: list[str], world_size: 
     return Case(tables, plan.to_json(), steps, inverse=inverse, **kwargs)
 
 
-@pytest.mark.parametrize("scheme", scheme_names())
+@on_ranks(2, 3, 4, scheme=scheme_names())
 def test_every_scheme_equals_the_full_batch(ranks: Any, scheme: str) -> None:
     check(variable_case(cases.TABLES, [scheme], ranks.world_size, 1, optimizer="exact_row_wise_adagrad"), ranks)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_mixed_plan_equals_the_full_batch_in_four_exchanges(ranks: Any, weighted: bool) -> None:
-    names = ["row_wise", "column_wise", "data_parallel", "table_wise"]
-    results = check(variable_case(cases.TABLES, names, ranks.world_size, 2, weighted=weighted), ranks)
+    results = check(variable_case(cases.TABLES, MIXED, ranks.world_size, 2, weighted=weighted), ranks)
     assert {count for result in results for count in result.collectives} == {4}
-
-
-def test_sequence_collections_keep_each_features_own_bags(ranks: Any) -> None:
-    names = ["row_wise", "column_wise", "data_parallel", "table_wise"]
-    check(variable_case(cases.sequence_tables(), names, ranks.world_size, 3, sequence=True), ranks)
 
 
 def test_ranks_may_disagree_on_whether_their_batch_is_variable(ranks: Any) -> None:

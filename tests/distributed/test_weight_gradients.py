@@ -2,131 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-import recshard_lab
+from recshard_lab import (
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    KeyedJaggedTensor,
+)
+from recshard_lab.comm import trace
 from recshard_lab.embedding.kernels import available
 from recshard_lab.sharding.schemes import scheme_names
-from tests.distributed import cases, processor_jobs
-from tests.distributed.processor_jobs import Job
-
-MIXED = ["row_wise", "column_wise", "data_parallel", "table_wise"]
-
-
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"W{n}")
-def some(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with recshard_lab.launch(request.param) as ranks:
-        yield ranks
+from tests.distributed import cases
+from tests.distributed.jobs import Case, Model, batch_of, sharded_model
+from tests.distributed.test_parity import MIXED, check
+from tests.grid import on_ranks
 
 
-def job(ranks: Any, schemes: list[str], seed: int = 0, **own: Any) -> Job:
-    steps = cases.random_steps(seed, cases.TABLES, ranks.world_size, 5, 4)
-    kernel = own.pop("kernel", "fused")
-    return Job(steps, cases.plan_of(cases.TABLES, schemes, ranks.world_size, kernel).to_json(), **own)
+def case_of(world: int, schemes: list[str], seed: int = 0, **own: Any) -> Case:
+    steps = cases.random_steps(seed, cases.TABLES, world, 5, 4)
+    plan = cases.plan_of(cases.TABLES, schemes, world).to_json()
+    return Case(cases.TABLES, plan, steps, learned=("liked", "user", "genre"), eps=1e-2, learning_rate=0.2, **own)
 
 
-def check(job: Job, ranks: Any) -> None:
-    losses, weights = processor_jobs.plain(job)
-    learned = [name for name in weights if "position_weights" in name]
-    assert len(learned) == len(processor_jobs.LEARNED)
-    for ours, found in ranks.run(processor_jobs.sharded, job):
-        assert ours == pytest.approx(losses, rel=1e-5)
-        assert set(found) == set(weights)
-        for name, weight in weights.items():
-            assert float((found[name] - weight).abs().max()) < 1e-5, name
+@on_ranks(1, 2, 4, scheme=scheme_names())
+def test_under_every_scheme_they_learn_as_on_one_process(ranks: Any, scheme: str) -> None:
+    case = case_of(ranks.world_size, [scheme])
+    moved = {name: value for name, value in check(case, ranks)[0].weights.items() if "position_weights" in name}
+    assert len(moved) == len(case.learned)
+    first = Model(case).state_dict()
+    assert all(float((value - first[name]).abs().max()) > 1e-4 for name, value in moved.items())
 
 
-@pytest.mark.parametrize("scheme", scheme_names())
-def test_under_every_scheme_they_learn_as_on_one_process(some: Any, scheme: str) -> None:
-    check(job(some, [scheme]), some)
+@pytest.mark.parametrize(
+    ("backend", "optimizer"),
+    [(None, "exact_row_wise_adagrad"), *((own, "exact_sgd") for own in available() if own != "fbgemm")],
+)
+def test_with_every_kernel_and_in_a_mixed_plan(two: Any, backend: str | None, optimizer: str) -> None:
+    check(case_of(2, MIXED, 1, backend=backend, optimizer=optimizer), two)
 
 
-@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
-def test_under_a_mixed_plan_too(some: Any, optimizer: str) -> None:
-    check(job(some, MIXED, 1, optimizer=optimizer), some)
+def test_in_a_variable_batch_a_shared_bags_gradient_is_that_of_all_its_samples(ranks: Any) -> None:
+    case = case_of(ranks.world_size, MIXED, 2)
+    case.inverse = cases.random_inverses(2, case.steps)
+    check(case, ranks)
 
 
-def test_in_a_variable_batch_a_shared_bags_gradient_is_that_of_all_its_samples(some: Any) -> None:
-    made = job(some, MIXED, 2)
-    made.inverse = cases.random_inverses(2, made.steps)
-    check(made, some)
+def test_ids_that_are_left_out_leave_the_others_places_as_they_are(ranks: Any) -> None:
+    case = case_of(ranks.world_size, MIXED, 3, out_of_range="ignore")
+    for bags in (bags for step in case.steps for bags in step):
+        for feature, own in bags.items():
+            bags[feature] = [
+                [10_000 if (row + place) % 4 == 0 else row for place, row in enumerate(bag)] for bag in own
+            ]
+    check(case, ranks)
 
 
-def test_ids_that_are_left_out_leave_the_others_places_as_they_are(some: Any) -> None:
-    made = job(some, MIXED, 3, out_of_range="ignore")
-    for step in made.steps:
-        for bags in step:
-            for feature, own in bags.items():
-                bags[feature] = [
-                    [10_000 if (row + place) % 4 == 0 else row for place, row in enumerate(bag)] for bag in own
-                ]
-    check(made, some)
-
-
-@pytest.mark.parametrize("backend", [name for name in available() if name != "fbgemm"])
-def test_with_every_kernel(some: Any, backend: str) -> None:
-    check(job(some, MIXED, 4, backend=backend, optimizer="exact_sgd"), some)
-
-
-def exchanges(job: Job) -> tuple[list[int], list[int]]:
+def exchanges(case: Case) -> tuple[list[int], list[int]]:
     """On a rank: the exchanges of a training step, and of one with weights that nobody learns."""
-    import torch.distributed as dist
-
-    from recshard_lab import DistributedModelParallel, ShardingPlan
-    from recshard_lab.comm import trace
-    from tests.distributed.jobs import batch_of
-
-    plan = ShardingPlan({processor_jobs.PATH: ShardingPlan.from_json(job.plan).plan[cases.PATH]})
-    dmp = DistributedModelParallel(processor_jobs.Processed("error"), plan=plan)
-    batch = batch_of(job.steps[0][dist.get_rank()])
+    _, model = sharded_model(case)
+    batch = batch_of(case.steps[0][dist.get_rank()])
     counts = []
     for learned in (True, False):
-        for name, parameter in dmp.named_parameters():
-            if "position_weights" in name:
-                parameter.requires_grad_(learned)
+        model.places.requires_grad_(learned)
         with trace() as traced:
-            dmp._bare.tables(batch).values().sum().backward()
+            model.collection(model.places(batch)).values().sum().backward()
         labels = [event.label for event in traced.events]
         counts.append([labels.count("input_dist_backward/weights"), len(labels)])
     return counts[0], counts[1]
 
 
-def test_they_cost_one_message_and_only_where_they_are_learned(some: Any) -> None:
-    for learned, fixed in some.run(exchanges, job(some, MIXED)):
-        assert learned[0] == 1
+def test_they_cost_one_message_and_only_where_they_are_learned(two: Any) -> None:
+    for learned, fixed in two.run(exchanges, case_of(2, MIXED)):
+        assert learned == [1, fixed[1] + 1]
         assert fixed[0] == 0
-        if some.world_size > 1:  # one rank without learned weights needs no input exchange
-            assert learned[1] == fixed[1] + 1
-
-
-def test_the_comparison_can_fail(some: Any) -> None:
-    made = job(some, MIXED)
-    before = processor_jobs.Processed("error").state_dict()
-    after = processor_jobs.plain(made)[1]
-    for name, weight in after.items():
-        assert float((weight - before[name]).abs().max()) > 1e-3, name
-    torch.testing.assert_close(before["dense.bias"], processor_jobs.Processed("error").state_dict()["dense.bias"])
-
-
-def test_a_pipeline_does_not_send_ahead_what_the_next_step_will_change(some: Any) -> None:
-    made = job(some, MIXED)
-    plain, piped = (some.run(processor_jobs.through, pipelined, made) for pipelined in (False, True))
-    for (losses, weights, _), (ours, found, left) in zip(plain, piped, strict=True):
-        assert ours == losses
-        assert all(torch.equal(found[name], weight) for name, weight in weights.items())
-        assert "weights are learned" in left[f"model.{processor_jobs.PATH}"]
 
 
 def asked_by(asking: list[int], scheme: str) -> tuple[list[float] | None, list[float]]:
     """On a rank: the gradient of its weights, where it is one of those that ask for theirs, and what it should be."""
-    import torch.distributed as dist
-
-    from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-
     rank, world = dist.get_rank(), dist.get_world_size()
     config = {"name": "t", "num_embeddings": 10, "embedding_dim": 8, "feature_names": ["f"]}
     collection = EmbeddingBagCollection([EmbeddingBagConfig(**config)], is_weighted=True)
@@ -142,9 +99,9 @@ def asked_by(asking: list[int], scheme: str) -> tuple[list[float] | None, list[f
     return None if weights.grad is None else weights.grad.tolist(), rows[ids].sum(1).tolist()
 
 
-@pytest.mark.parametrize("scheme", ["row_wise", "column_wise", "table_wise", "data_parallel"])
-def test_a_rank_gets_its_gradient_whoever_else_asks(some: Any, scheme: str) -> None:
-    world = some.world_size
+@pytest.mark.parametrize("scheme", MIXED)
+def test_a_rank_gets_its_gradient_whoever_else_asks(ranks: Any, scheme: str) -> None:
+    world = ranks.world_size
     for asking in ([], [0], [world - 1], list(range(world))):
-        for rank, (found, expected) in enumerate(some.run(asked_by, asking, scheme)):
+        for rank, (found, expected) in enumerate(ranks.run(asked_by, asking, scheme)):
             assert found == (pytest.approx(expected) if rank in asking else None)

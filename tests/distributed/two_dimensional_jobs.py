@@ -10,9 +10,19 @@ from torch import Tensor, nn
 from recshard_lab import ShardingPlan
 from recshard_lab.comm import trace
 from recshard_lab.comm.trace import CollectiveEvent
-from recshard_lab.distributed import DMPCollection, EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
-from recshard_lab.optim import RowWiseAdagrad
-from tests.distributed.jobs import Bags, Case, Model, batch_of, join, labels_of
+from recshard_lab.distributed import DMPCollection
+from tests.distributed.jobs import (
+    Bags,
+    Case,
+    Model,
+    batch_of,
+    join,
+    labels_of,
+    part_of_loss,
+    sharders_of,
+    table_optimizer,
+)
+from tests.distributed.state_jobs import copies_differ, everything
 
 
 def groups_of(world: int, size: int, contiguous: bool) -> list[list[int]]:
@@ -29,13 +39,8 @@ def build(case: Case, size: int, contiguous: bool = False, **more: Any) -> DMPCo
     if rank:
         for parameter in model.parameters():
             nn.init.constant_(parameter, float(rank))
-    fused = {"optimizer": case.optimizer, "learning_rate": case.learning_rate, "eps": case.eps}
-    sharders = [
-        EmbeddingBagCollectionSharder(fused, backend=case.backend),
-        EmbeddingCollectionSharder(fused, backend=case.backend),
-    ]
     plan, everybody = ShardingPlan.from_json(case.plan), torch.distributed.group.WORLD
-    more = {"sharders": sharders, "use_inter_host_allreduce": contiguous} | more
+    more = {"sharders": sharders_of(case), "use_inter_host_allreduce": contiguous} | more
     return DMPCollection(model, case.device, plan, world, size, everybody, **more)
 
 
@@ -52,52 +57,14 @@ def train(
     dense = dense or torch.optim.SGD(dmp.dense_parameters(), lr=case.learning_rate)
     grads = []
     for step, ranks in enumerate(steps):
-        batch = sum(len(next(iter(bags.values()))) for bags in ranks)
         _, logits, _ = dmp(batch_of(ranks[rank], case.weighted))
         dense.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels_of(ranks[rank]), reduction="sum")
-        (loss * world / batch).backward()
+        (part_of_loss(logits, list(ranks)) * world).backward()
         grads.append([p.grad.clone() for p in dense.param_groups[0]["params"]])
         dense.step()
         if every and (step + 1) % every == 0:
             dmp.sync(include_optimizer_state=states, optimizers=[dense])
     return grads
-
-
-def whole(value: Any, dmp: DMPCollection) -> Tensor:
-    """A tensor of this rank's sharding group, whole."""
-    if not hasattr(value, "local_shards"):
-        return value.detach().clone()
-    told: list[Any] = [None] * dmp.grid.group_size
-    local = [(tuple(s.metadata.shard_offsets), s.tensor.detach()) for s in value.local_shards()]
-    torch.distributed.all_gather_object(told, local, group=dmp.sharding_pg)
-    joined = torch.full(tuple(value.metadata().size), float("nan")).to(value.dtype)
-    for offsets, piece in (entry for each in told for entry in each):
-        joined[tuple(slice(o, o + n) for o, n in zip(offsets, piece.shape, strict=True))] = piece
-    return joined
-
-
-def everything(dmp: DMPCollection) -> dict[str, Tensor]:
-    """Weights and fused states of this rank's sharding group."""
-    found = {name: whole(value, dmp) for name, value in dmp.state_dict().items()}
-    for key, entry in dmp.fused_optimizer.state_dict()["state"].items():
-        found |= {f"{key}/{name}": whole(value, dmp) for name, value in entry.items()}
-    return found
-
-
-def copies_differ(dmp: DMPCollection) -> list[str]:
-    """Row states and replicas that this sharding group holds several times, and that are not the same bits."""
-    own: dict[tuple[str, str, tuple[int, int], tuple[int, int]], list[bytes]] = {}
-    for collection in dmp.collections.values():
-        for name, shards in collection.table_shards().items():
-            for part in shards.parts():
-                where = part.shards(shards.sharding.shards)
-                for n, matrix in shards.matrices(part).items():
-                    key = (name, part.name, where[n].rows, where[n].cols)
-                    own.setdefault(key, []).append(matrix.detach().contiguous().numpy().tobytes())
-    told: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(told, own)
-    return [str(key) for key in own if len({bits for other in told for bits in other.get(key, [])}) > 1]
 
 
 @dataclass
@@ -127,12 +94,7 @@ def train_truth(
     groups = groups_of(len(case.steps[0]), size, contiguous)
     models = [Model(case) for _ in groups]
     tables = [list(model.collection.parameters()) for model in models]
-    kinds: dict[str, Any] = {
-        "exact_sgd": lambda own: torch.optim.SGD(own, lr=case.learning_rate),
-        "exact_row_wise_adagrad": lambda own: RowWiseAdagrad(own, lr=case.learning_rate, eps=case.eps),
-        "exact_adagrad": lambda own: torch.optim.Adagrad(own, lr=case.learning_rate, eps=case.eps),
-    }
-    sparse = [kinds[case.optimizer](own) for own in tables]
+    sparse = [table_optimizer(case, own) for own in tables]
     dense = [torch.optim.SGD(model.dense.parameters(), lr=case.learning_rate) for model in models]
     grads = []
     for step, ranks in enumerate(case.steps):

@@ -16,7 +16,7 @@ from recshard_lab.embedding import (
     PoolingType,
 )
 from recshard_lab.sparse import KeyedJaggedTensor
-from tests.embedding.tables import MEAN, SUM, batch, batches, tables
+from tests.embedding.tables import MEAN, SUM, batches, tables
 
 
 def one(**changes: object) -> EmbeddingBagConfig:
@@ -187,11 +187,3 @@ def test_a_sequence_collection_has_one_dim_or_says_that_it_has_not() -> None:
     assert EmbeddingCollection([wide]).embedding_dim() == 8
     with pytest.raises(ValueError, match=r"several embedding_dim, \[4, 8\]"):
         EmbeddingCollection([wide, narrow]).embedding_dim()
-
-
-def test_what_was_given_can_be_asked_for() -> None:
-    collection = EmbeddingBagCollection(tables(), is_weighted=True)
-    assert collection.embedding_bag_configs() == tables()
-    assert collection.is_weighted()
-    assert not EmbeddingCollection([EmbeddingConfig(4, 4, "t", feature_names=["f"])]).need_indices()
-    assert batch().keys()[-1] == "unread"  # features without a table are allowed

@@ -14,45 +14,13 @@ from recshard_lab.embedding import (
     EmbeddingBagConfig,
     EmbOptimType,
     FusedEmbeddingBagCollection,
-    PoolingType,
     RowWiseAdagrad,
 )
 from recshard_lab.embedding.kernels import available
 from recshard_lab.sparse import KeyedJaggedTensor
-from tests.embedding.tables import MEAN, SUM, batch, tables
+from tests.embedding.tables import MEAN, batch, tables
 
 each_backend = pytest.mark.parametrize("backend", available())
-OPTIMIZERS = [
-    (torch.optim.SGD, {"lr": 0.3}),
-    (torch.optim.Adagrad, {"lr": 0.3, "eps": 1e-3}),
-    (RowWiseAdagrad, {"lr": 0.3, "eps": 1e-3}),
-]
-
-
-@each_backend
-@pytest.mark.parametrize(("optimizer", "kwargs"), OPTIMIZERS)
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("pooling", [SUM, MEAN])
-def test_ten_steps_end_at_the_truths_weights(
-    backend: str, optimizer: type[torch.optim.Optimizer], kwargs: dict, weighted: bool, pooling: PoolingType
-) -> None:
-    truth = EmbeddingBagCollection(tables(pooling), is_weighted=weighted)
-    fused = FusedEmbeddingBagCollection(tables(pooling), optimizer, kwargs, is_weighted=weighted, backend=backend)
-    fused.load_state_dict(truth.state_dict())
-    dense = optimizer(truth.parameters(), **kwargs)
-    assert fused.backend == backend
-    for seed in range(10):
-        features = batch(seed, weighted=weighted)
-        expected, output = truth(features), fused(features)
-        assert output.keys() == expected.keys()
-        torch.testing.assert_close(output.values(), expected.values(), atol=1e-5, rtol=1e-5)
-        mixing = torch.randn_like(expected.values())
-        (expected.values() * mixing).sum().backward()
-        (output.values() * mixing).sum().backward()
-        dense.step()
-        dense.zero_grad()
-    for name, weight in truth.state_dict().items():
-        torch.testing.assert_close(fused.state_dict()[name], weight, atol=1e-5, rtol=1e-5)
 
 
 @each_backend
@@ -131,13 +99,3 @@ def test_moving_or_casting_a_fused_collection_is_refused() -> None:
         with pytest.raises(ValueError, match="cannot move after it is made"):
             move()
     assert fused.to("cpu").float() is fused
-
-
-def test_an_id_that_is_no_row_is_refused_before_any_memory_is_read() -> None:
-    fused = FusedEmbeddingBagCollection(tables(), torch.optim.SGD, {"lr": 0.3})
-    features = batch()
-    ids = features.values().clone()
-    ids[0] = 7
-    wrong = KeyedJaggedTensor(features.keys(), ids, lengths=features.lengths())
-    with pytest.raises(ValueError, match="id 7 is not a row of table 'movies'"):
-        fused(wrong)

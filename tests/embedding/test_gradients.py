@@ -1,13 +1,12 @@
-"""Backward against numbers: torch's gradcheck in float64, and gradients that are not finite."""
+"""Gradients that are not finite, and numbers of steps."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recshard_lab.embedding import (
     DataType,
@@ -15,106 +14,12 @@ from recshard_lab.embedding import (
     EmbOptimType,
     FusedEmbeddingBagCollection,
     OptimizerSpec,
-    PoolingType,
     apply_optimizer_in_backward,
 )
 from recshard_lab.embedding.kernels import Slot, choose_kernel
 from recshard_lab.embedding.kernels.native import NativeKernel
 from recshard_lab.optim import LAMB, LarsSGD, PartialRowWiseAdam
 from recshard_lab.sparse import KeyedJaggedTensor
-from tests.embedding.lookups import SHAPE, Shape, make
-
-SEQUENCE = Shape(((7, 4), (5, 4)), (1, 0, 1), ((2, 0, 3), (1, 1, 0), (4, 0, 1)), seed=0)
-
-
-class Through(torch.autograd.Function):
-    """A dense kernel as a function of its tables and of the per-sample weights."""
-
-    @staticmethod
-    def forward(ctx: Any, kernel: NativeKernel, shape: Shape, weights: Tensor | None, *tables: Tensor) -> Tensor:
-        for own, table in zip(kernel.weights(), tables, strict=True):
-            own.copy_(table)
-            own.grad = None
-        out, ctx.saved = kernel.forward(shape.ids(), shape.offsets(kernel.pooled), weights)
-        ctx.kernel = kernel
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        for own in ctx.kernel.weights():
-            own.grad = None
-        weight_grad = ctx.kernel.backward(ctx.saved, grads[0])
-        return None, None, weight_grad, *[own.grad.clone() for own in ctx.kernel.weights()]
-
-
-@pytest.mark.parametrize("mode", ["sum", "weighted", "sequence"])
-def test_the_dense_kernel_passes_gradcheck(mode: str) -> None:
-    shape = SEQUENCE if mode == "sequence" else SHAPE
-    kernel = make(NativeKernel, shape, None, mode != "sequence", data_type=DataType.FP64)
-    torch.manual_seed(0)
-    tables = [torch.randn(rows, cols, dtype=torch.float64, requires_grad=True) for rows, cols in shape.slots]
-    count = shape.ids().numel()
-    weights = torch.randn(count, dtype=torch.float64, requires_grad=True) if mode == "weighted" else None
-
-    def run(weights: Tensor | None, *tables: Tensor) -> Tensor:
-        return Through.apply(kernel, shape, weights, *tables)
-
-    assert torch.autograd.gradcheck(run, (weights, *tables), fast_mode=False)
-
-
-class Stepped(torch.autograd.Function):
-    """A fused collection as a function of its tables: under SGD with a rate of 1 a step is the gradient.
-
-    A lookup can be gone back through once, and gradcheck goes back once for each number of the output: backward looks
-    up again.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, fused: FusedEmbeddingBagCollection, features: Any, weights: Any, *tables: Tensor) -> Tensor:
-        ctx.fused, ctx.features, ctx.tables = fused, features, [table.clone() for table in tables]
-        ctx.weights = None if weights is None else weights.detach().clone()
-        return Stepped.look_up(ctx, ctx.weights)
-
-    @staticmethod
-    def look_up(ctx: Any, weights: Tensor | None) -> Tensor:
-        for own, table in zip(ctx.fused.embedding_bags.values(), ctx.tables, strict=True):
-            own.weight.detach().copy_(table)
-        return ctx.fused(ctx.features(weights)).values()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        weights = None if ctx.weights is None else ctx.weights.clone().requires_grad_()
-        with torch.enable_grad():
-            Stepped.look_up(ctx, weights).backward(grads[0])
-        held = [own.weight.detach() for own in ctx.fused.embedding_bags.values()]
-        steps = [table - own for table, own in zip(ctx.tables, held, strict=True)]
-        return None, None, None if weights is None else weights.grad, *steps
-
-
-@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_fused_collection_passes_gradcheck(pooling: PoolingType, weighted: bool) -> None:
-    tables = [
-        EmbeddingBagConfig(5, 3, "a", feature_names=["f", "g"], pooling=pooling, data_type=DataType.FP64),
-        EmbeddingBagConfig(4, 2, "b", feature_names=["g"], pooling=PoolingType.SUM, data_type=DataType.FP64),
-    ]
-    fused = FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 1.0}, is_weighted=weighted, backend="native")
-    torch.manual_seed(0)
-    values, lengths = torch.tensor([0, 4, 4, 1, 2, 2, 3]), torch.tensor([3, 0, 1, 1, 2, 0])
-
-    def features(weights: Tensor | None) -> KeyedJaggedTensor:
-        return KeyedJaggedTensor(["f", "g"], values, weights, lengths=lengths)
-
-    inputs = [torch.randn(t.num_embeddings, t.embedding_dim, dtype=torch.float64, requires_grad=True) for t in tables]
-    weights = torch.rand(7, dtype=torch.float64, requires_grad=True) if weighted else None
-
-    def run(weights: Tensor | None, *tables: Tensor) -> Tensor:
-        return Stepped.apply(fused, features, weights, *tables)
-
-    assert torch.autograd.gradcheck(run, (weights, *inputs), fast_mode=False)
-
-
-# ---- gradients that are not finite ----
 
 CHECKED = OptimizerSpec(EmbOptimType.ADAM, check_gradients=True)
 
@@ -141,16 +46,6 @@ def test_checking_is_refused_by_kernels_that_do_not_check_and_native_is_taken() 
     spec = OptimizerSpec(check_gradients=True)
     chosen = choose_kernel(slots, spec, pooled=True, weighted=False, exchanges_row_norms=False, device="cpu")
     assert chosen is NativeKernel
-
-
-def test_steps_are_counted_once_a_backward_with_or_without_ids() -> None:
-    spec = replace(CHECKED, check_gradients=False)
-    kernel = NativeKernel([Slot("t", 4, 4, DataType.FP32, 4)], [0], spec, pooled=True, device="cpu")
-    for ids in ([0, 1], [], [1, 1]):
-        offsets = torch.tensor([0, len(ids)])
-        _, saved = kernel.forward(torch.tensor(ids, dtype=torch.int64), offsets, None)
-        kernel.backward(saved, torch.ones(1, 4))
-    assert kernel.optimizer_states()[0]["iter"].tolist() == [3]
 
 
 def test_tables_that_have_taken_different_numbers_of_steps_are_each_corrected_by_their_own() -> None:

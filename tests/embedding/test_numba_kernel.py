@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, Slot, available, kernel_named
-from recshard_lab.embedding.kernels.native import NativeKernel
 from recshard_lab.embedding.kernels.numba import threads
 
 pytestmark = pytest.mark.skipif("numba" not in available(), reason="needs numba")
@@ -116,15 +114,6 @@ def test_rows_of_any_width_are_looked_up_and_stepped_as_by_torch(spec: Optimizer
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_ids_of_both_widths_and_offsets_of_both_give_the_same_bits() -> None:
-    torch.manual_seed(0)
-    slots, features = [(50, 8), (40, 20)], [0, 1, 1]
-    batches = [draw(slots, features, 20) for _ in range(2)]
-    wide = train(make(slots, features, ROWWISE), batches, False)
-    narrow = train(make(slots, features, ROWWISE), [(ids.int(), offsets.int()) for ids, offsets in batches], False)
-    assert all(torch.equal(one, other) for one, other in zip(wide, narrow, strict=True))
-
-
 @pytest.mark.parametrize("spec", [SGD, ROWWISE], ids=str)
 def test_a_row_beyond_two_billion_numbers_is_found(spec: OptimizerSpec) -> None:
     rows = 2**31 // 512 + 3  # 4.3 GB of weights, of which only the touched pages are ever had
@@ -148,19 +137,6 @@ def test_gradients_of_any_layout_are_read_right() -> None:
         kernel.backward(kernel.forward(ids, offsets, None)[1], layout)
         stepped.append(kernel.weights()[1])
     assert all(torch.equal(stepped[0], own) for own in stepped[1:])
-
-
-def test_copied_and_shared_weights_are_found_where_they_are_now() -> None:
-    slots, features = [(50, 8)], [0]
-    ids, offsets = draw(slots, features, 20)
-    kernel = make(slots, features, SGD)
-    twin = copy.deepcopy(kernel)
-    twin.weights()[0].share_memory_()
-    before = kernel.weights()[0].clone()
-    out, saved = twin.forward(ids, offsets, None)
-    twin.backward(saved, torch.ones_like(out))
-    assert torch.equal(kernel.weights()[0], before)
-    assert not torch.equal(twin.weights()[0], before)
 
 
 BAD = {
@@ -254,17 +230,6 @@ def test_memory_around_tables_and_batches_stays_as_it_is(spec: OptimizerSpec, da
         assert room[32 + weight.numel() :].isnan().all()
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.optimizer}-{spec.weight_decay}")
-@pytest.mark.parametrize("pooled", [True, False])
-def test_an_empty_batch_changes_nothing(spec: OptimizerSpec, pooled: bool) -> None:
-    kernel = make([(5, 4), (0, 4)], [0, 1], spec, pooled=pooled)
-    before = [weight.clone() for weight in kernel.weights()]
-    out, saved = kernel.forward(torch.empty(0, dtype=torch.int64), torch.zeros(1 if pooled else 3).long(), None)
-    assert out.numel() == 0
-    kernel.backward(saved, torch.empty_like(out))
-    assert all(torch.equal(one, other) for one, other in zip(before, kernel.weights(), strict=True))
-
-
 def test_many_small_steps_of_a_frequent_row_are_not_rounded_away() -> None:
     """Each alone is less than half of the last digit of the weight; together they are not."""
     kernel = make([(5, 4)], [0], SGD)
@@ -274,33 +239,6 @@ def test_many_small_steps_of_a_frequent_row_are_not_rounded_away() -> None:
     _, saved = kernel.forward(torch.full((count,), 2), torch.arange(count + 1), None)
     kernel.backward(saved, torch.full((count, 4), 1e-7))  # 1e-8 a step
     torch.testing.assert_close(weight[2], torch.full((4,), 1 - 4e-5), atol=1e-7, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("spec", "changes", "reason"),
-    [
-        (None, {}, "keeps no gradients"),
-        (OptimizerSpec(EmbOptimType.ADAM), {}, "it has no loop for adam"),
-        (OptimizerSpec(gradient_clipping=True, max_norm=1.0), {}, "it has no gradient_clipping, max_norm"),
-        (OptimizerSpec(weight_decay=0.1, weight_decay_mode="DECOUPLE"), {}, "no weight_decay_mode"),  # type: ignore[arg-type]
-        (SGD, {"device": "cuda"}, "not on cuda"),
-        (SGD, {"slots": [Slot("t", 4, 4, DataType.BF16, 4)]}, "'t' is BF16; it trains FP32 and FP16"),
-        (SGD, {"slots": [Slot("t", 2**32 + 1, 4, DataType.FP32, 4)]}, "it sorts at most 4294967296"),
-    ],
-)
-def test_it_names_what_it_does_not_have(spec: OptimizerSpec | None, changes: dict, reason: str) -> None:
-    slots = [Slot("a", 4, 4, DataType.FP32, 4)]
-    arguments = {
-        "slots": slots,
-        "pooled": True,
-        "weighted": False,
-        "exchanges_row_norms": False,
-        "device": "cpu",
-        **changes,
-    }
-    refusal = kernel_named("numba").refuses(optimizer=spec, **arguments)
-    assert refusal is not None
-    assert reason in refusal
 
 
 def test_what_fails_on_a_thread_is_raised_where_it_was_asked_for() -> None:
@@ -323,7 +261,3 @@ def test_every_piece_of_work_is_shared_out_once(shares: int) -> None:
         assert all(start <= end for start, end in cuts)
         given, _ = threads.share_out(loads, shares)
         assert sorted(p for own in given for p in own) == [p for p, load in enumerate(loads) if load]
-
-
-def test_native_is_the_truth_it_is_compared_with() -> None:
-    assert isinstance(make([(4, 4)], [0], SGD, name="native"), NativeKernel)

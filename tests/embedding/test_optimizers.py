@@ -24,7 +24,6 @@ from recshard_lab.embedding.optimizers import (
     PartialRowWiseAdam,
     PartialRowWiseLAMB,
     optim_type,
-    spec_of_parameter,
     step,
 )
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, ROW_SUMS
@@ -32,22 +31,6 @@ from recshard_lab.sharding import Topology
 from tests.embedding.lookups import dense_twin
 
 ROWWISE = EmbOptimType.EXACT_ROWWISE_ADAGRAD
-
-
-def test_rowwise_adagrad_follows_its_formula() -> None:
-    torch.manual_seed(0)
-    weight = nn.Parameter(torch.randn(5, 3, dtype=torch.float64))
-    expected, total = weight.detach().clone(), torch.zeros(5, dtype=torch.float64)
-    optimizer = RowWiseAdagrad([weight], lr=0.1, eps=1e-3)
-    for _ in range(4):
-        weight.grad = torch.randn_like(weight)
-        weight.grad[1] = 0
-        for row in range(5):
-            total[row] += sum(g * g for g in weight.grad[row].tolist()) / 3
-            expected[row] -= 0.1 * weight.grad[row] / (total[row].sqrt() + 1e-3)
-        optimizer.step()
-    torch.testing.assert_close(weight.detach(), expected)
-    torch.testing.assert_close(optimizer.state[weight]["sum"].view(-1), total)
 
 
 def by_hand(
@@ -59,6 +42,11 @@ def by_hand(
     for t, g in enumerate(grads, 1):
         size = len(w)
         w_norm = math.sqrt(sum(x * x for x in w))
+        if kind == "row adagrad":
+            g = [x + decay * y for x, y in zip(g, w, strict=True)]
+            v = [v[0] + sum(x * x for x in g) / size] * size
+            w = [y - lr * x / (math.sqrt(v[0]) + eps) for y, x in zip(w, g, strict=True)]
+            continue
         if kind == "lars":
             g_norm = math.sqrt(sum(x * x for x in g))
             local = lr * eta * w_norm / (g_norm + decay * w_norm)
@@ -78,6 +66,7 @@ def by_hand(
 @pytest.mark.parametrize(
     ("kind", "make"),
     [
+        ("row adagrad", lambda ps, **kw: RowWiseAdagrad(ps, eps=1e-3, **kw)),
         ("adam", lambda ps, **kw: torch.optim.AdamW(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
         ("row adam", lambda ps, **kw: PartialRowWiseAdam(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
         ("lamb", lambda ps, **kw: LAMB(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
@@ -121,15 +110,6 @@ def test_a_dense_optimizer_leaves_rows_without_gradient_alone(make: Any) -> None
 def test_a_dense_optimizer_refuses_numbers_that_make_no_step(make: Any) -> None:
     with pytest.raises(ValueError, match="lr must be a finite number >= 0, got -1"):
         make([nn.Parameter(torch.ones(1))], lr=-1)
-
-
-def test_rows_of_zeros_learn_under_trust_ratios() -> None:
-    for make in (LAMB, PartialRowWiseLAMB, LarsSGD):
-        weight = nn.Parameter(torch.zeros(1, 2))
-        weight.grad = torch.tensor([[1.0, -2.0]])
-        make([weight], lr=0.5).step()
-        assert weight.detach().isfinite().all()
-        assert weight.detach().any()
 
 
 def state_of(spec: OptimizerSpec, rows: int) -> dict[str, torch.Tensor]:
@@ -222,31 +202,25 @@ def test_the_planner_knows_the_state_of_every_optimizer() -> None:
         )
 
 
-def test_fused_params_are_read_or_refused_by_name() -> None:
+def test_fused_params_are_read() -> None:
     given = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.5, "eps": 0.1}
     assert OptimizerSpec.from_fused_params(given) == OptimizerSpec(ROWWISE, 0.5, 0.1)
     assert OptimizerSpec.from_fused_params(None) == OptimizerSpec(EmbOptimType.EXACT_SGD, 0.01)
-    with pytest.raises(ValueError, match=r"fused_params has unknown keys \['nesterov'\]"):
-        OptimizerSpec.from_fused_params({"nesterov": True})
-    with pytest.raises(ValueError, match=r"optimizer 'shampoo' is not supported\. Fix: choose one of exact_sgd"):
-        OptimizerSpec.from_fused_params({"optimizer": "shampoo"})
-    with pytest.raises(ValueError, match="learning_rate must be a finite number >= 0, got nan"):
-        OptimizerSpec(learning_rate=float("nan"))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"nesterov": True}, r"fused_params has unknown keys \['nesterov'\]"),
+        ({"optimizer": "shampoo"}, r"optimizer 'shampoo' is not supported\. Fix: choose one of exact_sgd"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a finite number >= 0, got nan"),
         ({"momentum": 0.5}, r"momentum=0.5 is not read by exact_sgd. Fix: leave it out, or use \['lars_sgd'\]"),
         ({"optimizer": "exact_adagrad", "beta1": 0.5}, r"beta1=0.5 is not read by exact_adagrad.*'adam'"),
         ({"optimizer": "adam", "beta2": 1.0}, "beta2 must be a number from 0 to below 1, got 1.0"),
         ({"max_gradient": 0.5}, "max_gradient=0.5 has no effect. Fix: add gradient_clipping=True"),
         ({"gradient_clipping": 1}, "gradient_clipping must be True or False, got 1"),
         ({"weight_decay": 0.1, "weight_decay_mode": 0}, "with weight_decay_mode NONE has no effect"),
-        (
-            {"weight_decay": 0.1, "weight_decay_mode": 3},
-            "weight_decay_mode 3 is not supported. Fix: choose one of",
-        ),
+        ({"weight_decay": 0.1, "weight_decay_mode": 3}, "weight_decay_mode 3 is not supported. Fix: choose one of"),
     ],
 )
 def test_what_a_formula_does_not_read_is_refused(given: dict[str, Any], message: str) -> None:
@@ -290,11 +264,7 @@ def test_a_torch_optimizer_becomes_its_fused_twin_with_its_own_defaults() -> Non
         (RowWiseAdagrad, {"lr_decay": 0.1}, r"RowWiseAdagrad\(lr_decay=0.1\) cannot run inside backward"),
         (torch.optim.Adagrad, {"initial_accumulator_value": 1.0}, "initial_accumulator_value"),
         (torch.optim.SGD, {"learning_rate": 1.0}, r"SGD has no argument \['learning_rate'\]"),
-        (
-            torch.optim.RMSprop,
-            {},
-            "RMSprop has no fused equal. Fix: choose one of SGD, Adagrad, Adam, AdamW",
-        ),
+        (torch.optim.RMSprop, {}, "RMSprop has no fused equal. Fix: choose one of SGD, Adagrad, Adam, AdamW"),
     ],
 )
 def test_an_argument_that_would_be_lost_is_refused(
@@ -319,13 +289,6 @@ def test_an_optimizer_in_backward_steps_without_being_called() -> None:
     for own, expected in zip(model.parameters(), twin.parameters(), strict=True):
         assert own.grad is None
         torch.testing.assert_close(own, expected)
-
-
-def test_the_choice_can_be_read_back_even_on_meta() -> None:
-    weight, other = (nn.Parameter(torch.empty(4, 4, device="meta")) for _ in range(2))
-    apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
-    assert spec_of_parameter(weight) == OptimizerSpec(EmbOptimType.EXACT_SGD, 0.5)
-    assert spec_of_parameter(other) is None
 
 
 def test_a_second_optimizer_in_backward_is_refused() -> None:

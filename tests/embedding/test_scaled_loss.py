@@ -147,13 +147,3 @@ def test_another_model_is_scaled_as_before_beside_tables_that_train(plain: nn.Mo
         truth(batch()).backward()
     assert all(torch.allclose(one, other) for one, other in zip(weights(plain), weights(alone), strict=True))
     assert all(torch.equal(one, other) for one, other in zip(weights(model), weights(truth), strict=True))
-
-
-def test_rows_without_a_gradient_may_be_part_of_a_scaled_loss(plain: nn.Module) -> None:
-    model = Model()
-    before = weights(model)
-    with torch.no_grad():
-        rows = model.tables(batch()).values()[:, :4]
-    scaler().scale(plain(rows).sum()).backward()
-    scaler().scale(plain(model.tables(batch()).values()[:, :4].detach()).sum()).backward()
-    assert unchanged(model, before)

@@ -70,18 +70,6 @@ def test_a_sequence_collection_keeps_each_features_own_batch(seed: int) -> None:
         assert output.values().shape[0] == bags.values().shape[0]
 
 
-def test_inverse_indices_are_followed_where_every_feature_has_as_many_bags() -> None:
-    collection = EmbeddingBagCollection(tables())
-    keys = ["seen", "liked", "genre"]
-    bags = KeyedJaggedTensor(
-        keys,
-        torch.arange(6) % 5,
-        lengths=torch.ones(6, dtype=torch.int64),
-        inverse_indices=(keys, torch.tensor([[1, 1, 0], [0, 1, 0], [1, 0, 0]])),
-    )
-    assert torch.equal(collection(bags)["genre"], collection.embedding_bags["genres"].weight[torch.tensor([0, 4, 4])])
-
-
 def test_a_variable_batch_that_names_no_common_samples_is_refused() -> None:
     variable, _ = deduplicated()
     bare = KeyedJaggedTensor(

@@ -245,13 +245,9 @@ def everything(module: Any) -> dict[str, dict[str, Tensor]]:
     """Rows of all tiers in the order of ids."""
     found = {}
     for name, table in module.tables().items():
-        parts = list(table.export_batches())
-        ids = torch.cat([rows.ids for rows in parts])
-        order = ids.argsort()
-        found[name] = {"ids": ids[order], "weight": torch.cat([rows.weight for rows in parts])[order]}
-        found[name]["scores"] = torch.cat([rows.scores for rows in parts])[order]
-        for state in parts[0].states:
-            found[name][state] = torch.cat([rows.states[state] for rows in parts])[order]
+        rows = joined(list(table.export_batches()))
+        rows = rows.at(rows.ids.argsort())
+        found[name] = {"ids": rows.ids, "weight": rows.weight, "scores": rows.scores, **rows.states}
     return found
 
 
@@ -303,11 +299,10 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("split", [False, True])
 def test_loading_rows_without_a_slot_needs_the_memory_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the dump has the columns of a row in several files."""
+    """The dump has the columns of a row in several files."""
     size = 1 << 14
     for module in ("read", "write"):
         monkeypatch.setattr(f"recshard_lab.embedding.dynamic.dumps.{module}.FILE_BYTES", size)
@@ -318,14 +313,12 @@ def test_loading_rows_without_a_slot_needs_the_memory_of_a_file(
             [DynamicEmbeddingConfig("user", 32, capacity, tiers=tiers)], EmbOptimType.ADAM, {"lr": 0.1}
         )
 
-    one: Any = tiered(1024)
-    if split:
-        shards = [Shard(0, (0, 1024), columns) for columns in ((0, 16), (16, 32))]
-        plan = ShardingPlan({"": EmbeddingModuleShardingPlan({"user": ParameterSharding("custom", shards=shards)})})
-        one = DistributedModelParallel(one, plan=plan)
+    shards = [Shard(0, (0, 1024), columns) for columns in ((0, 16), (16, 32))]
+    plan = ShardingPlan({"": EmbeddingModuleShardingPlan({"user": ParameterSharding("custom", shards=shards)})})
+    one = DistributedModelParallel(tiered(1024), plan=plan)
     ids = torch.randperm(6000, generator=torch.Generator().manual_seed(0)) * 7919
-    for part in ids.split(500):
-        batch = KeyedJaggedTensor(["user"], part, lengths=torch.ones(500, dtype=torch.int64))
+    parts = [KeyedJaggedTensor(["user"], own, lengths=torch.ones(500, dtype=torch.int64)) for own in ids.split(500)]
+    for batch in parts:
         one(batch).values().pow(2).sum().backward()
     one.dump(tmp_path / "run")
     other, largest = tiered(128), LargestTensor()
@@ -334,8 +327,7 @@ def test_loading_rows_without_a_slot_needs_the_memory_of_a_file(
         other.load(tmp_path / "run")
     assert largest.bytes < 8 * 6000 + 3 * size  # the ids, of 384 bytes a row
     one.eval(), other.eval()
-    for part in ids.split(500):
-        batch = KeyedJaggedTensor(["user"], part, lengths=torch.ones(500, dtype=torch.int64))
+    for batch in parts:
         assert torch.equal(one(batch).values(), other(batch).values())
     assert other.table("user").total_size == 6000
 

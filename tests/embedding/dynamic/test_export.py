@@ -18,7 +18,6 @@ from recshard_lab import (
     EmbeddingBagConfig,
     KeyedJaggedTensor,
     PoolingType,
-    quantize_embeddings,
 )
 from recshard_lab.embedding import Tier, VocabularyEmbeddingBagCollection, VocabularyEmbeddingCollection, export_static
 from recshard_lab.embedding.dynamic.dumps import DumpError
@@ -166,19 +165,14 @@ def test_a_delta_on_the_dump_of_another_run_is_refused(tmp_path: Path) -> None:
 def test_a_variable_batch_looks_up_the_bags_of_its_samples() -> None:
     dynamic = trained(collection("weighted"), range(2))
     serving = export_static(dynamic)
-    full = batch(99)
-    rng = torch.Generator().manual_seed(0)
-    counts = [SAMPLES, 7, 11]
-    bags = [full[key] for key in full.keys()]  # noqa: SIM118
-    lengths = [own.lengths()[:count] for own, count in zip(bags, counts, strict=True)]
-    ends = [int(own.sum()) for own in lengths]
+    full, counts = batch(99), [40, 39, 11]  # of the bags of the full batch
     features = KeyedJaggedTensor(
         full.keys(),
-        torch.cat([own.values()[:end] for own, end in zip(bags, ends, strict=True)]),
-        torch.cat([own.weights()[:end] for own, end in zip(bags, ends, strict=True)]),
-        torch.cat(lengths),
+        full.values(),
+        full.weights(),
+        full.lengths(),
         stride_per_key_per_rank=[[count] for count in counts],
-        inverse_indices=(full.keys(), torch.stack([torch.randint(0, n, (40,), generator=rng) for n in counts])),
+        inverse_indices=(full.keys(), torch.stack([torch.randint(0, count, (40,)) for count in counts])),
     )
     assert 0 < absent_share(serving, features) < 1
     same(outputs(serving, features), outputs(dynamic, features))
@@ -192,13 +186,6 @@ def test_a_table_without_ids_and_a_batch_without_ids() -> None:
         ["u", "v", "w"], torch.empty(0, dtype=torch.int64), lengths=torch.zeros(6, dtype=torch.int64)
     )
     assert not serving(none).values().any()
-
-
-def test_an_export_can_be_quantized() -> None:
-    dynamic = trained(collection("pooled", absent="initial"), range(3))
-    features, small = batch(99), quantize_embeddings(export_static(dynamic))
-    assert small.state_dict()["collection.embedding_bags.user.weight"].dtype == torch.uint8
-    same(outputs(small, features), outputs(dynamic, features), 0.05)
 
 
 def test_wrong_collections_and_states_are_refused() -> None:

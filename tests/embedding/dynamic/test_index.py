@@ -152,27 +152,6 @@ def test_shards_of_an_index_choose_the_ids_that_the_whole_chooses(backend: str, 
         parts[0].find(torch.arange(100))
 
 
-def test_erased_slots_are_used_again_and_hide_no_id_behind_them() -> None:
-    index = ScoredIndex(128)
-    index.find_or_insert(torch.arange(128))
-    index.erase(torch.arange(0, 128, 2))
-    kept = torch.arange(1, 128, 2)
-    assert bool((index.find(kept) >= 0).all())
-    index.find_or_insert(torch.arange(1000, 1064))
-    assert index.counters.evictions == 0
-    assert bool((index.find(torch.cat([kept, torch.arange(1000, 1064)])) >= 0).all())
-
-
-def test_state_is_everything() -> None:
-    index, other = ScoredIndex(300, evict="epoch_lfu"), ScoredIndex(128, evict="epoch_lfu")
-    index.epoch = 3
-    index.find_or_insert(torch.randint(0, 500, (400,)))
-    other.load_state(index.state())
-    again = torch.randint(0, 1000, (400,))
-    assert torch.equal(index.find_or_insert(again).slots, other.find_or_insert(again).slots)
-    assert index.counters == other.counters
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
-from recshard_lab.embedding.dynamic.table import DynamicTable, Memory, Rows
+from recshard_lab.embedding.dynamic.table import DynamicTable, Rows
 
 
 def table(capacity: int = 128, **more: Any) -> DynamicTable:
@@ -157,24 +157,6 @@ def test_a_function_scores_ids() -> None:
     one.slots_for(ids(200))
     assert one.slots_of(ids(127)).tolist() == [-1]
     assert one.slots_of(ids(0)).tolist() != [-1]
-
-
-def test_growth_moves_rows_and_states() -> None:
-    def memory() -> Memory:
-        rows = one.capacity
-        return torch.zeros(rows, 4), {"sum": torch.zeros(rows), "iter": torch.zeros(1)}
-
-    one = DynamicTable(DynamicEmbeddingConfig("user", 4, 1024, max_capacity=1 << 14), memory=memory)
-    one.weight, one.states = memory()
-    first = torch.arange(900)
-    one.assign(first, one.find_or_insert(first) + 1)
-    one.states["sum"][one.slots_of(first)] = first.float()
-    one.states["iter"][0] = 5
-    one.slots_for(torch.arange(5000, 12000))
-    assert one.capacity == 1 << 14 == len(one.weight)
-    assert torch.equal(one.find(first)[0], one.initial(first) + 1)
-    assert torch.equal(one.states["sum"][one.slots_of(first)], first.float())
-    assert one.states["iter"].tolist() == [5]
 
 
 @pytest.mark.parametrize(

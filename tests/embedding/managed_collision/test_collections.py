@@ -204,24 +204,6 @@ def test_reset_rows_get_the_tables_init_function() -> None:
     assert torch.equal(step(collection, stepping, *range(50, 58)), torch.full((8, DIM), 7.0))
 
 
-def test_rows_come_from_the_module_only_on_request() -> None:
-    collection, _ = made(True, "sgd", "zch")
-    collection._return_remapped_features = False
-    assert collection(batch_of(1))[1] is None
-
-
-@pytest.mark.parametrize("optimizer", ["adagrad", "fused adagrad"])
-def test_copies_train_alone(optimizer: str) -> None:
-    collection, stepping = made(True, optimizer, "zch")
-    step(collection, stepping, *range(8))
-    other = copy.deepcopy(collection)
-    kept = collection(batch_of(3))[0].values().detach().clone()
-    using = DENSE[optimizer](other.parameters()) if optimizer in DENSE else None
-    step(other, using, *range(50, 58))
-    collection.eval()
-    assert torch.equal(collection(batch_of(3))[0].values(), kept)
-
-
 @pytest.mark.parametrize("variable", [False, True])
 def test_any_order_of_keys_and_variable_batches(variable: bool) -> None:
     tables = [EmbeddingBagConfig(ROWS, DIM, f"t{name}", feature_names=[name]) for name in "ab"]

@@ -100,13 +100,6 @@ def test_no_two_ids_share_a_row_until_their_bucket_is_full(batches: list[list[in
         assert counters.inserts - counters.evictions == module.size
 
 
-def test_a_full_table_has_every_row_in_use() -> None:
-    module = zch(1000, disable_fallback=True)
-    rows = module.rows_of(torch.arange(1000) * 7919, True, [1000])
-    assert sorted(rows.tolist()) == list(range(1000))
-    assert int(module.open_slots()) == 0
-
-
 @pytest.mark.parametrize("extra", [0, 3])
 def test_a_batch_is_a_multiset(extra: int) -> None:
     ids = torch.tensor([5, 9, 5, -2, 10**15, 9] + [77] * extra)

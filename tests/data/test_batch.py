@@ -30,13 +30,6 @@ def test_a_tree_of_a_batch_keeps_its_tensors_and_sizes(global_size: int) -> None
     assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
 
 
-def test_its_fields_can_be_assigned() -> None:
-    one = batch(6)
-    one.labels = 1 - one.labels
-    assert torch.equal(one.to("cpu").labels, 1 - batch(6).labels)
-    assert len(one) == one.global_size == 6
-
-
 def test_an_exported_training_model_takes_batches_of_any_size() -> None:
     table = EmbeddingBagConfig(10, 8, "t", feature_names=["a", "b"])
     model = DLRMTrain(DLRM(EmbeddingBagCollection([table]), 3, [8], [4, 1]))

@@ -125,16 +125,6 @@ def test_a_finished_day_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert (again.st_ino, again.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
 
 
-def test_two_runs_on_one_folder_are_refused(tmp_path: Path) -> None:
-    inputs = files.write(tmp_path / "in", days=1)
-
-    def second(_: object) -> None:
-        preprocess_criteo(inputs, tmp_path / "out", resume=True)
-
-    with pytest.raises(ValueError, match="another run writes to it"):
-        preprocess_criteo(inputs, tmp_path / "out", on_progress=second)
-
-
 def test_a_file_lost_since_is_told_on_resuming(tmp_path: Path) -> None:
     inputs = files.write(tmp_path / "in")
     preprocess_criteo(inputs, tmp_path / "out")

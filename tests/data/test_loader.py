@@ -170,16 +170,6 @@ def test_a_state_of_another_order_is_refused_and_changes_nothing(other: dict[str
     assert loader.position.samples == 0
 
 
-def test_progress_tells_samples_of_all_ranks() -> None:
-    loader = BatchLoader(Numbered(50, rows=[3]), 8, rank=1, world_size=2)
-    batches = iter(loader)
-    next(batches)
-    next(batches)
-    assert (loader.position.epoch, loader.position.samples, loader.position.total) == (0, 16, 50)
-    assert loader.position.samples_per_second > 0
-    assert str(loader.position) == "epoch 0: 16 of 50 samples (32.0%)"
-
-
 def test_what_a_source_raises_ahead_is_raised_in_its_place() -> None:
     class Breaking(Numbered):
         def batch(self, samples: object) -> Batch:
@@ -197,12 +187,3 @@ def test_what_a_source_raises_ahead_is_raised_in_its_place() -> None:
 def test_pinned_memory_without_a_cuda_device_is_refused() -> None:
     with pytest.raises(ValueError, match="pin_memory=True needs a CUDA device"):
         BatchLoader(Numbered(50, rows=[3]), 8, pin_memory=True)
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_batches_are_pinned_when_asked_for() -> None:
-    batch = next(iter(BatchLoader(Numbered(50, rows=[3]), 8, pin_memory=True, prefetch=1)))
-    assert batch.dense_features.is_pinned()
-    assert batch.labels.is_pinned()
-    assert batch.sparse_features.values().is_pinned()

@@ -118,18 +118,6 @@ def test_half_precision_tables_are_summed_in_single() -> None:
     assert collection.embedding_bags["t"].weight.dtype == torch.float16
 
 
-def test_gradients_reach_the_tables_and_the_weights() -> None:
-    collection = EmbeddingBagCollection([one()], is_weighted=True)
-    weights = torch.tensor([2.0, 3.0], requires_grad=True)
-    features = KeyedJaggedTensor(["f"], torch.tensor([1, 1]), weights, lengths=torch.tensor([1, 1]))
-    collection(features).values().sum().backward()
-    table = collection.embedding_bags["t"].weight
-    assert table.grad is not None
-    assert table.grad[1].tolist() == [5.0] * 4
-    assert weights.grad is not None
-    torch.testing.assert_close(weights.grad, table[1].sum().detach().expand(2))
-
-
 @pytest.mark.parametrize("bad", [4, -1, 2**40])
 def test_an_id_that_is_no_row_is_named_with_its_feature_and_sample(bad: int) -> None:
     features = KeyedJaggedTensor(["f"], torch.tensor([0, 3, bad]), lengths=torch.tensor([1, 0, 2]))

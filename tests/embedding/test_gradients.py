@@ -18,7 +18,7 @@ from recshard_lab.embedding import (
 )
 from recshard_lab.embedding.kernels import Slot, choose_kernel
 from recshard_lab.embedding.kernels.native import NativeKernel
-from recshard_lab.optim import LAMB, LarsSGD, PartialRowWiseAdam
+from recshard_lab.optim import LAMB, LarsSGD, PartialRowWiseAdam, RowWiseAdagrad
 from recshard_lab.sparse import KeyedJaggedTensor
 
 CHECKED = OptimizerSpec(EmbOptimType.ADAM, check_gradients=True)
@@ -70,6 +70,7 @@ def test_tables_that_have_taken_different_numbers_of_steps_are_each_corrected_by
 @pytest.mark.parametrize(
     ("optimizer", "kwargs"),
     [
+        (RowWiseAdagrad, {"lr": 0.1}),
         (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.2}),
         (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.2, "betas": (0.7, 0.9)}),
         (PartialRowWiseAdam, {"lr": 0.1}),
@@ -91,3 +92,4 @@ def test_an_optimizer_in_backward_and_its_fused_twin_step_alike(optimizer: Any, 
         (fused(features).values() * mixing).sum().backward()
         (torch.stack([weight[ids[:3]].sum(0), weight[ids[3:]].sum(0)]) * mixing).sum().backward()
         torch.testing.assert_close(fused.embedding_bags["t"].weight.detach(), weight.detach(), atol=1e-6, rtol=1e-5)
+        assert weight.grad is None

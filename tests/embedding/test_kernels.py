@@ -75,20 +75,13 @@ def test_several_steps_equal_autograd_and_a_dense_optimizer(
 
 
 @each_kernel
-@given(shape=shapes())
-@settings(max_examples=40, deadline=None)
-def test_any_jagged_batch_is_pooled_and_stepped_as_by_autograd(kernel: type[LookupKernel], shape: Shape) -> None:
-    truth = Truth(shape, ROWWISE, True)
-    run_steps(make(kernel, shape, ROWWISE, True), truth, True, shape.seed % 2 == 0, steps=2, atol=ANY_BATCH)
-
-
-@each_kernel
+@pytest.mark.parametrize("pooled", [True, False])
 @given(shape=shapes())
 @settings(max_examples=30, deadline=None)
-def test_any_jagged_batch_is_looked_up_as_a_sequence_as_by_autograd(kernel: type[LookupKernel], shape: Shape) -> None:
-    specs = [spec for spec in SPECS if can(kernel, spec)]
-    spec = specs[shape.seed % len(specs)]
-    run_steps(make(kernel, shape, spec, False), Truth(shape, spec, False), False, False, steps=2, atol=ANY_BATCH)
+def test_any_jagged_batch_is_stepped_as_by_autograd(kernel: type[LookupKernel], pooled: bool, shape: Shape) -> None:
+    specs = [ROWWISE] if pooled else [spec for spec in SPECS if can(kernel, spec)]
+    spec, weighted = specs[shape.seed % len(specs)], pooled and shape.seed % 2 == 0
+    run_steps(make(kernel, shape, spec, pooled), Truth(shape, spec, pooled), pooled, weighted, 2, ANY_BATCH)
 
 
 @each_kernel

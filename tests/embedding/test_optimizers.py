@@ -274,23 +274,6 @@ def test_an_argument_that_would_be_lost_is_refused(
         OptimizerSpec.from_optimizer(optimizer, kwargs)
 
 
-def test_an_optimizer_in_backward_steps_without_being_called() -> None:
-    torch.manual_seed(0)
-    model, twin = nn.Linear(3, 2), nn.Linear(3, 2)
-    twin.load_state_dict(model.state_dict())
-    apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
-    dense = RowWiseAdagrad(twin.parameters(), lr=0.1)
-    for _ in range(3):
-        inputs = torch.randn(4, 3)
-        model(inputs).square().sum().backward()
-        dense.zero_grad()
-        twin(inputs).square().sum().backward()
-        dense.step()
-    for own, expected in zip(model.parameters(), twin.parameters(), strict=True):
-        assert own.grad is None
-        torch.testing.assert_close(own, expected)
-
-
 def test_a_second_optimizer_in_backward_is_refused() -> None:
     weight = nn.Parameter(torch.ones(2))
     apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})

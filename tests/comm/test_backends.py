@@ -68,12 +68,6 @@ def test_every_spelling_of_a_backend_gives_one_answer(group: Any) -> None:
         assert backends_of(env.pg).get("cuda") == gpu, backend
 
 
-def test_one_process_has_no_backend() -> None:
-    env = ShardingEnv.from_local(1, 0)
-    assert backends_of(env.pg) == {}
-    assert compute_device(env) == message_device(env) == torch.device("cpu")
-
-
 def test_the_device_of_the_launched_rank_is_that_of_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECSHARD_DEVICE", "cuda:1")
     assert compute_device(ShardingEnv.from_local(1, 0)) == torch.device("cuda", 1)
@@ -134,12 +128,6 @@ def test_destroyed_groups_leave_no_threads_descriptors_or_objects() -> None:
         counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
     assert [group for group in groups if group() is not None] == []
     assert counts[1:] == counts[:1] * 3
-
-
-def test_subgroups_are_created_once_while_their_group_lives(group: Any) -> None:
-    env = group("gloo")
-    assert env.node_envs()[0].pg is env.node_envs()[0].pg
-    assert ReplicaGrid(env, 1).replicas.pg is ReplicaGrid(env, 1).replicas.pg
 
 
 def test_an_env_that_contradicts_its_process_group_is_refused(group: Any) -> None:

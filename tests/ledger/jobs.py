@@ -190,19 +190,6 @@ def pipelined(device: str, kind: str, switches: dict[str, Any]) -> tuple[list[st
     return state_jobs.same(one, other), losses, expected
 
 
-def evaluated(device: str) -> tuple[list[float], list[float]]:
-    """Losses of a pipeline without training, on the device and on the CPU."""
-    register(device)
-    one, other = (_dlrm(place) for place in (device, "cpu"))
-    return _evaluate(one, device), _evaluate(other, "cpu")
-
-
-def _evaluate(model: rl.DistributedModelParallel, place: str) -> list[float]:
-    optimizer = pipeline_jobs.dense_optimizer(model)
-    with pipelines.EvalPipelineSparseDist(model, optimizer, torch.device(place)) as pipeline:
-        return pipeline_jobs.outputs(pipeline, iter(pipeline_jobs.batches(3)))
-
-
 def replicated(device: str) -> list[str]:
     """Names of what differs between replicas that meet every two batches on the device, and on the CPU."""
     register(device)
@@ -230,14 +217,8 @@ def _parts(world: int) -> tuple[DLRMTrain, rl.ShardingPlan, dict[str, Any]]:
     ebc = rl.EmbeddingBagCollection(pipeline_jobs.tables())
     plan = pipeline_jobs.plan_of({"model.embedding_bag_collection": ebc}, world)
     wrapper = DefaultDataParallelWrapper(find_unused_parameters=False)
-    return (
-        DLRMTrain(DLRM(ebc, 3, [8], [4, 1])),
-        plan,
-        {
-            "sharders": [pipeline_jobs.sharder()],
-            "data_parallel_wrapper": wrapper,
-        },
-    )
+    more = {"sharders": [pipeline_jobs.sharder()], "data_parallel_wrapper": wrapper}
+    return DLRMTrain(DLRM(ebc, 3, [8], [4, 1])), plan, more
 
 
 def _moved_plan(model: rl.DistributedModelParallel) -> rl.ShardingPlan:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from recshard_lab import RankError
-from recshard_lab.embedding.kernels import kernel_names
 from tests.ledger.jobs import counted
 
 CPU_ONLY = [1.0, 2.0, 3.0, 4.0]
@@ -34,16 +33,6 @@ MIXTURES = {
 def test_mixed_devices_are_refused(one_rank: Any, name: str) -> None:
     with pytest.raises(RankError, match=r"same device|not supported for tensor subclasses"):
         one_rank.run(counted, MIXTURES[name])
-
-
-def test_what_cuda_allows_is_allowed(one_rank: Any) -> None:
-    def allowed(_: Any) -> list[Any]:
-        x = ones(3)
-        x[torch.tensor([0])] = 5.0
-        return [(x + torch.tensor(1.0)).tolist(), x[torch.tensor([0, 2])].tolist(), (2 * x).sum().item()]
-
-    ((_, found),) = one_rank.run(counted, allowed)
-    assert found == [[6.0, 2.0, 2.0], [5.0, 1.0], 14.0]
 
 
 WAITS = {
@@ -148,49 +137,6 @@ def test_live_and_peak_bytes_are_exact_by_kind(one_rank: Any) -> None:
     assert (extra, activations) == (600, 400)
 
 
-def test_a_wait_names_the_innermost_line_of_this_library(one_rank: Any) -> None:
-    def lengths(_: Any) -> Any:
-        from recshard_lab.sparse import KeyedJaggedTensor
-
-        batch = KeyedJaggedTensor(["a"], ones(2).long(), lengths=ones(2).long())
-        return batch.length_per_key()
-
-    ((counts, found),) = one_rank.run(counted, lengths)
-    assert found == [2]
-    (sync,) = [sync for sync in counts["syncs"] if "sparse" in sync["where"]]
-    assert sync["cause"] == "copy to host"
-    path, _, function = sync["where"].partition(" ")
-    assert path.startswith("recshard_lab/sparse/checks.py:")
-    assert function == "sums_per_key"
-
-
-def test_modules_move_train_and_are_copied(one_rank: Any) -> None:
-    def train(_: Any) -> Any:
-        import copy
-        import pickle
-
-        torch.manual_seed(0)
-        host = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
-        device = copy.deepcopy(host).to("ledger")
-        x = torch.rand(5, 3)
-        for model, batch in ((host, x), (device, x.to("ledger"))):
-            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-            for _ in range(3):
-                optimizer.zero_grad()
-                model(batch).square().sum().backward()
-                optimizer.step()
-        twin = copy.deepcopy(device)
-        again = pickle.loads(pickle.dumps(device[0].weight))
-        kinds = {(type(p).__name__, isinstance(p, torch.nn.Parameter), str(p.device)) for p in twin.parameters()}
-        pairs = zip(host.parameters(), twin.parameters(), strict=True)
-        return [torch.equal(a, b.cpu()) for a, b in pairs], kinds, torch.equal(again.cpu(), host[0].weight)
-
-    ((_, (equal, kinds, pickled)),) = one_rank.run(counted, train)
-    assert all(equal)
-    assert kinds == {("LedgerTensor", True, "ledger:0")}
-    assert pickled
-
-
 def test_addresses_tell_tensors_apart_and_numba_never_reads_them(one_rank: Any) -> None:
     def refused(_: Any) -> Any:
         from recshard_lab.embedding import DataType
@@ -223,8 +169,3 @@ def test_what_ranks_return_from_their_device_arrives_on_the_cpu(one_rank: Any) -
     assert found["weight"] is found["again"]
     assert torch.equal(found["weight"].detach(), torch.arange(3.0))
     assert torch.equal(found["large"][0], torch.arange(1 << 20))
-
-
-def test_importing_the_room_registers_nothing() -> None:
-    assert "ledger" not in kernel_names()
-    assert torch.accelerator.current_accelerator() is None or torch.cuda.is_available()

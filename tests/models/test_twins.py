@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from benchmarks.apparatus.plain_models import twin_of
-from recshard_lab.models import FeatureProcessedEmbeddingBagCollection
 from tests.distributed import model_jobs
-from tests.models import test_feature_processors, test_two_tower
+from tests.models import test_two_tower
 
 
 @pytest.mark.gate
@@ -46,18 +45,3 @@ def test_two_towers_compile_into_one_graph() -> None:
     two, kjt = test_two_tower.model(normalize=True), test_two_tower.ids()
     compiled = torch.compile(two, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(kjt), two(kjt))
-
-
-def test_processed_tables_compile_and_learn_alike() -> None:
-    torch._dynamo.reset()
-    processed = FeatureProcessedEmbeddingBagCollection(
-        test_feature_processors.collection(), test_feature_processors.by_collection()
-    )
-    compiled = torch.compile(processed, backend="aot_eager", fullgraph=True)
-    found = []
-    for run in (processed, compiled):
-        processed.zero_grad()
-        pooled = run(test_feature_processors.ids()).values()
-        pooled.square().sum().backward()
-        found.append([pooled, *(parameter.grad for parameter in processed.parameters())])
-    torch.testing.assert_close(*found)

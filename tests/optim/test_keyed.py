@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from recshard_lab import EmbeddingBagConfig, FusedEmbeddingBagCollection, KeyedJaggedTensor
+from recshard_lab.embedding import FusedEmbeddingCollection
 from recshard_lab.optim import CombinedOptimizer, EmptyFusedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from tests.refusals import not_refused
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -138,23 +141,16 @@ def test_a_state_that_does_not_fit_is_named_and_nothing_changes(make: Any, how: 
         assert all(torch.equal(value, after[name][key]) for key, value in entry.items())
 
 
-def test_a_state_for_an_optimizer_without_one_says_to_make_it_first() -> None:
-    module = model()
+def test_states_and_names_without_a_parameter_of_their_own_are_refused() -> None:
+    module, (own, other) = model(), (nn.Parameter(torch.ones(size)) for size in (3, 2))
     optimizer = wrap(module)
     train(module, optimizer, 1)
-    with pytest.raises(ValueError, match=r"no state yet.*call init_state\(\) first"):
-        wrap(model()).load_state_dict(optimizer.state_dict())
-
-
-def test_a_state_of_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"entries for \[\(2,\)\], which are not among the parameters \['w'\]"):
-        KeyedOptimizer({"w": nn.Parameter(torch.ones(3))}, {nn.Parameter(torch.ones(2)): {}}, [])
-
-
-def test_two_parameters_with_one_name_are_refused() -> None:
-    module = model()
-    with pytest.raises(ValueError, match=r"parameter named 'weight'.*give one of them a prefix"):
-        CombinedOptimizer([wrap(module[0]), wrap(module[1])])
+    refusals: list[tuple[Any, str]] = [
+        (lambda: wrap(model()).load_state_dict(optimizer.state_dict()), r"no state yet.*call init_state\(\) first"),
+        (lambda: KeyedOptimizer({"w": own}, {other: {}}, []), r"entries for \[\(2,\)\], which are not among .*\['w'\]"),
+        (lambda: CombinedOptimizer([wrap(m) for m in module]), "parameter named 'weight'.*give one of them a prefix"),
+    ]
+    assert not_refused(refusals) == []
 
 
 def test_objects_with_a_state_of_their_own_are_saved_by_it() -> None:
@@ -206,3 +202,33 @@ def test_a_wrapped_optimizer_pickles() -> None:
     twin = pickle.loads(pickle.dumps(optimizer))
     assert sorted(twin.state_dict()["state"]) == sorted(optimizer.state_dict()["state"])
     twin.step()
+
+
+# ---- the optimizer of an unsharded fused collection ----
+
+TABLE = EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=4, feature_names=["f"])
+BATCH = KeyedJaggedTensor(["f"], torch.tensor([0]), lengths=torch.tensor([1]))
+
+
+def test_a_copy_has_its_own_optimizer() -> None:
+    fused = FusedEmbeddingBagCollection([TABLE], torch.optim.SGD, {"lr": 0.5})
+    own = fused.fused_optimizer()
+    twin = copy.deepcopy(fused)
+    assert twin.fused_optimizer() is not own
+    own.param_groups[0]["lr"] = 2.0
+    own.step()
+    assert (fused.optimizer_spec.learning_rate, twin.optimizer_spec.learning_rate) == (2.0, 0.5)
+
+
+def test_states_are_those_of_the_kernel() -> None:
+    fused = FusedEmbeddingBagCollection([TABLE], torch.optim.Adam, {"lr": 0.5})
+    fused(BATCH).values().sum().backward()
+    states = fused.fused_optimizer().state_dict()["state"]["t.weight"]
+    assert {"t.weight.momentum_1", "t.weight.momentum_2"} <= set(states)
+    assert states["t.weight.momentum_1"].data_ptr() == fused.optimizer_states()["t"]["momentum1"].data_ptr()
+
+
+@pytest.mark.parametrize("kind", [FusedEmbeddingBagCollection, FusedEmbeddingCollection])
+def test_another_location_is_refused_with_the_reason(kind: type) -> None:
+    with pytest.raises(ValueError, match=r"location=MANAGED is not supported: .* Fix:"):
+        kind([TABLE], torch.optim.SGD, {"lr": 0.5}, location="MANAGED")

@@ -48,14 +48,6 @@ def test_a_batch_differs_from_one_that_holds_something_else() -> None:
         assert not kjt_is_equal(other, one()), other  # type: ignore[arg-type]
 
 
-def test_jagged_tensors_differ_in_bags_and_weights_and_equal_nothing_else() -> None:
-    bags = JaggedTensor(IDS, lengths=torch.tensor([2, 2]))
-    assert jt_is_equal(bags, JaggedTensor(IDS, offsets=torch.tensor([0, 2, 4])))
-    assert not jt_is_equal(bags, JaggedTensor(IDS, lengths=torch.tensor([1, 3])))
-    assert not jt_is_equal(bags, JaggedTensor(IDS, torch.ones(4), lengths=torch.tensor([2, 2])))
-    assert not jt_is_equal(bags, one())  # type: ignore[arg-type]
-
-
 @given(batches())
 def test_buffers_made_like_a_batch_take_another_of_its_shape_in_place(batch: Batch) -> None:
     kjt = batch.kjt()
@@ -81,10 +73,6 @@ def test_dicts_of_features_go_through_the_modules_and_back(batch: Batch) -> None
     if batch.keys:
         again = ComputeJTDictToKJT()(features)
         assert_holds(again, batch.keys, batch.rows, batch.weights, max(map(len, batch.rows)))
-
-
-def test_offsets_of_a_dict_are_left_until_asked_for_if_so_wished() -> None:
-    assert all(part.offsets_or_none() is None for part in one().to_dict(compute_offsets=False).values())
 
 
 def test_sizes_count_every_tensor_that_is_there() -> None:

@@ -76,10 +76,7 @@ def small() -> KeyedTensor:
 
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "sum": (
-        lambda: KeyedTensor(["a", "b"], [1, 1], torch.ones(2, 3)),
-        r"length_per_key \[1, 1\] sums to 2, but values is \[2, 3\]: expected 3 along dimension 1",
-    ),
+    "sum": (lambda: KeyedTensor(["a", "b"], [1, 1], torch.ones(2, 3)), r"sums to 2, but values is \[2, 3\]"),
     "count": (lambda: KeyedTensor(["a"], [1, 2], torch.ones(2, 3)), "length_per_key has 2 entries for 1 keys"),
     "negative": (
         lambda: KeyedTensor(["a", "b"], [4, -1], torch.ones(2, 3)),

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import recshard_lab as rl
 from recshard_lab.data import Batch, RandomRecDataset
+from recshard_lab.distributed.step import input_dist, sizes
+from recshard_lab.distributed.step.output_dist import wire
 from recshard_lab.models import DLRM, DLRMTrain
 from recshard_lab.train import pipelines
 
@@ -54,13 +59,21 @@ def sharder(optimizer: str = "exact_row_wise_adagrad") -> rl.distributed.Embeddi
     return rl.distributed.EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
 
 
-def dlrm(optimizer: str = "exact_row_wise_adagrad") -> rl.DistributedModelParallel:
-    """The usual model, sharded; the same weights at every call."""
+def sharded(model: nn.Module, paths: Sequence[str], optimizer: str = "exact_row_wise_adagrad", **options: Any) -> Any:
+    plan = plan_of({path: model.get_submodule(path) for path in paths}, place()[1])
+    options = {"device": "cpu"} | options
+    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder(optimizer)], **options)
+
+
+def unsharded_dlrm() -> DLRMTrain:
+    """The same weights at every call."""
     torch.manual_seed(3)
-    ebc = rl.EmbeddingBagCollection(tables())
-    model = DLRMTrain(DLRM(ebc, 3, [8], [4, 1]))
-    plan = plan_of({"model.embedding_bag_collection": ebc}, place()[1])
-    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder(optimizer)], device="cpu")
+    return DLRMTrain(DLRM(rl.EmbeddingBagCollection(tables()), 3, [8], [4, 1]))
+
+
+def dlrm(optimizer: str = "exact_row_wise_adagrad", **options: Any) -> rl.DistributedModelParallel:
+    """The usual model, sharded."""
+    return sharded(unsharded_dlrm(), ["model.embedding_bag_collection"], optimizer, **options)
 
 
 class TwoSided(nn.Module):
@@ -82,9 +95,7 @@ class TwoSided(nn.Module):
 
 def two_sided() -> rl.DistributedModelParallel:
     torch.manual_seed(4)
-    model = TwoSided()
-    plan = plan_of({"left": model.left, "right": model.right}, place()[1])
-    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder()], device="cpu")
+    return sharded(TwoSided(), ["left", "right"])
 
 
 MODELS: dict[str, Callable[[], rl.DistributedModelParallel]] = {"dlrm": dlrm, "two_sided": two_sided}
@@ -124,6 +135,19 @@ def outputs(pipeline: Any, data: Iterator[Batch]) -> list[float]:
         except StopIteration:
             return found
         found.append(float(output[0] if isinstance(output, tuple) else output))
+
+
+def progressed(pipeline: Any, data: Iterator[Batch]) -> tuple[int, list[tuple[int, pipelines.StageError]]]:
+    """The number of steps, and every error of a stage with the number of steps before it."""
+    done, errors = 0, []
+    while True:
+        try:
+            pipeline.progress(data)
+            done += 1
+        except pipelines.StageError as error:
+            errors.append((done, error))
+        except StopIteration:
+            return done, errors
 
 
 def same_weights(one: rl.DistributedModelParallel, other: rl.DistributedModelParallel) -> list[str]:
@@ -171,8 +195,6 @@ def compare(kind: str, model: str, **switches: Any) -> Compared:
 
 def alive() -> list[str]:
     """Threads of pipelines that are still there."""
-    import threading
-
     return [
         thread.name
         for thread in threading.enumerate()
@@ -225,21 +247,10 @@ def fails_ahead(kind: str, at: str, number: int = 3, threads: bool = True) -> tu
     ours, plain, data = dlrm(), dlrm(), batches()
     plain_loop(plain, without(data, number))
     source = Faulty(data, number, at) if rank == world_size - 1 else iter(data)
-    told: dict[str, Any] = {}
-    done = 0
     with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, threads=threads) as pipeline:
-        while True:
-            try:
-                pipeline.progress(source)
-                done += 1
-            except pipelines.StageError as error:
-                if told:
-                    raise
-                cause = None if error.__cause__ is None else type(error.__cause__).__name__
-                told = {"stage": error.stage, "batch": error.batch, "rank": error.rank, "why": error.why, "after": done,
-                        "cause": cause}  # fmt: skip
-            except StopIteration:
-                break
+        ((after, error),) = progressed(pipeline, source)[1]
+    cause = None if error.__cause__ is None else type(error.__cause__).__name__
+    told = {name: getattr(error, name) for name in ("stage", "batch", "rank", "why")} | {"after": after, "cause": cause}
     return same_weights(ours, plain), told, len(alive())
 
 
@@ -294,19 +305,10 @@ def uneven(kind: str, policy: str) -> tuple[int, str, list[str], int]:
     ours, plain, data = dlrm(), dlrm(), batches(7)
     plain_loop(plain, data[:5])
     own = data[:5] if rank == world_size - 1 else data
-    done, told = 0, ""
     with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, uneven=policy, threads=True) as pipeline:
-        source = iter(own)
-        while True:
-            try:
-                pipeline.progress(source)
-                done += 1
-            except pipelines.StageError as error:
-                told = told or str(error)
-            except StopIteration:
-                break
+        done, errors = progressed(pipeline, iter(own))
         dropped = pipeline.batches_dropped
-    return done, told, same_weights(ours, plain), dropped
+    return done, str(errors[0][1]) if errors else "", same_weights(ours, plain), dropped
 
 
 def nan_loss(kind: str, policy: str) -> tuple[list[str], str]:
@@ -315,16 +317,9 @@ def nan_loss(kind: str, policy: str) -> tuple[list[str], str]:
     plain_loop(plain, without(data, 2))
     if place()[0] == 0:
         data[2].dense_features[0, 0] = float("nan")
-    told, source = "", iter(data)
     with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, on_nan_loss=policy, threads=True) as pipeline:
-        while True:
-            try:
-                pipeline.progress(source)
-            except pipelines.StageError as error:
-                told = str(error)
-            except StopIteration:
-                break
-    return same_weights(ours, plain), told
+        _, errors = progressed(pipeline, iter(data))
+    return same_weights(ours, plain), str(errors[-1][1]) if errors else ""
 
 
 def epochs_and_short_iterators(kind: str) -> tuple[list[str], list[int]]:
@@ -480,9 +475,7 @@ def replicas(interval: int | None) -> list[str]:
     """Two replicas of a sharded model, brought together by the pipeline."""
 
     def made() -> rl.distributed.DMPCollection:
-        torch.manual_seed(3)
-        model = DLRMTrain(DLRM(rl.EmbeddingBagCollection(tables()), 3, [8], [4, 1]))
-        return rl.distributed.DMPCollection(model, "cpu", None, place()[1], 1, None, sharders=[sharder()])
+        return rl.distributed.DMPCollection(unsharded_dlrm(), "cpu", None, place()[1], 1, None, sharders=[sharder()])
 
     ours, plain, data = made(), made(), batches()
     optimizer = dense_optimizer(plain)
@@ -502,48 +495,19 @@ def replicas(interval: int | None) -> list[str]:
 # ---- overlap ----
 
 
-def slow_messages(ms: float, label: str) -> Any:
-    """Every exchange whose label begins so takes this long at least, as over a slow link."""
-    from contextlib import contextmanager
-    from time import perf_counter
+def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **options: Any) -> float:
+    """Milliseconds a step of a pipeline, or of the plain loop (kind ""), where exchanges of this label take a while."""
+    model, source, send = dlrm(), iter(batches(12)), input_dist.issue_all_to_all
+    optimizer, taken = dense_optimizer(model), []
 
-    from recshard_lab.distributed.step import input_dist, sizes
-    from recshard_lab.distributed.step.output_dist import wire
-
-    @contextmanager
-    def slowed() -> Iterator[None]:
-        places = [input_dist, sizes, wire]
-        plain = input_dist.issue_all_to_all
-
-        def slow(tensor: Tensor, sends: Any, receives: Any, env: Any, what: str, output: Any = None) -> Any:
-            pending = plain(tensor, sends, receives, env, what, output)
-            if what.startswith(label):
-                pending.not_before = perf_counter() + ms / 1e3
-            return pending
-
-        for place_ in places:
-            place_.issue_all_to_all = slow  # type: ignore[attr-defined]
-        try:
-            yield
-        finally:
-            for place_ in places:
-                place_.issue_all_to_all = plain  # type: ignore[attr-defined]
-
-    return slowed()
-
-
-def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **options: Any) -> dict[str, Any]:
-    """Milliseconds a step of a pipeline, or of the plain loop (kind ""), and how much of input_dist it hid."""
-    from statistics import median
-    from time import perf_counter, sleep
-
-    from recshard_lab.train.stages import hidden_share
-
-    model = dlrm()
-    data = batches(12)
+    def slow(tensor: Tensor, sends: Any, receives: Any, env: Any, what: str, output: Any = None) -> Any:
+        pending = send(tensor, sends, receives, env, what, output)
+        if what.startswith(label):
+            pending.not_before = time.perf_counter() + message_ms / 1e3
+        return pending
 
     def computed(batch: Batch) -> Any:
-        sleep(compute_ms / 1e3)
+        time.sleep(compute_ms / 1e3)
         return model(batch)
 
     def plain_step(source: Iterator[Batch]) -> None:
@@ -551,47 +515,33 @@ def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **optio
         computed(next(source))[0].backward()
         optimizer.step()
 
-    optimizer, taken, hidden = dense_optimizer(model), [], 0.0
-    options = {"threads": True} | options
-    events: list[Any] = []
-    with slow_messages(message_ms, label):
-        source = iter(data)
-        pipeline = (
-            getattr(pipelines, kind)(model, optimizer, CPU, computed, **options)
-            if kind == "TrainPipelineBase"
-            else getattr(pipelines, kind)(model, optimizer, CPU, custom_model_fwd=computed, **options)
-            if kind
-            else None
-        )
+    with pytest.MonkeyPatch.context() as patch:
+        for part in (input_dist, sizes, wire):
+            patch.setattr(part, "issue_all_to_all", slow)
+        options = {"custom_model_fwd": computed, "threads": True} | options
+        pipeline = getattr(pipelines, kind)(model, optimizer, CPU, **options) if kind else None
         for _ in range(10):
-            begun = perf_counter()
+            begun = time.perf_counter()
             plain_step(source) if pipeline is None else pipeline.progress(source)
-            taken.append(1e3 * (perf_counter() - begun))
+            taken.append(1e3 * (time.perf_counter() - begun))
         if pipeline is not None:
             outputs(pipeline, source)
-            events = pipeline.events
             pipeline.close()
-    steady = [event for event in events if 2 <= event.batch < 10]
-    if steady:
-        hidden = hidden_share(steady)
-    return {"ms": median(taken[3:]), "hidden": hidden, "events": events}
+    return median(taken[3:])
 
 
 def stumbling(kind: str, threads: bool) -> tuple[list[str], int]:
     """Loading and computing take a random while, another one on every rank."""
-    import random
-    from time import sleep
-
     draw = random.Random(place()[0])
     ours, plain, data = dlrm(), dlrm(), batches(20)
 
     def slowly() -> Iterator[Batch]:
         for batch in data:
-            sleep(draw.random() * 0.005)
+            time.sleep(draw.random() * 0.005)
             yield batch
 
     def computed(batch: Batch) -> Any:
-        sleep(draw.random() * 0.005)
+        time.sleep(draw.random() * 0.005)
         return ours(batch)
 
     options: dict[str, Any] = {"custom_model_fwd": computed, "threads": threads}
@@ -608,28 +558,12 @@ def stumbling(kind: str, threads: bool) -> tuple[list[str], int]:
 # ---- on GPUs ----
 
 
-def on_gpu(**options: Any) -> rl.DistributedModelParallel:
-    torch.manual_seed(3)
-    ebc = rl.EmbeddingBagCollection(tables())
-    model = DLRMTrain(DLRM(ebc, 3, [8], [4, 1]))
-    plan = plan_of({"model.embedding_bag_collection": ebc}, place()[1])
-    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder("exact_sgd")], device="cuda", **options)
-
-
-def on_gpus(kind: str) -> list[str]:
-    device = torch.device("cuda", torch.cuda.current_device())
-    ours, plain, data = on_gpu(), on_gpu(), batches()
-    plain_loop(plain, [batch.to(device) for batch in data])
-    with getattr(pipelines, kind)(ours, dense_optimizer(ours), device) as pipeline:
-        outputs(pipeline, iter(data))
-    return same_weights(ours, plain)
-
-
 def graphed() -> list[str]:
     from recshard_lab.train.launch_costs import graph_dense
 
     device = torch.device("cuda", torch.cuda.current_device())
-    ours, plain = on_gpu(init_data_parallel=False), on_gpu()
+    on_gpu: dict[str, Any] = {"optimizer": "exact_sgd", "device": "cuda"}
+    ours, plain = dlrm(**on_gpu, init_data_parallel=False), dlrm(**on_gpu)
     data = [batch.to(device) for batch in batches()]
     graph_dense(ours, data[0])
     ours.init_data_parallel()
@@ -682,9 +616,7 @@ class Stubborn(TwoSided):
 def stubborn(kind: str, why: str, **switches: Any) -> tuple[list[str], dict[str, str], list[str]]:
     def made() -> rl.DistributedModelParallel:
         torch.manual_seed(4)
-        model = Stubborn(why)
-        plan = plan_of({"left": model.left, "right": model.right, "idle": model.idle}, place()[1])
-        return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder()], device="cpu")
+        return sharded(Stubborn(why), ["left", "right", "idle"])
 
     ours, plain, data = made(), made(), batches(4)
     differ = []

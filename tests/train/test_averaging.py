@@ -56,17 +56,6 @@ def test_a_long_run_is_torchs_exponential_average_from_the_even_one_on() -> None
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
-def test_the_ends_of_decay_are_the_last_weights_and_the_mean() -> None:
-    for decay, expected in ((0.0, 4.0), (1.0, 2.5)):
-        model = nn.Linear(1, 1, bias=False)
-        average = WeightAverage(model, decay)
-        for value in (1.0, 2.0, 3.0, 4.0):
-            nn.init.constant_(model.weight, value)
-            average.update()
-        average.copy_to_model()
-        assert model.weight.item() == pytest.approx(expected)
-
-
 def test_weights_in_fp16_are_averaged_in_fp32() -> None:
     model = nn.Linear(1, 1, bias=False).half()
     average = WeightAverage(model, decay=0.9995)

@@ -77,15 +77,6 @@ def test_a_model_without_a_dense_part_is_refused() -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(GPUS == 0, reason="no NVIDIA GPU on this machine")
-@pytest.mark.parametrize("kind", ["TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist", "TrainPipelineBase"])
-def test_pipelines_on_a_gpu_give_the_plain_loops_bits(kind: str) -> None:
-    with rl.launch(GPUS) as ranks:
-        for differ in ranks.run(jobs.on_gpus, kind):
-            assert differ == []
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(GPUS == 0, reason="no NVIDIA GPU on this machine")
 def test_graphs_of_the_dense_part_train_alike() -> None:
     with rl.launch(GPUS) as ranks:
         for far in ranks.run(jobs.graphed):

@@ -11,16 +11,12 @@ import torch
 from sklearn.metrics import log_loss, precision_score, top_k_accuracy_score
 
 from recshard_lab.train.metrics import (
-    AccuracyMetric,
-    AUPRCMetric,
     HindsightTargetPRMetric,
     MSEMetric,
     MulticlassRecallMetric,
     MultiLabelPrecisionMetric,
     NEMetric,
     NumMissingLabelsMetric,
-    PrecisionSessionMetric,
-    RAUCMetric,
     RecalibratedCalibrationMetric,
     RecalibratedNEMetric,
     SegmentedNEMetric,
@@ -143,11 +139,3 @@ def test_missing_labels_are_counted() -> None:
     assert found == {"num_missing_labels": 1.5}
     with pytest.raises(ValueError, match="labels must be finite, got nan"):
         MSEMetric().update(predictions=torch.zeros(3), labels=labels)
-
-
-@pytest.mark.parametrize("kind", [AccuracyMetric, AUPRCMetric, MSEMetric, RAUCMetric, XAUCMetric])
-def test_without_samples_there_is_no_value(kind: Any) -> None:
-    metric = kind(batch_size=2)
-    assert all(math.isnan(value) for value in metric.compute().values())
-    with pytest.raises(ValueError, match="PrecisionSessionMetric needs k"):
-        PrecisionSessionMetric()

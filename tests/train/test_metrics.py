@@ -33,14 +33,6 @@ def test_log_loss_equals_scikit_learns(pairs: list[tuple[float, float]]) -> None
     )
 
 
-def test_auc_tells_large_scores_apart() -> None:
-    assert auc(torch.tensor([100.0, 200.0, 300.0]), torch.tensor([0, 1, 1])) == 1.0
-
-
-def test_auc_of_one_score_for_all_is_a_half() -> None:
-    assert auc(torch.ones(6, 1), torch.tensor([0.0, 1, 0, 1, 0, 1])) == 0.5
-
-
 def test_normalized_entropy_of_the_rate_alone_is_one() -> None:
     labels = torch.tensor([1.0, 0, 0, 0])
     rate = torch.full((4,), math.log(0.25 / 0.75))

@@ -14,7 +14,7 @@ import torch
 import recshard_lab
 from recshard_lab.distributed.step.output_dist.wire import FORWARD
 from recshard_lab.train import pipelines
-from recshard_lab.train.stages import StageEvent, events_from_chrome_trace, hidden_share, stage_ms
+from recshard_lab.train.stages import StageEvent, events_from_chrome_trace, hidden_share
 from tests.train import pipeline_jobs as jobs
 
 pytestmark = pytest.mark.clock  # the ranks measure
@@ -27,7 +27,7 @@ def ranks() -> Iterator[Any]:
 
 
 def slowest(ranks: Any, kind: str, message_ms: float, compute_ms: float, label: str, **options: Any) -> float:
-    return float(max(found["ms"] for found in ranks.run(jobs.step_ms, kind, message_ms, compute_ms, label, **options)))
+    return float(max(ranks.run(jobs.step_ms, kind, message_ms, compute_ms, label, **options)))
 
 
 @pytest.mark.gate
@@ -42,14 +42,6 @@ def test_ids_travel_behind_computing(ranks: Any) -> None:
     assert plain >= 85
     assert 45 <= overlapped < 0.8 * plain
     assert 45 <= unthreaded < 0.9 * plain
-
-
-def test_what_ran_behind_computing_is_told(ranks: Any) -> None:
-    for found in ranks.run(jobs.step_ms, "TrainPipelineSparseDist", 10.0, 45.0, "input_dist"):
-        assert found["hidden"] > 0.6
-        stages = {event.stage for event in found["events"]}
-        assert {"load", "copy", "input_dist", "wait", "forward", "backward", "optimizer"} <= stages
-        assert stage_ms(found["events"], "forward") >= 45
 
 
 def test_sizes_and_ids_of_two_batches_travel_at_once_when_prefetched(ranks: Any) -> None:

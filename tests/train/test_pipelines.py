@@ -6,22 +6,21 @@ from typing import Any
 import pytest
 
 import recshard_lab
+from tests.grid import grid
 from tests.train import pipeline_jobs as jobs
 
 SAME = ["TrainPipelineBase", "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist"]
 AHEAD = SAME[1:]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.nightly)], ids=lambda n: f"W{n}")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     with recshard_lab.launch(request.param) as launched:
         yield launched
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("threads", [True, False])
-@pytest.mark.parametrize("model", jobs.MODELS)
-@pytest.mark.parametrize("kind", SAME)
+@pytest.mark.parametrize(*grid(kind=SAME, model=list(jobs.MODELS), threads=[True, False]))
 def test_ten_steps_give_the_plain_loops_bits(ranks: Any, kind: str, model: str, threads: bool) -> None:
     for found in ranks.run(jobs.compare, kind, model, threads=threads):
         assert found.differ == []
@@ -80,8 +79,7 @@ def test_a_semi_synchronous_pipeline_is_the_plain_loop_before_its_start(ranks: A
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("threads", [True, False])
-@pytest.mark.parametrize("kind", [*AHEAD, "TrainPipelineSemiSync"])
+@pytest.mark.parametrize(("kind", "threads"), [(AHEAD[0], False), (AHEAD[1], True), ("TrainPipelineSemiSync", True)])
 def test_ranks_that_stumble_neither_hang_nor_differ(ranks: Any, kind: str, threads: bool) -> None:
     for differ, steps in ranks.run(jobs.stumbling, kind, threads=threads):
         assert differ == []

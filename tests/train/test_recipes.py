@@ -85,13 +85,3 @@ def test_every_parameter_has_one_optimizer() -> None:
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     SMALL.train(model, data)
     assert all(not torch.equal(before[name], weight) for name, weight in model.state_dict().items())
-
-
-def test_tables_follow_the_dataset() -> None:
-    data = SyntheticRatings(200, num_users=30, num_movies=40)
-    tables = SMALL.tables(data)
-    assert {table.name: table.num_embeddings for table in tables} == data.features
-    assert {table.embedding_dim for table in tables} == {16}
-    model = SMALL.model(data)
-    for table, weight in zip(tables, model.embedding_bag_collection.parameters(), strict=True):
-        assert float(weight.detach().abs().max()) <= SMALL.init_max, table.name

@@ -9,14 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recshard_lab.embedding import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    FusedEmbeddingBagCollection,
-    PoolingType,
-)
+import recshard_lab as rs
 from recshard_lab.embedding.kernels import available
 from recshard_lab.embedding.out_of_range import policy_of_bounds_check_mode
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -26,8 +19,8 @@ ROWS = {"big": 6, "small": 3}  # one feature reads both: an id may be a row of o
 BAGS = st.lists(st.lists(st.integers(-2, 8), max_size=4), min_size=1, max_size=4)
 
 
-def tables(pooling: PoolingType) -> list[EmbeddingBagConfig]:
-    return [EmbeddingBagConfig(rows, 4, name, feature_names=["f"], pooling=pooling) for name, rows in ROWS.items()]
+def tables(pooling: rs.PoolingType) -> list[rs.EmbeddingBagConfig]:
+    return [rs.EmbeddingBagConfig(rows, 4, name, feature_names=["f"], pooling=pooling) for name, rows in ROWS.items()]
 
 
 def batch(bags: list[list[int]], weighted: bool = False) -> KeyedJaggedTensor:
@@ -57,9 +50,9 @@ def truth(weight: torch.Tensor, bags: list[list[int]], policy: str, mean: bool, 
 @given(bags=BAGS)
 @settings(max_examples=25, deadline=None)
 def test_pooled_outputs_and_gradients_are_those_of_the_rows_that_count(
-    policy: str, pooling: PoolingType, weighted: bool, bags: list[list[int]]
+    policy: str, pooling: rs.PoolingType, weighted: bool, bags: list[list[int]]
 ) -> None:
-    collection = EmbeddingBagCollection(tables(pooling), is_weighted=weighted, out_of_range=policy)
+    collection = rs.EmbeddingBagCollection(tables(pooling), is_weighted=weighted, out_of_range=policy)
     output = collection(batch(bags, weighted))
     weights = {name: bag.weight for name, bag in collection.embedding_bags.items()}
     for name, weight in weights.items():
@@ -78,8 +71,8 @@ def test_pooled_outputs_and_gradients_are_those_of_the_rows_that_count(
 @given(bags=BAGS)
 @settings(max_examples=25, deadline=None)
 def test_sequences_keep_a_row_for_every_id(policy: str, bags: list[list[int]]) -> None:
-    configs = [EmbeddingConfig(rows, 4, name, feature_names=["f"]) for name, rows in ROWS.items()]
-    collection = EmbeddingCollection(configs, need_indices=True, out_of_range=policy)
+    configs = [rs.EmbeddingConfig(rows, 4, name, feature_names=["f"]) for name, rows in ROWS.items()]
+    collection = rs.EmbeddingCollection(configs, need_indices=True, out_of_range=policy)
     ids = [id_ for bag in bags for id_ in bag]
     for name, rows in ROWS.items():
         output = collection(batch(bags))[f"f@{name}"]
@@ -99,8 +92,8 @@ def test_sequences_keep_a_row_for_every_id(policy: str, bags: list[list[int]]) -
 def test_a_fused_step_is_that_of_the_truth_and_leaves_ignored_ids_alone(
     backend: str, policy: str, weighted: bool
 ) -> None:
-    plain = EmbeddingBagCollection(tables(MEAN), is_weighted=weighted, out_of_range=policy)
-    fused = FusedEmbeddingBagCollection(
+    plain = rs.EmbeddingBagCollection(tables(MEAN), is_weighted=weighted, out_of_range=policy)
+    fused = rs.FusedEmbeddingBagCollection(
         tables(MEAN), torch.optim.Adagrad, {"lr": 0.3, "eps": 1e-3}, weighted, backend=backend, out_of_range=policy
     )
     fused.load_state_dict(plain.state_dict())
@@ -122,7 +115,7 @@ def test_a_fused_step_is_that_of_the_truth_and_leaves_ignored_ids_alone(
 
 def test_another_policy_is_refused() -> None:
     with pytest.raises(ValueError, match="out_of_range must be one of 'error', 'clamp', 'ignore', got 'wrap'"):
-        EmbeddingBagCollection(tables(SUM), out_of_range="wrap")
+        rs.EmbeddingBagCollection(tables(SUM), out_of_range="wrap")
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recshard_lab.embedding import (
-    EmbeddingBagCollection,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    FusedEmbeddingBagCollection,
-    PoolingType,
-    RowWiseAdagrad,
-)
+import recshard_lab as rs
+from recshard_lab.embedding import RowWiseAdagrad
 from recshard_lab.embedding.kernels import available
 from recshard_lab.sparse import KeyedJaggedTensor
 from tests.embedding.tables import MEAN, SUM, deduplicated, tables
@@ -24,8 +18,8 @@ from tests.embedding.tables import MEAN, SUM, deduplicated, tables
 @pytest.mark.parametrize("pooling", [SUM, MEAN])
 @given(seed=st.integers(0, 999), size=st.integers(0, 5))
 @settings(max_examples=20, deadline=None)
-def test_pooled_rows_come_back_for_every_sample(pooling: PoolingType, weighted: bool, seed: int, size: int) -> None:
-    collection = EmbeddingBagCollection(tables(pooling), is_weighted=weighted)
+def test_pooled_rows_come_back_for_every_sample(pooling: rs.PoolingType, weighted: bool, seed: int, size: int) -> None:
+    collection = rs.EmbeddingBagCollection(tables(pooling), is_weighted=weighted)
     variable, plain = deduplicated(seed, size, weighted)
     mixing = torch.randn(size, 48)
     gradients = []
@@ -42,7 +36,7 @@ def test_pooled_rows_come_back_for_every_sample(pooling: PoolingType, weighted: 
 def test_fused_steps_end_where_the_full_batch_ends(backend: str, weighted: bool) -> None:
     kwargs = {"lr": 0.3, "eps": 1e-3}
     one, other = (
-        FusedEmbeddingBagCollection(tables(MEAN), RowWiseAdagrad, kwargs, is_weighted=weighted, backend=backend)
+        rs.FusedEmbeddingBagCollection(tables(MEAN), RowWiseAdagrad, kwargs, is_weighted=weighted, backend=backend)
         for _ in range(2)
     )
     other.load_state_dict(one.state_dict())
@@ -61,10 +55,10 @@ def test_fused_steps_end_where_the_full_batch_ends(backend: str, weighted: bool)
 @settings(max_examples=20, deadline=None)
 def test_a_sequence_collection_keeps_each_features_own_batch(seed: int) -> None:
     configs = [
-        EmbeddingConfig(t.num_embeddings, t.embedding_dim, t.name, feature_names=t.feature_names) for t in tables()
+        rs.EmbeddingConfig(t.num_embeddings, t.embedding_dim, t.name, feature_names=t.feature_names) for t in tables()
     ]
     variable, _ = deduplicated(seed)
-    for key, output in EmbeddingCollection(configs)(variable).items():
+    for key, output in rs.EmbeddingCollection(configs)(variable).items():
         bags = variable[key.split("@")[0]]
         assert torch.equal(output.lengths(), bags.lengths())
         assert output.values().shape[0] == bags.values().shape[0]
@@ -78,8 +72,8 @@ def test_a_variable_batch_that_names_no_common_samples_is_refused() -> None:
         lengths=variable.lengths(),
         stride_per_key_per_rank=variable.stride_per_key_per_rank(),
     )
-    fused = FusedEmbeddingBagCollection(tables(), torch.optim.SGD, {"lr": 0.1})
-    for collection in (EmbeddingBagCollection(tables()), fused):
+    fused = rs.FusedEmbeddingBagCollection(tables(), torch.optim.SGD, {"lr": 0.1})
+    for collection in (rs.EmbeddingBagCollection(tables()), fused):
         with pytest.raises(ValueError, match=r"belong to no common sample: give inverse_indices="):
             collection(bare)
     named = KeyedJaggedTensor(
@@ -90,4 +84,4 @@ def test_a_variable_batch_that_names_no_common_samples_is_refused() -> None:
         inverse_indices=(["liked"], torch.zeros(1, 2, dtype=torch.int64)),
     )
     with pytest.raises(ValueError, match=r"no row for feature 'seen', only for \['liked'\]"):
-        EmbeddingBagCollection(tables())(named)
+        rs.EmbeddingBagCollection(tables())(named)

@@ -55,10 +55,7 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: DeepFMNN(tables(1), 3, [5]), "at least 2"),
         (lambda: SimpleDeepFMNN(3, tables(4, 8), 5, 6), r"SimpleDeepFMNN needs tables of one embedding_dim"),
         (lambda: SimpleDeepFMNN(3, tables(4), 0, 6), r"must be at least 1, got \[3, 0, 6\]"),
-        (
-            lambda: DeepFMNN(tables(4, 4), 3, [5])(torch.zeros(2, 2), IDS),
-            "dense_features has 2 columns, the model was built for 3",
-        ),
+        (lambda: DeepFMNN(tables(4, 4), 3, [5])(torch.zeros(2, 2), IDS), "2 columns, the model was built for 3"),
         (lambda: DeepFM(nn.Identity())([]), "embeddings is empty"),
     ]
     assert not_refused(refusals) == []

@@ -85,27 +85,25 @@ def test_weights_on_meta_are_ones_once_they_have_memory() -> None:
 
 
 def test_what_cannot_be_weighed_is_refused() -> None:
+    batch, processed = batch_of(BAGS), FeatureProcessedEmbeddingBagCollection
     refusals: list[tuple[Any, str]] = [
         (
-            lambda: PositionWeightedModuleCollection({"f": 2})(batch_of(BAGS)),
-            "feature 'f': bag 0 has 3 ids, and the processor has weights for 2 places",
+            lambda: PositionWeightedModuleCollection({"f": 2})(batch),
+            "'f': bag 0 has 3 ids, and the processor has weights for 2",
         ),
-        (lambda: PositionWeightedModule(2)(batch_of(BAGS)["f"]), "bag 0 has 3 ids"),
+        (lambda: PositionWeightedModule(2)(batch["f"]), "bag 0 has 3 ids"),
         (
-            lambda: PositionWeightedModuleCollection({"h": 2})(batch_of(BAGS)),
-            r"features \['h'\] have a processor and are not in the batch",
+            lambda: PositionWeightedModuleCollection({"h": 2})(batch),
+            r"\['h'\] have a processor and are not in the batch",
         ),
+        (lambda: processed(collection(weighted=False), by_module()), "build it with is_weighted=True"),
         (
-            lambda: FeatureProcessedEmbeddingBagCollection(collection(weighted=False), by_module()),
-            "build it with is_weighted=True",
-        ),
-        (
-            lambda: FeatureProcessedEmbeddingBagCollection(collection(), {"h": PositionWeightedModule(2)}),
-            r"features \['h'\] of processors. Fix: use features of \['f', 'g'\]",
+            lambda: processed(collection(), {"h": PositionWeightedModule(2)}),
+            r"\['h'\] of processors. Fix: use features of",
         ),
         (
             lambda: PositionWeightedModuleCollection({"f": 0}),
-            "the longest bag of feature 'f' must be an integer from 1, got 0",
+            "longest bag of feature 'f' must be an integer from 1, got 0",
         ),
     ]
     assert not_refused(refusals) == []

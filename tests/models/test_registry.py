@@ -62,15 +62,9 @@ def test_settings_survive_the_way_through_plain_values(name: str) -> None:
 
 def test_what_is_not_known_is_refused_by_name() -> None:
     refusals: list[tuple[Any, str]] = [
-        (lambda: build_model("dlmr", TABLES), r"named 'dlmr' \(did you mean 'dlrm'\?\)\. Fix: use one of deepfm, dlrm"),
-        (
-            lambda: settings_of("dlrm_dcn", {"dcn_layers": 2}),
-            r"'dcn_layers' \(did you mean 'dcn_num_layers'\?\)\. Fix: use one of dense_",
-        ),
-        (
-            lambda: settings_of("dlrm", {"over_arch_layer_sizes": "64"}),
-            r"'over_arch_layer_sizes' of model 'dlrm' must have the type of its default",
-        ),
+        (lambda: build_model("dlmr", TABLES), r"named 'dlmr' \(did you mean 'dlrm'\?\)\. Fix: use one of deepfm"),
+        (lambda: settings_of("dlrm_dcn", {"dcn_layers": 2}), r"'dcn_layers' \(did you mean 'dcn_num_layers'\?\)"),
+        (lambda: settings_of("dlrm", {"over_arch_layer_sizes": "64"}), "must have the type of its default"),
         (lambda: settings_of("dlrm", 3), r"must be a mapping or DLRMSettings, got 3"),
     ]
     assert not_refused(refusals) == []

@@ -8,15 +8,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from recshard_lab.embedding import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KTRegroupAsDict,
-)
+import recshard_lab as rs
+from recshard_lab.embedding import KTRegroupAsDict
 from recshard_lab.models import (
-    DLRM,
     DLRM_DCN,
     FeatureProcessedEmbeddingBagCollection,
     PositionWeightedModuleCollection,
@@ -39,7 +33,10 @@ def batch(size: int, variable: bool = False) -> KeyedJaggedTensor:
     )
 
 
-POOLED = [EmbeddingBagConfig(10, 8, "t", feature_names=["a", "b"]), EmbeddingBagConfig(10, 4, "u", feature_names=["a"])]
+POOLED = [
+    rs.EmbeddingBagConfig(10, 8, "t", feature_names=["a", "b"]),
+    rs.EmbeddingBagConfig(10, 4, "u", feature_names=["a"]),
+]
 CALLS: dict[str, Callable[[KeyedJaggedTensor], Tensor]] = {
     "values": lambda kjt: kjt.values() + 1,
     "item": lambda kjt: kjt["b"].values() + 1,
@@ -67,8 +64,8 @@ def test_a_method_is_one_graph_for_batches_of_any_size(synced: bool) -> None:
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.pooled = EmbeddingBagCollection(POOLED)
-        self.sequence = EmbeddingCollection([EmbeddingConfig(10, 4, "s", feature_names=["a"])])
+        self.pooled = rs.EmbeddingBagCollection(POOLED)
+        self.sequence = rs.EmbeddingCollection([rs.EmbeddingConfig(10, 4, "s", feature_names=["a"])])
         self.regroup = KTRegroupAsDict([["b", "a@u"], ["a@t"]], ["user", "item"])
         self.over = nn.Linear(12, 1)
 
@@ -98,7 +95,7 @@ def test_a_model_with_collections_is_one_graph_and_trains_alike(backend: str, va
 
 def test_a_compiled_lookup_still_refuses_an_id_that_is_no_row() -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(EmbeddingBagCollection(POOLED), backend="eager", fullgraph=True)
+    compiled = torch.compile(rs.EmbeddingBagCollection(POOLED), backend="eager", fullgraph=True)
     wrong = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 10]), lengths=torch.tensor([1, 1]))
     with pytest.raises(RuntimeError, match="feature 'b' has an id that is not a row of table 't'"):
         compiled(wrong)
@@ -144,15 +141,15 @@ def with_numbers(size: int) -> tuple[Any, ...]:
 
 
 EXPORTED: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]]]] = {
-    "pooled": (lambda: EmbeddingBagCollection(POOLED), lambda size: (batch(size),)),
-    "weighted": (lambda: EmbeddingBagCollection(POOLED, is_weighted=True), lambda size: (weighted(size),)),
+    "pooled": (lambda: rs.EmbeddingBagCollection(POOLED), lambda size: (batch(size),)),
+    "weighted": (lambda: rs.EmbeddingBagCollection(POOLED, is_weighted=True), lambda size: (weighted(size),)),
     "model": (Model, lambda size: (batch(size),)),
-    "DLRM": (lambda: DLRM(EmbeddingBagCollection(POOLED[:1]), 3, [8], [4, 1]), with_numbers),
-    "DLRM_DCN": (lambda: DLRM_DCN(EmbeddingBagCollection(POOLED[:1]), 3, [8], [4, 1], 2, 4), with_numbers),
-    "DeepFM": (lambda: SimpleDeepFMNN(3, EmbeddingBagCollection(POOLED[:1]), 4, 4), with_numbers),
+    "DLRM": (lambda: rs.DLRM(rs.EmbeddingBagCollection(POOLED[:1]), 3, [8], [4, 1]), with_numbers),
+    "DLRM_DCN": (lambda: DLRM_DCN(rs.EmbeddingBagCollection(POOLED[:1]), 3, [8], [4, 1], 2, 4), with_numbers),
+    "DeepFM": (lambda: SimpleDeepFMNN(3, rs.EmbeddingBagCollection(POOLED[:1]), 4, 4), with_numbers),
     "position weights": (
         lambda: FeatureProcessedEmbeddingBagCollection(
-            EmbeddingBagCollection(POOLED, is_weighted=True), PositionWeightedModuleCollection({"a": 4})
+            rs.EmbeddingBagCollection(POOLED, is_weighted=True), PositionWeightedModuleCollection({"a": 4})
         ),
         lambda size: (batch(size),),
     ),
@@ -178,7 +175,7 @@ def test_an_exported_or_traced_model_takes_batches_of_any_size(name: str) -> Non
 
 
 def test_torchscript_is_refused_with_its_replacement() -> None:
-    for model in (EmbeddingBagCollection(POOLED), Model().sequence, Model()):
+    for model in (rs.EmbeddingBagCollection(POOLED), Model().sequence, Model()):
         with (
             pytest.warns(DeprecationWarning, match="torch.jit.script"),
             pytest.raises(ValueError, match=r"does not compile Embedding\w*Collection.* call torch.export.export"),

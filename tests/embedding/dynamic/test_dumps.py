@@ -16,16 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recshard_lab import (
-    DataType,
-    DistributedModelParallel,
-    DynamicEmbeddingBagCollection,
-    DynamicEmbeddingConfig,
-    KeyedJaggedTensor,
-    ParameterSharding,
-    Shard,
-    ShardingPlan,
-)
+import recshard_lab as rs
 from recshard_lab.embedding import EmbOptimType, RowWiseAdagrad
 from recshard_lab.embedding.dynamic.dumps import DumpError
 from recshard_lab.embedding.dynamic.dumps import files as dump_files
@@ -36,20 +27,20 @@ from recshard_lab.sharding import EmbeddingModuleShardingPlan
 OPTIMIZERS: dict[str, Any] = {"adam": EmbOptimType.ADAM, "row-wise": RowWiseAdagrad, "sgd": torch.optim.SGD}
 
 
-def collection(optimizer: str = "adam", capacity: int = 1024, **more: Any) -> DynamicEmbeddingBagCollection:
+def collection(optimizer: str = "adam", capacity: int = 1024, **more: Any) -> rs.DynamicEmbeddingBagCollection:
     more = {"evict": "lfu"} | more
     tables = [
-        DynamicEmbeddingConfig("user", 8, capacity, **more),
-        DynamicEmbeddingConfig("item", 4, capacity, data_type=DataType.FP16, **more),
+        rs.DynamicEmbeddingConfig("user", 8, capacity, **more),
+        rs.DynamicEmbeddingConfig("item", 4, capacity, data_type=rs.DataType.FP16, **more),
     ]
-    return DynamicEmbeddingBagCollection(tables, OPTIMIZERS[optimizer], {"lr": 0.1})
+    return rs.DynamicEmbeddingBagCollection(tables, OPTIMIZERS[optimizer], {"lr": 0.1})
 
 
-def batches(count: int, seed: int, spread: int = 1000, size: int = 300) -> Iterator[KeyedJaggedTensor]:
+def batches(count: int, seed: int, spread: int = 1000, size: int = 300) -> Iterator[rs.KeyedJaggedTensor]:
     rng = torch.Generator().manual_seed(seed)
     for _ in range(count):
         ids = (torch.randn(2 * size, generator=rng) * spread).long() * 7919
-        yield KeyedJaggedTensor(["user", "item"], ids, lengths=torch.full((2 * size // 3,), 3))
+        yield rs.KeyedJaggedTensor(["user", "item"], ids, lengths=torch.full((2 * size // 3,), 3))
 
 
 def train(module: Any, count: int, seed: int, **more: Any) -> None:
@@ -96,6 +87,7 @@ def test_deltas_replayed_on_a_full_dump_give_the_same_tables(tmp_path: Path, opt
         train(one, 1, number, size=30, spread=spread)
         gone = one.table("user").index.keys[one.table("user").index.slots()[::9]]
         one.table("user").erase(gone[gone % 2 == 1])
+        one.table("item").assign(one.table("item").index.keys[one.table("item").index.slots()[:1]], torch.ones(1, 4))
         dumped = one.dump(tmp_path / str(number), since=tmp_path / str(number - 1))
         rows.append(dumped.rows["user"])
         assert dumped.present["user"] == one.table("user").size
@@ -122,18 +114,6 @@ def test_a_delta_contains_rows_whose_backward_came_after_the_dump_before(tmp_pat
     one.dump(tmp_path / "full")
     out.pow(2).sum().backward()
     one.dump(tmp_path / "delta", since=tmp_path / "full")
-    other.load([tmp_path / "full", tmp_path / "delta"])
-    assert_same(one, other)
-
-
-def test_rows_that_were_assigned_or_added_to_are_in_a_delta(tmp_path: Path) -> None:
-    one, other = collection("sgd"), collection("sgd")
-    table, ids = one.table("user"), torch.tensor([3, 5])
-    table.find_or_insert(torch.arange(50))
-    one.dump(tmp_path / "full")
-    table.assign(ids[:1], torch.full((1, 8), 2.0))
-    table.accum_or_assign(ids[1:], torch.full((1, 8), 4.0), torch.tensor([True]))
-    assert one.dump(tmp_path / "delta", since=tmp_path / "full").rows["user"] == 2
     other.load([tmp_path / "full", tmp_path / "delta"])
     assert_same(one, other)
 
@@ -215,7 +195,7 @@ def test_a_larger_table_and_one_that_grows_have_every_row(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("mode", ["hybrid", "cache"])
 def test_rows_of_slower_tiers_are_dumped_and_restored(tmp_path: Path, mode: str) -> None:
-    def tiered(capacity: int = 256) -> DynamicEmbeddingBagCollection:
+    def tiered(capacity: int = 256) -> rs.DynamicEmbeddingBagCollection:
         return collection("adam", capacity, tiers=[Tier("host", capacity=2048, mode=mode)], evict="lru")
 
     one = tiered()
@@ -309,15 +289,15 @@ def test_loading_rows_without_a_slot_needs_the_memory_of_a_file(
 
     def tiered(capacity: int) -> Any:
         tiers = [Tier("host", capacity=1 << 15)]
-        return DynamicEmbeddingBagCollection(
-            [DynamicEmbeddingConfig("user", 32, capacity, tiers=tiers)], EmbOptimType.ADAM, {"lr": 0.1}
+        return rs.DynamicEmbeddingBagCollection(
+            [rs.DynamicEmbeddingConfig("user", 32, capacity, tiers=tiers)], EmbOptimType.ADAM, {"lr": 0.1}
         )
 
-    shards = [Shard(0, (0, 1024), columns) for columns in ((0, 16), (16, 32))]
-    plan = ShardingPlan({"": EmbeddingModuleShardingPlan({"user": ParameterSharding("custom", shards=shards)})})
-    one = DistributedModelParallel(tiered(1024), plan=plan)
+    shards = [rs.Shard(0, (0, 1024), columns) for columns in ((0, 16), (16, 32))]
+    plan = rs.ShardingPlan({"": EmbeddingModuleShardingPlan({"user": rs.ParameterSharding("custom", shards=shards)})})
+    one = rs.DistributedModelParallel(tiered(1024), plan=plan)
     ids = torch.randperm(6000, generator=torch.Generator().manual_seed(0)) * 7919
-    parts = [KeyedJaggedTensor(["user"], own, lengths=torch.ones(500, dtype=torch.int64)) for own in ids.split(500)]
+    parts = [rs.KeyedJaggedTensor(["user"], own, lengths=torch.ones(500, dtype=torch.int64)) for own in ids.split(500)]
     for batch in parts:
         one(batch).values().pow(2).sum().backward()
     one.dump(tmp_path / "run")
@@ -354,8 +334,8 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(tmp_path: Path) -> Non
     train(one, 1, 1)
     one.dump(tmp_path / "1", since=tmp_path / "0")
     other, before = collection(), content(collection())
-    narrow = DynamicEmbeddingBagCollection([DynamicEmbeddingConfig("user", 4, 1024)], EmbOptimType.ADAM)
-    unknown = DynamicEmbeddingBagCollection([DynamicEmbeddingConfig("shop", 4, 1024)], EmbOptimType.ADAM)
+    narrow = rs.DynamicEmbeddingBagCollection([rs.DynamicEmbeddingConfig("user", 4, 1024)], EmbOptimType.ADAM)
+    unknown = rs.DynamicEmbeddingBagCollection([rs.DynamicEmbeddingConfig("shop", 4, 1024)], EmbOptimType.ADAM)
     for module, path, words in (
         (other, "1", "the table is at step 0. Fix: load the dump before it first"),
         (narrow, "0", "has 4 columns of float32, and in .* 8 of float32"),

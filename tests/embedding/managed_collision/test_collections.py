@@ -8,14 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recshard_lab import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    FusedEmbeddingBagCollection,
-    KeyedJaggedTensor,
-)
+import recshard_lab as rs
 from recshard_lab.embedding import (
     EmbOptimType,
     FusedEmbeddingCollection,
@@ -55,23 +48,23 @@ MODULES: dict[str, Callable[[int], Any]] = {
 def made(pooled: bool, optimizer: str, module: str, **more: Any) -> tuple[Any, torch.optim.Optimizer | None]:
     """A collection of one table, and its torch optimizer."""
     torch.manual_seed(0)
-    kind = EmbeddingBagConfig if pooled else EmbeddingConfig
+    kind = rs.EmbeddingBagConfig if pooled else rs.EmbeddingConfig
     tables: Any = [kind(ROWS, DIM, "t", feature_names=["f"], **more)]
     modules = ManagedCollisionCollection({"t": MODULES[module](ROWS)}, tables)
     inner: Any
     if optimizer in FUSED:
-        which: Any = FusedEmbeddingBagCollection if pooled else FusedEmbeddingCollection
+        which: Any = rs.FusedEmbeddingBagCollection if pooled else FusedEmbeddingCollection
         inner = which(tables, *FUSED[optimizer])
     else:
-        inner = EmbeddingBagCollection(tables) if pooled else EmbeddingCollection(tables)
+        inner = rs.EmbeddingBagCollection(tables) if pooled else rs.EmbeddingCollection(tables)
     outer = ManagedCollisionEmbeddingBagCollection if pooled else ManagedCollisionEmbeddingCollection
     collection = outer(inner, modules, True)
     return collection, DENSE[optimizer](collection.parameters()) if optimizer in DENSE else None
 
 
-def batch_of(*ids: int) -> KeyedJaggedTensor:
+def batch_of(*ids: int) -> rs.KeyedJaggedTensor:
     """Each id is a bag."""
-    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.ones(len(ids), dtype=torch.int64))
+    return rs.KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.ones(len(ids), dtype=torch.int64))
 
 
 def values_of(output: Any) -> Tensor:
@@ -206,17 +199,19 @@ def test_reset_rows_get_the_tables_init_function() -> None:
 
 @pytest.mark.parametrize("variable", [False, True])
 def test_any_order_of_keys_and_variable_batches(variable: bool) -> None:
-    tables = [EmbeddingBagConfig(ROWS, DIM, f"t{name}", feature_names=[name]) for name in "ab"]
+    tables = [rs.EmbeddingBagConfig(ROWS, DIM, f"t{name}", feature_names=[name]) for name in "ab"]
     modules = {table.name: MODULES["zch"](ROWS) for table in tables}
     collection = ManagedCollisionEmbeddingBagCollection(
-        EmbeddingBagCollection(tables), ManagedCollisionCollection(modules, tables), True
+        rs.EmbeddingBagCollection(tables), ManagedCollisionCollection(modules, tables), True
     )
     more: dict[str, Any] = {}
     if variable:
         inverse = (["b", "x", "a"], torch.tensor([[0, 0, 0], [0, 0, 0], [0, 1, 0]]))
         more = {"stride_per_key_per_rank": [[1], [1], [2]], "inverse_indices": inverse}
     lengths = [2, 1, 1, 2] if variable else [2, 1, 1, 0, 0, 0, 1, 2, 0]
-    batch = KeyedJaggedTensor(["b", "x", "a"], torch.arange(sum(lengths)) + 1000, lengths=torch.tensor(lengths), **more)
+    batch = rs.KeyedJaggedTensor(
+        ["b", "x", "a"], torch.arange(sum(lengths)) + 1000, lengths=torch.tensor(lengths), **more
+    )
     out, rows = collection(batch)
     assert out.keys() == ["a", "b"]
     assert rows.keys() == ["a", "b"]
@@ -226,9 +221,9 @@ def test_any_order_of_keys_and_variable_batches(variable: bool) -> None:
 
 
 def test_other_tables_or_collections_are_refused() -> None:
-    table, other = (EmbeddingBagConfig(ROWS, DIM, "t", feature_names=[name]) for name in "fg")
+    table, other = (rs.EmbeddingBagConfig(ROWS, DIM, "t", feature_names=[name]) for name in "fg")
     modules = ManagedCollisionCollection({"t": MODULES["zch"](ROWS)}, [other])
     with pytest.raises(ValueError, match="different tables"):
-        ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection([table]), modules)
+        ManagedCollisionEmbeddingBagCollection(rs.EmbeddingBagCollection([table]), modules)
     with pytest.raises(ValueError, match="the collection is a Linear"):
         ManagedCollisionEmbeddingBagCollection(nn.Linear(2, 2), modules)

@@ -31,6 +31,7 @@ from tests.embedding.managed_collision import peer_facts
 
 CPU = torch.device("cpu")
 LRU, LFU = HashZchEvictionPolicyName.LRU_EVICTION, HashZchEvictionPolicyName.LFU_EVICTION
+SINGLE_TTL = HashZchEvictionPolicyName.SINGLE_TTL_EVICTION
 FACTS = json.loads((Path(__file__).parent / "peer_facts.json").read_text())
 
 
@@ -132,12 +133,7 @@ def test_ids_expire_after_their_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     hours = [1000]
     monkeypatch.setattr(time, "time", lambda: hours[0] * 3600)
     config = HashZchEvictionConfig(["f"], single_ttl=5)
-    module = zch(
-        2,
-        eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
-        eviction_config=config,
-        disable_fallback=True,
-    )
+    module = zch(2, eviction_policy_name=SINGLE_TTL, eviction_config=config, disable_fallback=True)
     old = dict(zip((10, 11), rows_of(module, 10, 11), strict=True))
     hours[0] += 5
     assert module.rows_of(torch.tensor([12]), True, [1]).tolist() == [-1], "nothing has expired"
@@ -286,6 +282,11 @@ def test_the_finder_follows_what_others_write() -> None:
 # ---- arguments ----
 
 
+def collection_of(modules: Any, *names: str) -> ManagedCollisionCollection:
+    tables = [BaseEmbeddingConfig(4, 4, name, feature_names=["f"]) for name in names]
+    return ManagedCollisionCollection(modules, tables)
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -294,26 +295,11 @@ def test_the_finder_follows_what_others_write() -> None:
         (lambda: mch(4, interval=0), "eviction_interval=0 is below 1"),
         (lambda: zch(10, opt_in_prob=5), "needs reserved rows"),
         (lambda: zch(10, percent_reserved_slots=100), "is not in"),
-        (
-            lambda: zch(10, eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION),
-            "needs eviction_config with single_ttl",
-        ),
+        (lambda: zch(10, eviction_policy_name=SINGLE_TTL), "needs eviction_config with single_ttl"),
         (lambda: zch(8, 4).rebuild_with_output_id_range((0, 3)), r"row_wise\(num_buckets=4\)"),
-        (
-            lambda: ManagedCollisionCollection({}, [BaseEmbeddingConfig(4, 4, "t", feature_names=["f"])]),
-            "table 't' has no module",
-        ),
-        (
-            lambda: ManagedCollisionCollection({"t": zch(5)}, [BaseEmbeddingConfig(4, 4, "t", feature_names=["f"])]),
-            "has 4 rows, and its module 5. Fix: zch_size=4",
-        ),
-        (
-            lambda: ManagedCollisionCollection(
-                {"t": zch(4), "u": zch(4)},
-                [BaseEmbeddingConfig(4, 4, name, feature_names=["f"]) for name in "tu"],
-            ),
-            "feature 'f' is read by tables 't' and 'u'",
-        ),
+        (lambda: collection_of({}, "t"), "table 't' has no module"),
+        (lambda: collection_of({"t": zch(5)}, "t"), "has 4 rows, and its module 5. Fix: zch_size=4"),
+        (lambda: collection_of({"t": zch(4), "u": zch(4)}, *"tu"), "feature 'f' is read by tables 't' and 'u'"),
     ],
 )
 def test_wrong_arguments_are_named(make: Any, says: str) -> None:
@@ -322,8 +308,7 @@ def test_wrong_arguments_are_named(make: Any, says: str) -> None:
 
 
 def test_weights_of_ids_without_a_row_are_refused() -> None:
-    table = BaseEmbeddingConfig(4, 4, "t", feature_names=["f"])
-    modules = ManagedCollisionCollection({"t": zch(4, disable_fallback=True)}, [table]).eval()
+    modules = collection_of({"t": zch(4, disable_fallback=True)}, "t").eval()
     batch = KeyedJaggedTensor(["f"], torch.tensor([1]), torch.tensor([0.5]), lengths=torch.tensor([1]))
     with pytest.raises(ValueError, match="1 ids look up no row, and the batch has weights"):
         modules(batch)

@@ -22,15 +22,6 @@ def test_the_share_of_live_ids_that_leave_is_the_one_that_was_asked_for(replaced
         assert len(before - after) / len(before) == pytest.approx(replaced, abs=0.07)
 
 
-def test_an_id_that_has_left_never_comes_back() -> None:
-    clicks = ChurningClicks(1 << 30, [USERS, 9], replaced=1.0, per=PER, zipf=0.5)
-    seen: set[int] = set()
-    for begin in range(0, 20 * PER, 2 * PER):
-        now = live(clicks, begin)
-        assert not seen & now
-        seen |= now
-
-
 def test_clicks_depend_on_the_new_id() -> None:
     """The planted chances know who came: they are true, and above chance on each stretch."""
     clicks = ChurningClicks(40_000, [30], replaced=1.0, per=20_000, num_dense=0)

@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 from recshard_lab import mlperf
-from recshard_lab.data import MultiHot, SyntheticClicks, build_dataset, dataset_names, scaled_rows
+from recshard_lab.data import MultiHot, SyntheticClicks, build_dataset, dataset_names
 
 
 def test_a_sample_is_the_same_alone_in_a_range_and_in_any_order() -> None:
@@ -42,15 +42,6 @@ def test_the_best_is_what_scikit_learn_says_of_the_planted_chances() -> None:
     for low in (0.1, 0.3, 0.6):  # the chances are true: of the samples said to click so often, so many do
         mine = (chance >= low) & (chance < low + 0.1)
         assert labels[mine].mean() == pytest.approx(chance[mine].mean(), abs=0.03)
-
-
-@pytest.mark.parametrize("memory", [1 << 20, 1 << 26, 1 << 30, 1 << 40])
-def test_scaled_rows_are_the_most_that_one_cap_lets_into_the_memory(memory: int) -> None:
-    rows = scaled_rows(memory)
-    cap = max(rows)
-    assert rows == [min(cap, own) for own in mlperf.ROWS]
-    assert sum(rows) * 512 <= memory
-    assert cap == max(mlperf.ROWS) or sum(min(cap + 1, own) for own in mlperf.ROWS) * 512 > memory
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "pareto"])

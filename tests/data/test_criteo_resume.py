@@ -74,9 +74,7 @@ def content(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("form", "tables", "points"), [("npy", 1 << 22, 18), ("npy", 1 << 10, 4), ("parquet", 1 << 22, 4)]
 )
-def test_a_run_killed_at_any_moment_ends_with_the_same_files(
-    tmp_path: Path, form: str, tables: int, points: int
-) -> None:
+def test_a_run_killed_any_time_ends_with_the_same_files(tmp_path: Path, form: str, tables: int, points: int) -> None:
     inputs = files.write(tmp_path / "in", samples=200)
     (tmp_path / "out").mkdir()
     arguments = [form, str(tables), " ".join(map(str, inputs)), str(tmp_path / "out"), str(points)]

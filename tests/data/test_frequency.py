@@ -1,6 +1,5 @@
 """Ids renumbered by use: a permutation, invertible, the same lookups as before."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from recshard_lab.data import BatchLoader, FrequencyOrder, SyntheticClicks
+from recshard_lab.data import FrequencyOrder
 from tests.refusals import not_refused
 
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=12, embedding_dim=4, feature_names=["a", "b"])
@@ -37,23 +36,6 @@ def test_a_model_with_renumbered_ids_and_reordered_rows_gives_the_same() -> None
     with torch.no_grad():
         sorted_by_use.embedding_bags["t"].weight.copy_(order.reorder("t", weight))
     assert torch.equal(sorted_by_use(order(batch(ids))).values(), plain(batch(ids)).values())
-
-
-def test_it_is_a_loaders_transform_and_is_kept_with_a_checkpoint(tmp_path: Path) -> None:
-    clicks = SyntheticClicks(64, rows=[50, 60])
-    names = clicks.batch(range(4)).sparse_features.keys()
-    tables = [
-        EmbeddingBagConfig(name=f"t{n}", num_embeddings=rows, embedding_dim=4, feature_names=[name])
-        for n, (rows, name) in enumerate(zip((50, 60), names, strict=True))
-    ]
-    order = FrequencyOrder.measured([clicks.batch(range(64))], tables)
-    torch.save(order.state_dict(), tmp_path / "order.pt")
-    again = FrequencyOrder.from_state_dict(torch.load(tmp_path / "order.pt"))
-    assert all(torch.equal(again.places[name], place) for name, place in order.places.items())
-    (whole,) = BatchLoader(clicks, 64, shuffle=False, transform=again)
-    for feature in names:
-        uses = torch.bincount(whole.sparse_features[feature].values())
-        assert uses.tolist() == sorted(uses.tolist(), reverse=True)
 
 
 def test_what_cannot_be_renumbered_is_refused_by_name() -> None:

@@ -8,6 +8,7 @@ import shutil
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -64,29 +65,20 @@ def test_every_layout_reads_to_the_same_ratings(layout: tuple[str, Path]) -> Non
     assert data.origin == f"path {folder}"
     assert data.source.startswith("MovieLens ")
     assert data.source.endswith(", 5 ratings")
-
-
-def test_profiles_follow_the_user(layout: tuple[str, Path]) -> None:
-    name, folder = layout
-    data = MovieLens.load(folder)
     if name in ("latest-small", "10m"):
         assert data.feature_names == ["user", "movie", "genres"]
         return
-    assert data.feature_names == ["user", "movie", "age", "gender", "occupation", "genres"]
-    told = {key: [data.names[key][row] for row in data.columns[key].tolist()] for key in ("age", "gender")}
-    assert told == {
-        "age": ["18-24", "50-55", "18-24", "50-55", "50-55"],
-        "gender": ["M", "F", "M", "F", "F"],
+    told = {
+        key: [data.names[key][row] for row in data.columns[key].tolist()] for key in ("age", "gender", "occupation")
     }
-    jobs = {data.names["occupation"][row] for row in data.columns["occupation"].tolist()}
-    assert jobs == ({"technician/engineer", "writer"} if name == "1m" else {"technician", "writer"})
+    assert told["age"] == ["18-24", "50-55", "18-24", "50-55", "50-55"]
+    assert told["gender"] == ["M", "F", "M", "F", "F"]
+    assert set(told["occupation"]) == {"technician/engineer" if name == "1m" else "technician", "writer"}
 
 
 @pytest.mark.parametrize("archive", ["ml.zip", "recbole-1.2.1-py3-none-any.whl"])
 @pytest.mark.parametrize("inside", ["", "deep/down/in/it/"])
-def test_an_archive_and_a_folder_above_read_as_the_folder(
-    layout: tuple[str, Path], archive: str, inside: str, tmp_path: Path
-) -> None:
+def test_an_archive_and_a_folder_above_read_alike(layout: Any, archive: str, inside: str, tmp_path: Path) -> None:
     data = MovieLens.load(zipped(layout[1], tmp_path / archive, inside))
     assert data.columns["user"].tolist() == USERS
     shutil.copytree(layout[1], tmp_path / "outer" / "a" / "b")
@@ -102,9 +94,7 @@ def test_an_archive_and_a_folder_above_read_as_the_folder(
         ("100k", "u.data", 2, "2\t1\t3\tnoon", "timestamp must be an integer, got 'noon'"),
         ("100k", "u.user", 2, "2|old|F|writer|94043", "age must be an integer, got 'old'"),
         ("100k", "u.user", 2, "2|53|X|writer|94043", "gender must be M or F"),
-        ("100k", "u.user", 2, "1|53|F|writer|94043", "user '1' appears a second time"),
         ("100k", "u.item", 1, "1|Toy Story (1995)|a||b|" + "|".join("2" * 19), "genre flags must be 0 or 1"),
-        ("1m", "ratings.dat", 2, "2:1:3:100", "expected 4 fields"),
         ("1m", "users.dat", 1, "1::M::18::21::48067", "occupation must be 0 to 20"),
         ("1m", "movies.dat", 3, "1::Heat (1995)::Action", "movie '1' appears a second time"),
         ("10m", "ratings.dat", 3, "1::3::4.25::200", "rating must be one of 0.5"),
@@ -191,13 +181,6 @@ def test_without_any_source_the_ratings_are_synthetic_and_say_so() -> None:
     for place in ("no path given", "$RECSHARD_MOVIELENS not set", "ml-100k.zip", "no network in this test"):
         assert place in data.origin
     assert "download=False" in load_ratings(download=False).origin
-
-
-def test_a_cached_file_of_another_hash_is_refused(nowhere: Path) -> None:
-    nowhere.mkdir()
-    (nowhere / "ml-100k.zip").write_bytes(b"half a download")
-    with pytest.raises(ValueError, match="expected 0e33842e24a9c977be4e0107933c0723: delete it"):
-        load_ratings()
 
 
 def test_a_silent_network_costs_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

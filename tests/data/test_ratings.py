@@ -40,26 +40,16 @@ def datasets(draw: st.DrawFn) -> tuple[RatingsDataset, list[tuple[float, int, li
 
 def samples_of(batch: Batch) -> list[tuple[float, int, list[int], list[int]]]:
     bags = {key: batch.sparse_features[key].to_dense() for key in batch.sparse_features.keys()}  # noqa: SIM118
+    columns = (batch.labels, bags["user"], bags["genres"], bags["tags"])
     return [
-        (
-            float(batch.labels[i]),
-            int(bags["user"][i]),
-            bags["genres"][i].tolist(),
-            bags["tags"][i].tolist(),
-        )
-        for i in range(len(batch))
+        (float(y), int(user), genres.tolist(), tags.tolist()) for y, user, genres, tags in zip(*columns, strict=True)
     ]
 
 
 @given(datasets(), st.integers(1, 9), st.integers(1, 5), st.booleans(), st.booleans(), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_the_ranks_pieces_together_are_the_global_batch(
-    drawn: tuple[RatingsDataset, list[object]],
-    batch_size: int,
-    world_size: int,
-    shuffle: bool,
-    drop_last: bool,
-    seed: int,
+    drawn: Any, batch_size: int, world_size: int, shuffle: bool, drop_last: bool, seed: int
 ) -> None:
     data, samples = drawn
     options = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}

@@ -81,9 +81,7 @@ BY_NATIVE: list[tuple[OptimizerSpec | None, dict[str, Any]]] = [
 
 
 @every([*(("fbgemm", *own) for own in BY_FBGEMM), *(("native", *own) for own in BY_NATIVE)])
-def test_native_serves_what_fbgemm_has_not(
-    case: tuple[str, OptimizerSpec | None, dict[str, Any]], cuda_build: None
-) -> None:
+def test_native_serves_what_fbgemm_has_not(case: Any, cuda_build: None) -> None:
     name, spec, changes = case
     assert chosen(spec, **changes) == name
 

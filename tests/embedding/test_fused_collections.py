@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import recshard_lab as rs
-from recshard_lab.embedding import (
-    EmbeddingCollectionInterface,
-    EmbOptimType,
-    FusedEmbeddingCollection,
-    RowWiseAdagrad,
-    apply_optimizer_in_backward,
-    fuse_embedding_optimizer,
-)
+from recshard_lab import embedding
 from recshard_lab.embedding.kernels import available
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from tests.embedding.lookups import dense_twin
@@ -49,7 +42,7 @@ def test_per_sample_weights_get_autograds_gradients(backend: str, seed: int, siz
 
 @each_backend
 def test_state_is_the_kernels_own_memory(backend: str) -> None:
-    fused = rs.FusedEmbeddingBagCollection(tables(), RowWiseAdagrad, {"lr": 0.3}, backend=backend)
+    fused = rs.FusedEmbeddingBagCollection(tables(), embedding.RowWiseAdagrad, {"lr": 0.3}, backend=backend)
     assert {table: state["momentum1"].shape for table, state in fused.optimizer_states().items()} == {
         "movies": (7,),
         "posters": (7,),
@@ -65,7 +58,9 @@ def test_state_is_the_kernels_own_memory(backend: str) -> None:
 @each_backend
 def test_the_learning_rate_can_follow_a_schedule(backend: str) -> None:
     table = rs.EmbeddingBagConfig(2, 4, "t", feature_names=["f"], init_fn=torch.nn.init.zeros_)
-    fused = rs.FusedEmbeddingBagCollection([table], EmbOptimType.EXACT_SGD, {"learning_rate": 1.0}, backend=backend)
+    fused = rs.FusedEmbeddingBagCollection(
+        [table], embedding.EmbOptimType.EXACT_SGD, {"learning_rate": 1.0}, backend=backend
+    )
     fused.set_learning_rate(0.25)
     fused(KeyedJaggedTensor(["f"], torch.tensor([1]), lengths=torch.tensor([1]))).values().sum().backward()
     assert fused.state_dict()["embedding_bags.t.weight"].tolist() == [[0.0] * 4, [-0.25] * 4]
@@ -73,7 +68,7 @@ def test_the_learning_rate_can_follow_a_schedule(backend: str) -> None:
 
 @each_backend
 def test_a_copy_trains_alone_and_its_state_follows(backend: str) -> None:
-    fused = rs.FusedEmbeddingBagCollection(tables(), RowWiseAdagrad, {"lr": 0.3}, backend=backend)
+    fused = rs.FusedEmbeddingBagCollection(tables(), embedding.RowWiseAdagrad, {"lr": 0.3}, backend=backend)
     twin = copy.deepcopy(fused)
     before = {name: value.clone() for name, value in fused.state_dict().items()}
     for seed in range(3):
@@ -98,7 +93,7 @@ def test_moving_or_casting_a_fused_collection_is_refused() -> None:
     assert fused.to("cpu").float() is fused
 
 
-WITHOUT_EPS = (EmbOptimType.EXACT_SGD, EmbOptimType.LARS_SGD)
+WITHOUT_EPS = (embedding.EmbOptimType.EXACT_SGD, embedding.EmbOptimType.LARS_SGD)
 
 
 def sequences() -> list[rs.EmbeddingConfig]:
@@ -126,31 +121,31 @@ def numbers(output: KeyedTensor | dict[str, JaggedTensor]) -> Tensor:
     return torch.cat([rows.values().flatten() for rows in output.values()])
 
 
-def able(backend: str, optimizer: EmbOptimType) -> bool:
+def able(backend: str, optimizer: embedding.EmbOptimType) -> bool:
     try:
-        FusedEmbeddingCollection(sequences(), optimizer, {"lr": 0.1}, backend=backend)
+        embedding.FusedEmbeddingCollection(sequences(), optimizer, {"lr": 0.1}, backend=backend)
     except ValueError:
         return False
     return True
 
 
-PAIRS = [(backend, optimizer) for optimizer in EmbOptimType for backend in available() if able(backend, optimizer)]
+PAIRS = [
+    (backend, optimizer) for optimizer in embedding.EmbOptimType for backend in available() if able(backend, optimizer)
+]
 
 
 def test_every_optimizer_has_a_backend_for_sequences() -> None:
-    assert {optimizer for _, optimizer in PAIRS} == set(EmbOptimType)
+    assert {optimizer for _, optimizer in PAIRS} == set(embedding.EmbOptimType)
 
 
 @pytest.mark.parametrize(("backend", "optimizer"), PAIRS)
 @pytest.mark.parametrize("kind", ["rows", "sums", "weighted means"])
-def test_fused_twins_end_at_the_truths_weights_under_every_optimizer(
-    backend: str, optimizer: EmbOptimType, kind: str
-) -> None:
+def test_fused_twins_end_at_the_truths_weights(backend: str, optimizer: embedding.EmbOptimType, kind: str) -> None:
     weighted, pooling = kind == "weighted means", MEAN if kind == "weighted means" else SUM
     bags = rs.EmbeddingBagCollection(tables(pooling), is_weighted=weighted)
     truth = rs.EmbeddingCollection(sequences()) if kind == "rows" else bags
     settings = {"lr": 0.1} if optimizer in WITHOUT_EPS else {"lr": 0.1, "eps": 1e-3}
-    fused = fuse_embedding_optimizer(truth, optimizer, settings, torch.device("cpu"), backend=backend)
+    fused = embedding.fuse_embedding_optimizer(truth, optimizer, settings, torch.device("cpu"), backend=backend)
     assert fused.backend == backend
     dense = dense_twin(fused.optimizer_spec, list(truth.parameters()))
     for seed in range(5):
@@ -171,8 +166,8 @@ def test_fused_twins_end_at_the_truths_weights_under_every_optimizer(
 @pytest.mark.parametrize("policy", ["error", "clamp", "ignore"])
 def test_sequence_outputs_are_the_plain_collections(backend: str, policy: str) -> None:
     truth = rs.EmbeddingCollection(sequences(), need_indices=True, out_of_range=policy)
-    fused = fuse_embedding_optimizer(truth, torch.optim.SGD, {"lr": 0.1}, backend=backend)
-    assert isinstance(fused, EmbeddingCollectionInterface)
+    fused = embedding.fuse_embedding_optimizer(truth, torch.optim.SGD, {"lr": 0.1}, backend=backend)
+    assert isinstance(fused, embedding.EmbeddingCollectionInterface)
     assert (fused.need_indices(), fused.out_of_range) == (True, policy)
     assert fused.embedding_names_by_table() == truth.embedding_names_by_table()
     batches = [batch(1), deduplicated(2)[0], batch(0, size=0)]
@@ -193,11 +188,11 @@ def test_sequence_outputs_are_the_plain_collections(backend: str, policy: str) -
 def test_every_collection_of_a_model_is_swapped_and_nothing_else() -> None:
     model = Model().eval()
     before, dense = copy.deepcopy(model.state_dict()), model.dense
-    fused = fuse_embedding_optimizer(model, torch.optim.Adagrad, {"lr": 0.1}, torch.device("cpu"))
+    fused = embedding.fuse_embedding_optimizer(model, torch.optim.Adagrad, {"lr": 0.1}, torch.device("cpu"))
     assert fused is model
     assert model.dense is dense
     assert type(model.bags) is rs.FusedEmbeddingBagCollection
-    assert type(model.parts["rows"]) is FusedEmbeddingCollection
+    assert type(model.parts["rows"]) is embedding.FusedEmbeddingCollection
     assert model.again is model.bags
     assert not model.bags.training
     assert list(model.state_dict()) == list(before)
@@ -206,7 +201,7 @@ def test_every_collection_of_a_model_is_swapped_and_nothing_else() -> None:
 
 
 def test_twins_of_collections_on_meta_are_drawn() -> None:
-    model = fuse_embedding_optimizer(Model(device="meta"), torch.optim.SGD, {"lr": 0.1}, torch.device("cpu"))
+    model = embedding.fuse_embedding_optimizer(Model(device="meta"), torch.optim.SGD, {"lr": 0.1}, torch.device("cpu"))
     weight = model.state_dict()["parts.rows.embeddings.movies.weight"]
     assert weight.device.type == "cpu"
     assert weight.any()
@@ -224,7 +219,7 @@ def frozen() -> nn.Module:
 
 def stepped_in_backward() -> nn.Module:
     model = Model()
-    apply_optimizer_in_backward(torch.optim.SGD, model.parts.parameters(), {"lr": 0.1})
+    embedding.apply_optimizer_in_backward(torch.optim.SGD, model.parts.parameters(), {"lr": 0.1})
     return model
 
 
@@ -241,7 +236,7 @@ def test_what_a_twin_would_lose_is_refused_and_nothing_changes(make: Any, says: 
     model = make()
     kinds = [type(module) for module in model.modules()]
     with pytest.raises(ValueError, match=says):
-        fuse_embedding_optimizer(model, torch.optim.SGD, {"lr": 0.1})
+        embedding.fuse_embedding_optimizer(model, torch.optim.SGD, {"lr": 0.1})
     assert [type(module) for module in model.modules()] == kinds
 
 
@@ -267,7 +262,7 @@ class Scored(nn.Module):
         tables = [config(10, 8, name="t", feature_names=["f"])]
         optimizer: Any = torch.optim.SGD, {"lr": 0.1}
         if kind == "sequences":
-            self.tables: Any = FusedEmbeddingCollection(tables, *optimizer)
+            self.tables: Any = embedding.FusedEmbeddingCollection(tables, *optimizer)
         elif kind == "dynamic":
             tables = [rs.DynamicEmbeddingConfig("t", 8, 128, feature_names=["f"])]
             self.tables = rs.DynamicEmbeddingBagCollection(tables, *optimizer)
@@ -306,7 +301,7 @@ def test_a_fused_collection_refuses_a_scaled_loss_and_does_not_step(kind: str) -
 
 def test_an_optimizer_in_backward_refuses_a_scaled_loss() -> None:
     model = nn.Linear(4, 3)
-    apply_optimizer_in_backward(torch.optim.SGD, [model.weight], {"lr": 0.1})
+    embedding.apply_optimizer_in_backward(torch.optim.SGD, [model.weight], {"lr": 0.1})
     before = weights(model)
     with pytest.raises(ValueError, match=REFUSED.format(r"a parameter of shape \[3, 4\]")):
         scaler().scale(model(torch.ones(2, 4)).sum())

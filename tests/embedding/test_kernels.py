@@ -66,9 +66,7 @@ def run_steps(
 
 @each_pair
 @pytest.mark.parametrize("mode", ["sum", "weighted", "sequence"])
-def test_several_steps_equal_autograd_and_a_dense_optimizer(
-    kernel: type[LookupKernel], spec: OptimizerSpec, mode: str
-) -> None:
+def test_steps_equal_autograd_and_a_dense_optimizer(kernel: type[LookupKernel], spec: OptimizerSpec, mode: str) -> None:
     pooled = mode != "sequence"
     shape = SHAPE if pooled else Shape(((7, 4), (5, 4)), (1, 0, 1), ((2, 0, 3), (1, 1, 0), (4, 0, 1)), seed=0)
     run_steps(make(kernel, shape, spec, pooled), Truth(shape, spec, pooled), pooled, mode == "weighted")
@@ -288,9 +286,7 @@ def test_what_a_kernel_cannot_do_is_said_not_ignored(kernel: type[LookupKernel])
         ("numba", ROWWISE, {"slot": (2**32 + 1, DataType.FP32)}, "it sorts at most 4294967296"),
     ],
 )
-def test_a_kernel_names_what_it_does_not_have(
-    name: str, spec: OptimizerSpec | None, changes: dict[str, Any], reason: str
-) -> None:
+def test_a_kernel_names_what_it_does_not_have(name: str, spec: OptimizerSpec | None, changes: Any, reason: str) -> None:
     if name not in available():
         pytest.skip(f"needs {name}")
     rows, data_type = changes.get("slot", (4, DataType.FP32))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -82,24 +81,6 @@ def test_threads_change_no_number(
     request.getfixturevalue("three_threads")
     together = train(make(slots, features, spec, pooled=pooled), batches, mode == "weighted")
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
-
-
-@pytest.mark.usefixtures("three_threads")
-def test_column_halves_meet_on_threads_as_whole_rows_do() -> None:
-    """Squares of one slot are found by one thread, those of another by another."""
-    torch.manual_seed(0)
-    ids, offsets = draw([(60, 8)], [0], 30)
-    whole = make([(60, 8)], [0], ROWWISE)
-    slots = [Slot("t", 60, 4, DataType.FP32, 8)] * 2
-    halves = kernel_named("numba")(slots, [0, 1], ROWWISE, pooled=True, device="cpu")
-    for half, part in zip(halves.weights(), whole.weights()[0].split(4, 1), strict=True):
-        half.copy_(part)
-    grad = torch.randn(30, 8)
-    whole.backward(whole.forward(ids, offsets, None)[1], grad)
-    twice = torch.cat([offsets, offsets[1:] + ids.numel()])
-    _, saved = halves.forward(torch.cat([ids, ids]), twice, None)
-    halves.backward(saved, grad, lambda rows, squares: [squares[0] + squares[1]] * 2)
-    torch.testing.assert_close(torch.cat(halves.weights(), 1), whole.weights()[0])
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.optimizer}-{spec.weight_decay}")
@@ -249,15 +230,3 @@ def test_what_fails_on_a_thread_is_raised_where_it_was_asked_for() -> None:
     with pytest.raises(ZeroDivisionError):
         threads.run_all([lambda: done.append(0), fail, lambda: done.append(2)])
     assert sorted(done) == [0, 2]
-
-
-@pytest.mark.parametrize("shares", [1, 2, 3, 7])
-def test_every_piece_of_work_is_shared_out_once(shares: int) -> None:
-    for loads in ([], [0], [5, 0, 1, 9, 3], [1] * 20):
-        cuts = threads.cut_evenly(loads, shares, 10)
-        assert cuts[0][0] == 0
-        assert cuts[-1][1] == 10 * len(loads)
-        assert all(first[1] == second[0] for first, second in pairwise(cuts))
-        assert all(start <= end for start, end in cuts)
-        given, _ = threads.share_out(loads, shares)
-        assert sorted(p for own in given for p in own) == [p for p, load in enumerate(loads) if load]

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recshard_lab as rs
-from recshard_lab.embedding.kernels import available
 from recshard_lab.embedding.out_of_range import policy_of_bounds_check_mode
 from recshard_lab.sparse import KeyedJaggedTensor
 from tests.embedding.tables import MEAN, SUM
@@ -84,33 +83,6 @@ def test_sequences_keep_a_row_for_every_id(policy: str, bags: list[list[int]]) -
                 assert not row.any()
             else:
                 assert torch.equal(row, weight[min(max(id_, 0), rows - 1)])
-
-
-@pytest.mark.parametrize("backend", available())
-@pytest.mark.parametrize("policy", ["clamp", "ignore"])
-@pytest.mark.parametrize("weighted", [True, False])
-def test_a_fused_step_is_that_of_the_truth_and_leaves_ignored_ids_alone(
-    backend: str, policy: str, weighted: bool
-) -> None:
-    plain = rs.EmbeddingBagCollection(tables(MEAN), is_weighted=weighted, out_of_range=policy)
-    fused = rs.FusedEmbeddingBagCollection(
-        tables(MEAN), torch.optim.Adagrad, {"lr": 0.3, "eps": 1e-3}, weighted, backend=backend, out_of_range=policy
-    )
-    fused.load_state_dict(plain.state_dict())
-    optimizer = torch.optim.Adagrad(plain.parameters(), lr=0.3, eps=1e-3)
-    bags = [[0, 7, 5], [], [-1], [2, 2, 1]]
-    for _ in range(4):
-        features = batch(bags, weighted)
-        outputs = [plain(features).values(), fused(features).values()]
-        torch.testing.assert_close(*outputs)
-        mixing = torch.randn(4, 8)
-        for output in outputs:
-            (output * mixing).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    for name, weight in plain.state_dict().items():
-        torch.testing.assert_close(fused.state_dict()[name], weight)
-    assert fused.out_of_range_count() == plain.out_of_range_count() == 4 * (2 + 3)
 
 
 def test_another_policy_is_refused() -> None:

@@ -40,9 +40,7 @@ def mirrored() -> list[StepCounts]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[layout for layout, _ in LAYOUTS])
-def test_a_mirrored_rank_counts_what_a_real_rank_counts(
-    real: list[StepCounts], mirrored: list[StepCounts], number: int
-) -> None:
+def test_a_mirrored_rank_counts_as_a_real_one(real: list[StepCounts], mirrored: list[StepCounts], number: int) -> None:
     assert mirrored[number] == real[number]
     assert mirrored[number].collectives == (5 if LAYOUTS[number][1] == ROWWISE else 4)
 

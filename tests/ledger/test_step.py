@@ -99,15 +99,6 @@ def test_variable_batches(ranks: Any, device: str) -> None:
     check(ranks, replace(case, inverse=cases.random_inverses(8, case.steps)), device)
 
 
-@pytest.mark.parametrize("scheme", ["data_parallel", "table_wise"])
-def test_variable_batches_without_a_bag(ranks: Any, device: str, scheme: str) -> None:
-    case = case_of(ranks.world_size, [scheme])
-    features = [name for table in case.tables for name in table["feature_names"]]
-    case.steps[1] = [{name: [] for name in features} for _ in range(ranks.world_size)]
-    empty = [[{name: [] for name in features} for _ in range(ranks.world_size)]]
-    check(ranks, replace(case, inverse=cases.random_inverses(7, case.steps[:1]) + empty), device)
-
-
 @pytest.mark.parametrize("policy", ["clamp", "ignore"])
 def test_ids_that_are_no_rows(ranks: Any, device: str, policy: str) -> None:
     case = case_of(ranks.world_size, FLAT, out_of_range=policy)

@@ -60,22 +60,6 @@ def test_each_layer_is_the_papers(kind: str) -> None:
     assert net(x[:0]).shape == (0, N)
 
 
-def test_state_dicts_have_torchrecs_names_and_shapes() -> None:
-    def shapes(net: nn.Module) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(value.shape) for name, value in net.state_dict().items()}
-
-    assert shapes(LowRankCrossNet(4, 1, 2)) == {"W_kernels.0": (4, 2), "V_kernels.0": (2, 4), "bias.0": (4,)}
-    assert shapes(CrossNet(4, 1)) == {"kernels.0": (4, 4), "bias.0": (4, 1)}
-    assert shapes(VectorCrossNet(4, 1)) == {"kernels.0": (4, 1), "bias.0": (4, 1)}
-    assert shapes(LowRankMixtureCrossNet(4, 1, 3, 2)) == {
-        "U_kernels.0": (3, 4, 2),
-        "V_kernels.0": (3, 2, 4),
-        "C_kernels.0": (3, 2, 2),
-        "bias.0": (4, 1),
-        **{f"gates.{expert}.weight": (1, 4) for expert in range(3)},
-    }
-
-
 def test_what_does_not_fit_is_refused() -> None:
     refusals: list[tuple[Any, str]] = [
         (lambda: CrossNet(4, 0), r"CrossNet: num_layers must be at least 1 and below .*, got 0"),

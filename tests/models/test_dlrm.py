@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models import DLRM
-from recshard_lab.sparse import KeyedJaggedTensor
 from tests.models.bags import batch_of
 from tests.refusals import not_refused
 
@@ -58,15 +57,6 @@ def test_logits_follow_the_paper(dense_features: int) -> None:
         x = mlp_by_hand(model.over_arch.mlp.layers, torch.cat([bottom, torch.stack(dots)]))
         expected = model.over_arch.out.weight @ x + model.over_arch.out.bias
         assert torch.allclose(logits[sample], expected, atol=1e-6)
-
-
-def test_an_empty_batch_gives_no_logits_and_zero_gradients() -> None:
-    model = DLRM(collection(), 0, [], [6, 1])
-    empty = KeyedJaggedTensor(list(BAGS), torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64))
-    logits = model(torch.zeros(0, 0), empty)
-    assert logits.shape == (0, 1)
-    logits.sum().backward()
-    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recshard_lab.models import MLP, InteractionArch, Perceptron, SwishLayerNorm
+from recshard_lab.models import MLP, InteractionArch, SwishLayerNorm
 
 
 @given(st.integers(0, 4), st.integers(1, 6), st.integers(1, 5))
@@ -59,20 +59,3 @@ def test_each_layer_has_a_swish_of_its_own_with_weights() -> None:
     centred = x - x.mean(1, keepdim=True)
     normed = centred / (centred.pow(2).mean(1, keepdim=True) + 1e-5).sqrt()
     assert torch.allclose(swish(x), x / (1 + torch.exp(-normed)), atol=1e-6)
-
-
-def test_the_last_layer_can_stay_linear() -> None:
-    torch.manual_seed(0)
-    mlp = MLP(5, [4, 2], activation_on_last=False)
-    x = torch.randn(8, 5)
-    first, second = mlp.layers
-    assert torch.equal(mlp(x), second(first(x).relu()))
-
-
-def test_a_perceptron_is_an_mlp_of_one_layer() -> None:
-    torch.manual_seed(0)
-    one = Perceptron(5, 3)
-    torch.manual_seed(0)
-    mlp = MLP(5, [3])
-    x = torch.randn(4, 5)
-    assert torch.equal(one(x), mlp(x))

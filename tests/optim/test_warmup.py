@@ -81,18 +81,6 @@ def test_a_schedule_goes_on_where_it_was_saved(combined: bool) -> None:
         second.load_state_dict({"state": {}})
 
 
-def test_a_schedule_inside_a_combination_is_saved_too() -> None:
-    def make() -> CombinedOptimizer:
-        return CombinedOptimizer([("x", WarmupOptimizer(one(), [WarmupStage(max_iters=10, value=0.0)], lr=1.0))])
-
-    first, second = make(), make()
-    first.step()
-    saved = copy.deepcopy(first.state_dict())
-    assert saved["state"]["x.__warmup"]["warmup"].tolist() == [1, 0]
-    second.load_state_dict(saved)
-    assert second.param_groups[0]["lr"] == pytest.approx(0.1)
-
-
 @pytest.mark.parametrize(
     ("stages", "message"),
     [

@@ -77,15 +77,6 @@ def test_names_cannot_smuggle_in_markup() -> None:
     assert parse(kt._repr_html_()).findall(".//th")[1].text == "<i>"
 
 
-def test_a_keyed_tensor_shows_its_first_columns_and_counts_the_rest() -> None:
-    kt = KeyedTensor(["a", "b"], [1, 6], torch.arange(70.0).view(10, 7))
-    assert repr(kt).splitlines()[0] == "KeyedTensor(2 keys, values 10 x 7, float32)"
-    assert "b [6]  [1 2 3 4 +2]" in repr(kt)
-    root = parse(kt._repr_html_())
-    assert len(root.findall("./table/tbody/tr")) == 8
-    assert "Showing 8 of 10 samples." in "".join(root.itertext())
-
-
 def test_what_has_no_numbers_to_read_still_prints() -> None:
     kjt = KeyedJaggedTensor(["a"], torch.arange(2), lengths=torch.tensor([2]))
     assert repr(kjt.to("meta")) == "KeyedJaggedTensor(['a'], values=int64, meta[2], without numbers to show)"

@@ -96,10 +96,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: JaggedTensor(T(3), lengths=T([1])), "values must be a tensor of at least one dimension"),
     (lambda: JaggedTensor.from_dense([]), "values is an empty list"),
     (lambda: JaggedTensor.from_dense([IDS], [torch.ones(2)]), r"weights has bags of \[2\], values of \[3\]"),
-    (
-        lambda: JaggedTensor.from_dense_lengths(torch.ones(2, 3), T([1, 4])),
-        "length 4 at row 1 is not between 0 and 3",
-    ),
+    (lambda: JaggedTensor.from_dense_lengths(torch.ones(2, 3), T([1, 4])), "4 at row 1 is not between 0 and 3"),
     (lambda: JaggedTensor.from_dense_lengths(torch.ones(2, 3), T([1])), r"got \[2, 3\] and \[1\]"),
     (lambda: JaggedTensor.from_dense_lengths(torch.ones(2, 3), T([1, 1]), torch.ones(2, 2)), "weights must be"),
     (lambda: build([[1]]).to_padded_dense(-2), "desired_length must be .* got -2"),

@@ -56,28 +56,6 @@ def test_a_long_run_is_torchs_exponential_average_from_the_even_one_on() -> None
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
-def test_weights_in_fp16_are_averaged_in_fp32() -> None:
-    model = nn.Linear(1, 1, bias=False).half()
-    average = WeightAverage(model, decay=0.9995)
-    nn.init.constant_(model.weight, 1.0)
-    for _ in range(2000):
-        average.update()
-    nn.init.constant_(model.weight, 2.0)
-    for _ in range(100):
-        average.update()  # each moves the mean by less than half a step of fp16
-    average.copy_to_model()
-    assert model.weight.dtype == torch.float16
-    assert model.weight.item() == pytest.approx(2 - 0.9995**100, abs=1e-3)
-
-
-def test_before_the_first_step_there_is_nothing_to_take() -> None:
-    model = nn.Linear(2, 2)
-    before = model.weight.detach().clone()
-    WeightAverage(model, decay=0.9).copy_to_model()
-    assert torch.equal(model.weight, before)
-    WeightAverage(nn.Identity(), decay=0.9).update()  # a rank may hold no weight at all
-
-
 @pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan")])
 def test_a_decay_outside_0_to_1_is_refused(decay: float) -> None:
     with pytest.raises(ValueError, match=r"decay must be in \[0, 1\], got"):

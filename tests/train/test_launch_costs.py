@@ -43,10 +43,6 @@ def test_unbatched_tables_whose_rows_lie_apart_are_refused_by_name() -> None:
         rl.DistributedModelParallel(ebc, plan=plan, sharders=[sharder], device="cpu")
 
 
-def test_dense_parts_are_what_has_no_collection_inside() -> None:
-    assert list(dense_modules(a_model())) == ["model.dense_arch", "model.inter_arch", "model.over_arch"]
-
-
 @pytest.mark.gate
 @pytest.mark.filterwarnings("default:The .grad attribute:UserWarning")  # torch's own, which it hides by another filter
 def test_a_compiled_dense_part_trains_alike() -> None:

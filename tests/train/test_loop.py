@@ -3,12 +3,11 @@
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import recshard_lab
 from recshard_lab.data import RatingsDataset, SyntheticRatings
-from recshard_lab.train import batch_loss, evaluate, train_epochs
+from recshard_lab.train import evaluate, train_epochs
 from tests.train import jobs
 
 
@@ -85,16 +84,6 @@ def test_on_step_hears_every_step() -> None:
     assert [(step.number, step.epoch, step.samples) for step in heard] == expected
     assert {step.total for step in heard} == {6}
     assert [float(step.loss) for step in heard] == pytest.approx(result.losses)
-
-
-def test_the_loss_of_an_empty_piece_is_zero_with_a_gradient() -> None:
-    data = ratings(1)
-    piece = next(data.batches(1, rank=1, world_size=2))
-    weight = nn.Parameter(torch.ones(1))
-    loss = batch_loss(torch.zeros(0, 1) * weight, piece)
-    loss.backward()
-    assert float(loss.detach()) == 0.0
-    assert float(weight.grad) == 0.0  # type: ignore[arg-type]
 
 
 def test_nothing_to_train_on_is_refused() -> None:

@@ -9,14 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from recshard_lab import train
 from recshard_lab.data import Batch, RandomRecDataset
-from recshard_lab.train import (
-    EvalPipelineSparseDist,
-    StageError,
-    TrainPipelineBase,
-    TrainPipelineSparseDist,
-    timed_steps,
-)
 from tests.train.pipeline_jobs import CPU, KEYS, unsharded_dlrm
 
 
@@ -45,19 +39,21 @@ def test_no_thread_collects_garbage_while_a_step_is_in_autograd() -> None:
     model = unsharded_dlrm()
     model.register_forward_hook(lambda *_: seen.append(gc.isenabled()))
     next(model.parameters()).register_post_accumulate_grad_hook(lambda _: seen.append(gc.isenabled()))
-    pipeline = TrainPipelineSparseDist(model, torch.optim.SGD(model.parameters(), lr=0.5), CPU)
+    pipeline = train.TrainPipelineSparseDist(model, torch.optim.SGD(model.parameters(), lr=0.5), CPU)
     pipeline.progress(data())
     assert seen == [False, False]
     assert gc.isenabled()
 
     model.register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(StageError, match="ZeroDivisionError"):
+    with pytest.raises(train.StageError, match="ZeroDivisionError"):
         pipeline.progress(data())
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize(("kind", "training"), [(TrainPipelineSparseDist, False), (EvalPipelineSparseDist, True)])
-def test_a_model_that_is_evaluated_is_not_changed(kind: type[TrainPipelineBase], training: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "training"), [(train.TrainPipelineSparseDist, False), (train.EvalPipelineSparseDist, True)]
+)
+def test_a_model_that_is_evaluated_is_not_changed(kind: type[train.TrainPipelineBase], training: bool) -> None:
     model = unsharded_dlrm().train(training)
     before = copy.deepcopy(model.state_dict())
     pipeline = kind(model, torch.optim.SGD(model.parameters(), lr=0.5), CPU)
@@ -91,7 +87,7 @@ def stages(after: bool, threads: bool) -> list[str]:
 
     batches = data()
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
-    with TrainPipelineSparseDist(model, sgd, CPU, enqueue_batch_after_forward=after, threads=threads) as pipeline:
+    with train.TrainPipelineSparseDist(model, sgd, CPU, enqueue_batch_after_forward=after, threads=threads) as pipeline:
         for _ in range(3):
             pipeline.progress(batches)
             pipeline.drain()
@@ -106,34 +102,30 @@ def test_a_batch_is_loaded_after_the_forward_of_the_batch_before_the_last(thread
     assert all(order.index(f"load {n + 2}") < order.index(f"forward {n}") for n in range(3)), order
 
 
-def test_loading_after_the_forward_needs_all_batches() -> None:
-    model = Square([])
-    sgd = torch.optim.SGD(model.parameters())
-    options = {"execute_all_batches": False, "enqueue_batch_after_forward": True}
-    with pytest.raises(ValueError, match=r"enqueue_batch_after_forward=True with execute_all_batches=False: .* Fix:"):
-        TrainPipelineSparseDist(model, sgd, CPU, **options)
-
-
-@pytest.mark.parametrize("kind", [TrainPipelineBase, TrainPipelineSparseDist])
-def test_copies_in_place_are_refused_on_a_gpu(kind: Any) -> None:
-    model = Square([])
-    sgd = torch.optim.SGD(model.parameters())
-    kind(model, sgd, CPU, enable_inplace_copy_batch=True)
-    with pytest.raises(ValueError, match=r"enable_inplace_copy_batch=True is not supported on meta: .* Fix:"):
-        kind(model, sgd, torch.device("meta"), enable_inplace_copy_batch=True)
-
-
-@pytest.mark.parametrize("name", ["apply_jit", "free_features_storage_early"])
-def test_an_argument_is_refused_with_the_reason(name: str) -> None:
-    model = Square([])
-    with pytest.raises(ValueError, match=rf"{name}=True is not supported: \w+ .* Fix: leave it out"):
-        TrainPipelineSparseDist(model, torch.optim.SGD(model.parameters()), CPU, **{name: True})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"execute_all_batches": False, "enqueue_batch_after_forward": True},
+            "with execute_all_batches=False: .* Fix:",
+        ),
+        ({"apply_jit": True}, r"apply_jit=True is not supported: \w+ .* Fix: leave it out"),
+        ({"free_features_storage_early": True}, r"early=True is not supported: \w+ .* Fix: leave it out"),
+        ({"enable_inplace_copy_batch": True, "device": "meta"}, "batch=True is not supported on meta: .* Fix:"),
+    ],
+)
+def test_an_argument_is_refused_with_the_reason(options: dict[str, Any], message: str) -> None:
+    model, options = Square([]), dict(options)
+    sgd, device = torch.optim.SGD(model.parameters()), torch.device(options.pop("device", "cpu"))
+    train.TrainPipelineSparseDist(model, sgd, CPU, enable_inplace_copy_batch=True)
+    with pytest.raises(ValueError, match=message):
+        train.TrainPipelineSparseDist(model, sgd, device, **options)
 
 
 def test_an_override_that_no_pipeline_calls_is_refused() -> None:
     with pytest.raises(TypeError, match=r"Mine overrides copy_batch_to_gpu\(\), which no pipeline calls: .* Fix:"):
 
-        class Mine(TrainPipelineBase):
+        class Mine(train.TrainPipelineBase):
             def copy_batch_to_gpu(self, batches: Any) -> Any:
                 return None
 
@@ -149,8 +141,8 @@ def test_timed_steps_return_the_losses_of_a_plain_loop_and_the_stages_of_all_ste
         loss.backward()
         step.step()
         expected.append(loss.item())
-    with TrainPipelineBase(model, torch.optim.SGD(model.parameters(), lr=0.1), CPU) as pipeline:
-        found = timed_steps(pipeline, batches, steps=5, warm_up=2)
+    with train.TrainPipelineBase(model, torch.optim.SGD(model.parameters(), lr=0.1), CPU) as pipeline:
+        found = train.timed_steps(pipeline, batches, steps=5, warm_up=2)
     assert found.losses == expected
     assert {event.batch for event in found.events if event.stage == "backward"} == set(range(7))
     spent = sum(event.ms for event in found.events if event.stage == "backward" and event.batch >= 2)
@@ -161,7 +153,7 @@ def test_timed_steps_return_the_losses_of_a_plain_loop_and_the_stages_of_all_ste
 def test_timed_steps_need_a_batch_and_a_step(batches: list[torch.Tensor], steps: int) -> None:
     model = Square([])
     with (
-        TrainPipelineBase(model, torch.optim.SGD(model.parameters()), CPU) as pipeline,
+        train.TrainPipelineBase(model, torch.optim.SGD(model.parameters()), CPU) as pipeline,
         pytest.raises(ValueError, match="Fix: pass a batch"),
     ):
-        timed_steps(pipeline, batches, steps)
+        train.timed_steps(pipeline, batches, steps)

@@ -61,9 +61,7 @@ def test_a_pipeline_sends_what_the_plain_loop_sends_and_two_agreements_more(rank
 
 
 @pytest.mark.parametrize(("start", "optimizer"), [(0, "exact_row_wise_adagrad"), (4, "exact_sgd")])
-def test_semi_synchronous_steps_are_those_of_rows_read_before_the_step_before(
-    ranks: Any, start: int, optimizer: str
-) -> None:
+def test_semi_synchronous_steps_read_rows_before_the_step_before(ranks: Any, start: int, optimizer: str) -> None:
     for threads in (True, False):
         for differ, losses, plain, plain_losses in ranks.run(jobs.semi_sync, start, optimizer, threads=threads):
             assert differ == []

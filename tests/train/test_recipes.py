@@ -7,7 +7,7 @@ import torch
 
 from recshard_lab.data import RatingsDataset, SyntheticRatings
 from recshard_lab.lab.demo.training import LEAST_AUC
-from recshard_lab.train import MOVIELENS_100K, Recipe, auc, dense_parameters, evaluate
+from recshard_lab.train import MOVIELENS_100K, Recipe, auc, evaluate
 
 SMALL = Recipe(over_arch_layer_sizes=(16, 1), batch_size=64)
 
@@ -35,24 +35,6 @@ def test_auc_on_movielens_100k(movielens_100k: RatingsDataset, by: str, mean: fl
     assert sum(aucs) / len(aucs) >= mean, aucs
 
 
-@pytest.mark.real_data
-def test_movielens_100k_is_read_whole(movielens_100k: RatingsDataset) -> None:
-    """Counts published in the data set's README."""
-    assert len(movielens_100k) == 100_000
-    assert movielens_100k.features == {
-        "user": 943,
-        "movie": 1682,
-        "age": 7,
-        "gender": 2,
-        "occupation": 21,
-        "genres": 19,
-    }
-    assert int(movielens_100k.label.sum()) == 34_174 + 21_201  # four and five stars
-    assert movielens_100k.source == "MovieLens 100K, 100,000 ratings"
-    first = movielens_100k.names["movie"][int(movielens_100k.columns["movie"][0])]  # type: ignore[arg-type]
-    assert first == "Kolya (1996)"
-
-
 @pytest.mark.gate
 def test_a_recipe_learns_what_is_planted() -> None:
     train, test = SyntheticRatings(20_000, num_users=300, num_movies=300).split()
@@ -73,15 +55,3 @@ def test_a_model_is_the_same_at_every_call_and_leaves_the_generator_alone() -> N
     first, second = SMALL.model(data).state_dict(), SMALL.model(data).state_dict()
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_every_parameter_has_one_optimizer() -> None:
-    data = SyntheticRatings(200, num_users=30, num_movies=40)
-    model = SMALL.model(data)
-    dense = {id(p) for p in dense_parameters(model)}
-    tables = {id(p) for p in model.embedding_bag_collection.parameters()}
-    assert dense | tables == {id(p) for p in model.parameters()}
-    assert not dense & tables
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    SMALL.train(model, data)
-    assert all(not torch.equal(before[name], weight) for name, weight in model.state_dict().items())

@@ -62,9 +62,7 @@ def batches(count: int, weighted: bool = False, seed: int = 0) -> list[tuple[Key
 
 @pytest.mark.parametrize(("optimizer", "arguments"), OPTIMIZERS)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_table_that_evicts_nothing_trains_as_a_static_one(
-    optimizer: Any, arguments: dict[str, Any], weighted: bool
-) -> None:
+def test_a_table_that_evicts_nothing_trains_as_a_static_one(optimizer: Any, arguments: Any, weighted: bool) -> None:
     dynamic, static = bag_pair(optimizer, arguments, weighted)
     for by_id, by_position in batches(25, weighted):
         mine, other = dynamic(by_id), static(by_position)

@@ -118,30 +118,6 @@ def test_a_delta_contains_rows_whose_backward_came_after_the_dump_before(tmp_pat
     assert_same(one, other)
 
 
-@pytest.mark.parametrize("backend", ["numba", "native"])
-def test_a_full_index_gets_the_same_slots_and_searches_end_as_before(backend: str) -> None:
-    from recshard_lab.embedding.dynamic.index import ScoredIndex
-
-    one, other = (ScoredIndex(256, backend=backend) for _ in range(2))
-    rng = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        one.find_or_insert(torch.randint(-(2**60), 2**60, (60,), generator=rng))
-        one.erase(one.keys[one.slots()[::7]])
-    slots = one.slots()
-    geometry = {"partitions": one.partitions, "buckets": one.buckets, "choices": one.choices}
-    ids = one.keys[slots]
-    placed = other.refill(ids, one.scores[slots], one.touched[slots], slots, geometry)
-    other.step = one.step
-    assert torch.equal(placed, slots)
-    assert torch.equal(other.find(ids), slots)
-    assert one.load_factor > 0.8
-    for _ in range(10):
-        new = torch.randint(-(2**60), 2**60, (60,), generator=rng)
-        first, second = one.find_or_insert(new), other.find_or_insert(new)
-        assert torch.equal(first.slots, second.slots)
-        assert torch.equal(first.evicted_ids, second.evicted_ids)
-
-
 @pytest.mark.parametrize("optimizer", ["adam", "row-wise"])
 def test_a_smaller_table_keeps_the_highest_scores_and_hands_over_the_rest(tmp_path: Path, optimizer: str) -> None:
     one, small = collection(optimizer, 2048), collection(optimizer, 512)
@@ -279,9 +255,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_loading_rows_without_a_slot_needs_the_memory_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_rows_without_slots_needs_the_memory_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dump has the columns of a row in several files."""
     size = 1 << 14
     for module in ("read", "write"):

@@ -1,6 +1,5 @@
 """Managed collision in front of collections: no row is read by an id that another one trained."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,17 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import recshard_lab as rs
-from recshard_lab.embedding import (
-    EmbOptimType,
-    FusedEmbeddingCollection,
-    HashZchEvictionPolicyName,
-    HashZchManagedCollisionModule,
-    LRU_EvictionPolicy,
-    ManagedCollisionCollection,
-    ManagedCollisionEmbeddingBagCollection,
-    ManagedCollisionEmbeddingCollection,
-    MCHManagedCollisionModule,
-)
+from recshard_lab import embedding
 from recshard_lab.embedding.managed_collision.reset import first_rows
 from recshard_lab.optim import RowWiseAdagrad
 
@@ -34,13 +23,13 @@ DENSE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 FUSED: dict[str, tuple[Any, dict[str, float]]] = {
     "fused sgd": (torch.optim.SGD, {"lr": 0.5}),
     "fused adagrad": (torch.optim.Adagrad, {"lr": 0.5}),
-    "fused adam": (EmbOptimType.ADAM, {"lr": 0.5}),
+    "fused adam": (embedding.EmbOptimType.ADAM, {"lr": 0.5}),
     "fused row-wise adagrad": (RowWiseAdagrad, {"lr": 0.5}),
 }
 MODULES: dict[str, Callable[[int], Any]] = {
-    "mch": lambda rows: MCHManagedCollisionModule(rows, "cpu", LRU_EvictionPolicy(), 1),
-    "zch": lambda rows: HashZchManagedCollisionModule(
-        rows, "cpu", 1, eviction_policy_name=HashZchEvictionPolicyName.LRU_EVICTION
+    "mch": lambda rows: embedding.MCHManagedCollisionModule(rows, "cpu", embedding.LRU_EvictionPolicy(), 1),
+    "zch": lambda rows: embedding.HashZchManagedCollisionModule(
+        rows, "cpu", 1, eviction_policy_name=embedding.HashZchEvictionPolicyName.LRU_EVICTION
     ),
 }
 
@@ -50,14 +39,16 @@ def made(pooled: bool, optimizer: str, module: str, **more: Any) -> tuple[Any, t
     torch.manual_seed(0)
     kind = rs.EmbeddingBagConfig if pooled else rs.EmbeddingConfig
     tables: Any = [kind(ROWS, DIM, "t", feature_names=["f"], **more)]
-    modules = ManagedCollisionCollection({"t": MODULES[module](ROWS)}, tables)
+    modules = embedding.ManagedCollisionCollection({"t": MODULES[module](ROWS)}, tables)
     inner: Any
     if optimizer in FUSED:
-        which: Any = rs.FusedEmbeddingBagCollection if pooled else FusedEmbeddingCollection
+        which: Any = rs.FusedEmbeddingBagCollection if pooled else embedding.FusedEmbeddingCollection
         inner = which(tables, *FUSED[optimizer])
     else:
         inner = rs.EmbeddingBagCollection(tables) if pooled else rs.EmbeddingCollection(tables)
-    outer = ManagedCollisionEmbeddingBagCollection if pooled else ManagedCollisionEmbeddingCollection
+    outer = (
+        embedding.ManagedCollisionEmbeddingBagCollection if pooled else embedding.ManagedCollisionEmbeddingCollection
+    )
     collection = outer(inner, modules, True)
     return collection, DENSE[optimizer](collection.parameters()) if optimizer in DENSE else None
 
@@ -145,25 +136,6 @@ def test_ids_do_not_share_rows_that_are_free(pooled: bool) -> None:
     assert torch.equal(values_of(out), first(collection, *ids))
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "fused adagrad"])
-def test_without_eviction_it_is_the_collection_of_the_remapped_ids(optimizer: str) -> None:
-    collection, stepping = made(True, optimizer, "zch")
-    ids = torch.tensor([10**12, -4, 7, 2**62, 10**12, 7])
-    collection(batch_of(*ids.tolist()))
-    plain = copy.deepcopy(collection.embedding_module)
-    plain_stepping = DENSE[optimizer](plain.parameters()) if optimizer in DENSE else None
-    for _ in range(4):
-        _, rows = collection(batch_of(*ids.tolist()))
-        mine = step(collection, stepping, *ids.tolist())
-        if plain_stepping is not None:
-            plain_stepping.zero_grad()
-        expected = plain(rows).values()
-        assert torch.equal(mine, expected)
-        (expected * torch.arange(1.0, 7)[:, None]).sum().backward()
-        if plain_stepping is not None:
-            plain_stepping.step()
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "fused sgd"])
 @pytest.mark.parametrize("module", MODULES)
 def test_a_gradient_reaches_the_id_that_was_looked_up(optimizer: str, module: str) -> None:
@@ -201,8 +173,8 @@ def test_reset_rows_get_the_tables_init_function() -> None:
 def test_any_order_of_keys_and_variable_batches(variable: bool) -> None:
     tables = [rs.EmbeddingBagConfig(ROWS, DIM, f"t{name}", feature_names=[name]) for name in "ab"]
     modules = {table.name: MODULES["zch"](ROWS) for table in tables}
-    collection = ManagedCollisionEmbeddingBagCollection(
-        rs.EmbeddingBagCollection(tables), ManagedCollisionCollection(modules, tables), True
+    collection = embedding.ManagedCollisionEmbeddingBagCollection(
+        rs.EmbeddingBagCollection(tables), embedding.ManagedCollisionCollection(modules, tables), True
     )
     more: dict[str, Any] = {}
     if variable:
@@ -222,8 +194,8 @@ def test_any_order_of_keys_and_variable_batches(variable: bool) -> None:
 
 def test_other_tables_or_collections_are_refused() -> None:
     table, other = (rs.EmbeddingBagConfig(ROWS, DIM, "t", feature_names=[name]) for name in "fg")
-    modules = ManagedCollisionCollection({"t": MODULES["zch"](ROWS)}, [other])
+    modules = embedding.ManagedCollisionCollection({"t": MODULES["zch"](ROWS)}, [other])
     with pytest.raises(ValueError, match="different tables"):
-        ManagedCollisionEmbeddingBagCollection(rs.EmbeddingBagCollection([table]), modules)
+        embedding.ManagedCollisionEmbeddingBagCollection(rs.EmbeddingBagCollection([table]), modules)
     with pytest.raises(ValueError, match="the collection is a Linear"):
-        ManagedCollisionEmbeddingBagCollection(nn.Linear(2, 2), modules)
+        embedding.ManagedCollisionEmbeddingBagCollection(nn.Linear(2, 2), modules)

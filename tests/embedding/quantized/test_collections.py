@@ -150,20 +150,6 @@ def test_out_of_range_ids_follow_the_policy(backend: Any, mode: str) -> None:
             values(served, ids)
 
 
-@every_backend
-def test_variable_batches(backend: Any) -> None:
-    given = rs.KeyedJaggedTensor(
-        ["genre", "liked", "seen", "word"],
-        torch.tensor([1, 2, 3, 40, 41, 7, 8]),
-        lengths=torch.tensor([2, 1, 1, 0, 1, 2]),
-        stride_per_key_per_rank=[[1], [2], [1], [2]],
-        inverse_indices=(FEATURES, torch.tensor([[0, 0, 0], [0, 1, 1], [0, 0, 0], [1, 0, 1]])),
-    )
-    trained = rs.EmbeddingBagCollection(tables())
-    served = QuantEmbeddingBagCollection.from_float(trained, dtype="fp32", backend=backend)
-    torch.testing.assert_close(served(given).values(), trained(given).values().detach(), rtol=1e-6, atol=1e-7)
-
-
 def same(one: Any, other: Any) -> None:
     assert torch.equal(one(batch()).values(), other(batch()).values())
 
@@ -195,16 +181,6 @@ def test_state_dicts_pickles_and_copies(kind: Any) -> None:
     assert torch.equal(served(batch()).values(), before)
     with pytest.raises(RuntimeError, match="size mismatch"):
         QuantEmbeddingBagCollection(tables((8, 4, 4))).load_state_dict(state)
-
-
-def test_a_module_on_meta_becomes_one_on_cpu() -> None:
-    served = QuantEmbeddingBagCollection.from_float(rs.EmbeddingBagCollection(tables()))
-    empty = QuantEmbeddingBagCollection(served.embedding_bag_configs(), device="meta")
-    assert empty.device.type == "meta"
-    assert all(own.is_meta for own in empty.buffers())
-    filled = empty.to_empty(device="cpu")
-    filled.load_state_dict(served.state_dict())
-    same(filled, served)
 
 
 def test_rows_are_padded_to_16_bytes_where_kernels_need_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,14 +113,8 @@ def test_an_id_that_is_no_row_is_named_with_its_feature_and_sample(bad: int) -> 
     ("features", "message"),
     [
         (KeyedJaggedTensor(["g"], torch.tensor([0]), lengths=torch.tensor([1])), "feature 'f' of table 't' is not in"),
-        (
-            KeyedJaggedTensor(["f"], torch.tensor([0]), lengths=torch.tensor([1])),
-            "the collection has is_weighted=True",
-        ),
-        (
-            KeyedJaggedTensor(["f"], torch.tensor([0.5]), lengths=torch.tensor([1])),
-            "not int32 or int64",
-        ),
+        (KeyedJaggedTensor(["f"], torch.tensor([0]), lengths=torch.tensor([1])), "the collection has is_weighted=True"),
+        (KeyedJaggedTensor(["f"], torch.tensor([0.5]), lengths=torch.tensor([1])), "not int32 or int64"),
         (
             KeyedJaggedTensor(["f"], torch.tensor([0]), torch.tensor([1]), lengths=torch.tensor([1])),
             "weights are torch.int64, not floating point",

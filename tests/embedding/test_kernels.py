@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec
-from recshard_lab.embedding.kernels import (
-    LookupKernel,
-    Slot,
-    available,
-    choose_kernel,
-    kernel_named,
-)
+from recshard_lab.embedding.kernels import LookupKernel, Slot, available, choose_kernel, kernel_named
 from recshard_lab.embedding.kernels.native import NativeKernel
 from tests.embedding.lookups import KERNELS, PAIRS, SHAPE, SPECS, Shape, Truth, can, make, shapes
 

@@ -125,11 +125,7 @@ BAD = {
     "a negative id": ([0, 1, -1], [0, 1, 2, 3, 3], "id -1 is not a row of table 't1'"),
     "an id for a table without rows": ([0, 1, 0], [0, 1, 2, 2, 2, 2, 3], "id 0 is not a row of table 't2'"),
     "the largest number": ([2**31 - 1, 1, 0], [0, 1, 2, 3, 3], "id 2147483647 is not a row"),
-    "offsets past the ids": (
-        [0, 1, 0],
-        [0, 1, 2, 3, 9],
-        "offsets of shard feature 1 .* to 9: they must ascend",
-    ),
+    "offsets past the ids": ([0, 1, 0], [0, 1, 2, 3, 9], "offsets of shard feature 1 .* to 9: they must ascend"),
     "offsets that go back": ([0, 1, 0], [0, 3, 2, 3, 3], "offsets of shard feature 0"),
     "offsets that go back after rising past the ids": ([0, 1, 0], [0, 90, 2, 3, 3], "offsets of shard feature 0"),
     "negative offsets": ([0, 1, 0], [-2, 1, 2, 3, 3], "run from -2"),

@@ -188,13 +188,8 @@ def _parts(world: int) -> tuple[DLRMTrain, rl.ShardingPlan, dict[str, Any]]:
 
 def _moved_plan(model: rl.DistributedModelParallel) -> rl.ShardingPlan:
     """Every table whole on the last rank."""
-    last = pipeline_jobs.place()[1] - 1
-    entries = {
-        table.name: rl.ParameterSharding(
-            "table_wise", shards=[rl.Shard(last, (0, table.num_embeddings), (0, table.embedding_dim))]
-        )
-        for table in pipeline_jobs.tables()
-    }
+    whole = [rl.Shard(pipeline_jobs.place()[1] - 1, (0, 29), (0, 8))]
+    entries = {table.name: rl.ParameterSharding("table_wise", shards=whole) for table in pipeline_jobs.tables()}
     return rl.ShardingPlan({path: rl.sharding.EmbeddingModuleShardingPlan(entries) for path in model.collections})
 
 

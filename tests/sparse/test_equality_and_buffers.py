@@ -80,10 +80,7 @@ def test_sizes_count_every_tensor_that_is_there() -> None:
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "other keys": (lambda: one().copy_(one(keys=["a", "c"])), r"same keys and samples, here \['a', 'b'\] x 2"),
-    "shape": (
-        lambda: one().copy_(one(values=torch.arange(5), lengths=torch.tensor([1, 2, 1, 1]))),
-        "of one shape",
-    ),
+    "shape": (lambda: one().copy_(one(values=torch.arange(5), lengths=torch.tensor([1, 2, 1, 1]))), "of one shape"),
     "weights in one": (lambda: one().copy_(one(weights=torch.ones(4))), r"weights .* here None, given \[4\]"),
     "something else": (lambda: one().copy_(one()["a"]), "copy_ takes a KeyedJaggedTensor, got JaggedTensor"),  # type: ignore
     "like something else": (lambda: sparse.KeyedJaggedTensor.empty_like(IDS), "kjt must be a KeyedJagged"),  # type: ignore

@@ -231,10 +231,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: of(lengths=LENGTHS, lengths_offset_per_key=[0, 2, 6]), r"is not the running sum of \[3, 3\]"),
     (lambda: KeyedJaggedTensor.concat([inverse(["movie"], T([[0, 0, 0, 0]])), variable()]), "all or none must"),
     (lambda: KeyedJaggedTensor.from_jt_dict({}), "jt_dict is empty"),
-    (
-        lambda: KeyedJaggedTensor.concat([small(), of(weights=torch.ones(8), lengths=LENGTHS)]),
-        "list.0.'. have none",
-    ),
+    (lambda: KeyedJaggedTensor.concat([small(), of(weights=torch.ones(8), lengths=LENGTHS)]), "list.0.'. have none"),
     (lambda: KeyedJaggedTensor.concat([]), "kjt_list is empty"),
     (lambda: KeyedJaggedTensor.concat([small(), of(keys=["a"], lengths=T([8]))]), r"same stride \(samples\)"),
     (lambda: small().split([1]), r"segments \[1\] sum to 1, but there are 2 keys"),

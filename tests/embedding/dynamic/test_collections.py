@@ -13,10 +13,7 @@ import torch
 
 import recshard_lab as rs
 from recshard_lab.embedding import EmbOptimType, FusedEmbeddingCollection, RowWiseAdagrad
-from recshard_lab.embedding.dynamic.collections import (
-    DynamicEmbeddingBagCollection,
-    DynamicEmbeddingCollection,
-)
+from recshard_lab.embedding.dynamic.collections import DynamicEmbeddingBagCollection, DynamicEmbeddingCollection
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.sparse import KeyedJaggedTensor
 

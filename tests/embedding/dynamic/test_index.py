@@ -14,10 +14,7 @@ from recshard_lab.embedding.kernels import available
 from tests.embedding.dynamic.reference import ReferenceIndex
 from tests.grid import examples
 
-BACKENDS = [
-    "native",
-    pytest.param("numba", marks=pytest.mark.skipif("numba" not in available(), reason="needs numba")),
-]
+BACKENDS = ["native", pytest.param("numba", marks=pytest.mark.skipif("numba" not in available(), reason="needs numba"))]
 #: few distinct ids, so that batches repeat them; the extremes of int64 among them
 POOL = [-(1 << 63), (1 << 63) - 1, 0, -1, *((i * 0x9E3779B97F4A7C15) % (1 << 62) for i in range(900))]
 

@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 from recshard_lab import mlperf
-from recshard_lab.data import MultiHot, SyntheticClicks, build_dataset, dataset_names
+from recshard_lab.data import MultiHot, SyntheticClicks, build_dataset
 
 
 def test_a_sample_is_the_same_alone_in_a_range_and_in_any_order() -> None:
@@ -61,14 +61,6 @@ def test_bags_begin_with_the_samples_own_id_and_are_a_function_of_it(distributio
     assert len(torch.unique(drawn)) > (100 if distribution == "uniform" else 3)
     again = MultiHot(rows=data.rows, distribution=distribution)(data.batch(np.array([17])))
     assert torch.equal(again.sparse_features["cat_20"].values()[1:], drawn[17])
-
-
-@pytest.mark.parametrize("name", ["synthetic-criteo", "synthetic-ratings"])
-def test_a_config_names_its_dataset(name: str) -> None:
-    splits = build_dataset({"name": name})
-    assert len(splits.train) > len(splits.test) > 0
-    assert splits.train.features == splits.test.features
-    assert name in dataset_names()
 
 
 @pytest.mark.parametrize(

@@ -111,18 +111,6 @@ def test_a_full_disk_is_named_nothing_is_lost_and_the_run_goes_on(
     assert content(tmp_path / "out") == content(tmp_path / "right")
 
 
-def test_a_finished_day_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = files.write(tmp_path / "in")
-    inputs[1].write_bytes(inputs[1].read_bytes() + b"broken\n")
-    with pytest.raises(ValueError, match="day_1, line 308"):
-        preprocess_criteo(inputs, tmp_path / "out")
-    first = (tmp_path / "out" / "day_0_dense.npy").stat()
-    with pytest.raises(ValueError, match="day_1, line 308"):
-        preprocess_criteo(inputs, tmp_path / "out", resume=True)
-    again = (tmp_path / "out" / "day_0_dense.npy").stat()
-    assert (again.st_ino, again.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
-
-
 def test_a_file_lost_since_is_told_on_resuming(tmp_path: Path) -> None:
     inputs = files.write(tmp_path / "in")
     preprocess_criteo(inputs, tmp_path / "out")

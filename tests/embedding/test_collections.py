@@ -130,6 +130,7 @@ def test_a_batch_that_does_not_fit_is_refused(features: KeyedJaggedTensor, messa
     ("configs", "message"),
     [
         ([], "tables is empty"),
+        ([rs.DynamicEmbeddingConfig("u", 4, 128)], "table 'u' is dynamic, .*Fix: use DynamicEmbeddingBagCollection"),
         ([one(name="")], "number 0 has no name"),
         ([one(name="a.b")], "'a.b': a name with a dot"),
         ([one(), one()], "two tables are named 't'"),

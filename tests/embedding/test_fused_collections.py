@@ -41,21 +41,6 @@ def test_per_sample_weights_get_autograds_gradients(backend: str, seed: int, siz
 
 
 @each_backend
-def test_state_is_the_kernels_own_memory(backend: str) -> None:
-    fused = rs.FusedEmbeddingBagCollection(tables(), embedding.RowWiseAdagrad, {"lr": 0.3}, backend=backend)
-    assert {table: state["momentum1"].shape for table, state in fused.optimizer_states().items()} == {
-        "movies": (7,),
-        "posters": (7,),
-        "genres": (5,),
-    }
-    fused(batch()).values().sum().backward()
-    assert fused.optimizer_states()["movies"]["momentum1"].any()
-    fused.load_state_dict({name: torch.full_like(value, 0.5) for name, value in fused.state_dict().items()})
-    assert fused(batch())["genre"].max() >= 0.5
-    assert not any(parameter.requires_grad for parameter in fused.parameters())
-
-
-@each_backend
 def test_the_learning_rate_can_follow_a_schedule(backend: str) -> None:
     table = rs.EmbeddingBagConfig(2, 4, "t", feature_names=["f"], init_fn=torch.nn.init.zeros_)
     fused = rs.FusedEmbeddingBagCollection(

@@ -5,7 +5,6 @@ import torch
 
 from benchmarks.apparatus.plain_models import twin_of
 from tests.distributed import model_jobs
-from tests.models import test_two_tower
 
 
 @pytest.mark.gate
@@ -38,10 +37,3 @@ def test_a_model_equals_its_plain_twin(name: str) -> None:
     grads = {parameter: weight.grad for parameter, weight in twin.weights.items()}
     for key, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, grads[key], rtol=1e-5, atol=1e-5, msg=key)
-
-
-def test_two_towers_compile_into_one_graph() -> None:
-    torch._dynamo.reset()
-    two, kjt = test_two_tower.model(normalize=True), test_two_tower.ids()
-    compiled = torch.compile(two, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(kjt), two(kjt))

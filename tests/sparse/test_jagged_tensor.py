@@ -76,14 +76,6 @@ def test_vectors_pad_as_vectors_and_carry_gradients() -> None:
     assert values.grad.tolist() == [[1, 1], [1, 1], [0, 0]]
 
 
-def test_empty_has_lengths_and_offsets_of_size_zero() -> None:
-    empty = JaggedTensor.empty(is_weighted=True, values_dtype=torch.int64, lengths_dtype=torch.int64)
-    assert [t.numel() for t in (empty.values(), empty.weights(), empty.lengths(), empty.offsets())] == [0] * 4
-    assert (empty.values().dtype, empty.lengths().dtype) == (torch.int64, torch.int64)
-    assert empty.to_dense() == []
-    assert empty.to_padded_dense().shape == (0, 0)
-
-
 T, IDS = torch.tensor, torch.arange(3)
 BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: JaggedTensor(IDS), "needs lengths or offsets"),

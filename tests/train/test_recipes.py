@@ -20,9 +20,9 @@ def one_thread() -> None:
 @pytest.mark.nightly
 @pytest.mark.real_data
 @pytest.mark.parametrize(("by", "mean"), [("random", 0.777), ("time", 0.70)])
-def test_auc_on_movielens_100k(movielens_100k: RatingsDataset, by: str, mean: float) -> None:
+def test_auc_on_movielens_100k(movielens: RatingsDataset, by: str, mean: float) -> None:
     """With any initial weights, those that ship (seed 0) included."""
-    train, test = movielens_100k.split(by, test_fraction=0.2, seed=0)
+    train, test = movielens.split(by, test_fraction=0.2, seed=0)
     aucs = []
     for seed in range(3):
         recipe = replace(MOVIELENS_100K, seed=MOVIELENS_100K.seed + seed)

@@ -261,17 +261,6 @@ def test_copies_and_state_dicts_continue_as_the_original() -> None:
     assert all(other.counters() == dynamic.counters() for other in others)
 
 
-def test_static_collections_refuse_dynamic_tables() -> None:
-    config = DynamicEmbeddingConfig("user", 4, 128)
-    for build in (
-        lambda: rs.EmbeddingBagCollection([config]),
-        lambda: rs.FusedEmbeddingBagCollection([config], torch.optim.SGD, {"lr": 0.1}),
-        lambda: FusedEmbeddingCollection([config], torch.optim.SGD, {"lr": 0.1}),  # type: ignore[list-item]
-    ):
-        with pytest.raises(ValueError, match=r"table 'user' is dynamic, .*Fix: use DynamicEmbeddingBagCollection"):
-            build()
-
-
 def test_wrong_names_and_states_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the state has tables \['user'\], and the collection \['user', 'item'\]"):
         bag_pair(torch.optim.SGD, {"lr": 0.1})[0].load_state_dict(small().state_dict())

@@ -97,6 +97,14 @@ def test_a_row_that_int8_cannot_hold_arrives_as_nan_and_the_others_unharmed() ->
     torch.testing.assert_close(decoded[1], rows[1], rtol=0.0, atol=2 / 255 / 2 * 1.001)
 
 
+def test_a_loss_scale_lifts_small_gradients_out_of_the_subnormals() -> None:
+    rows = torch.randn(10, 8, generator=torch.Generator().manual_seed(0)) * 1e-7
+    plain, scaled = (comm.codec_error(codec, rows) for codec in (comm.CommType.FP16, Fp16Codec(loss_scale=2.0**16)))
+    assert "within its bound" in str(scaled)
+    assert plain.within
+    assert scaled.mean_abs < plain.mean_abs / 100
+
+
 def test_a_configuration_that_means_nothing_is_refused_by_name() -> None:
     loss_scale = {"backward_precision": comm.CommType.INT8, "backward_loss_scale": 8.0}
     refusals: list[tuple[Any, str]] = [
@@ -104,6 +112,7 @@ def test_a_configuration_that_means_nothing_is_refused_by_name() -> None:
         (lambda: comm.QCommsConfig(**loss_scale), "backward_loss_scale=8.0"),  # type: ignore[arg-type]
         (lambda: comm.QCommsConfig(forward_loss_scale=2.0), "forward_loss_scale"),
         (lambda: comm.get_qcomm_codecs(comm.QCommsConfig(comm.CommType.FP16, forward_loss_scale=0.0)), "positive"),
+        (lambda: comm.codec_error(comm.CommType.FP16, torch.arange(3)), "floating point"),
     ]
     assert not_refused(refusals) == []
 

@@ -1,10 +1,13 @@
 """Histories in the order of time: what is held out, what a batch holds, and that ranks share one batch."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from recshard_lab.data import RatingsDataset, SequenceDataset, SyntheticRatings
 from recshard_lab.sparse import JaggedTensor
+from tests.refusals import not_refused
 
 
 def ratings() -> RatingsDataset:
@@ -56,19 +59,16 @@ def test_the_shares_of_the_ranks_are_the_batch_of_one_process(world_size: int) -
 
 
 def test_wrong_arguments_are_named() -> None:
-    data = ratings()
-    with pytest.raises(ValueError, match="column 'film' does not exist"):
-        SequenceDataset(data, item="film")
-    with pytest.raises(ValueError, match="max_length is 0"):
-        SequenceDataset(data, max_length=0)
-    data.columns["movie"] = JaggedTensor(torch.ones(11).long(), lengths=torch.ones(11).int())
-    with pytest.raises(ValueError, match="column 'movie' has several ids per sample"):
-        SequenceDataset(data)
-    with pytest.raises(ValueError, match="no timestamps"):
-        SequenceDataset(RatingsDataset({"u": torch.tensor([0])}, {"u": 1}, torch.ones(1), source="one"))
-    with pytest.raises(ValueError, match="no user has 3 items"):
-        SequenceDataset(ratings().select(torch.tensor([0, 1, 3])))
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        SequenceDataset(ratings()).num_batches(0)
-    with pytest.raises(ValueError, match="rank is 2, but ranks are 0 to 1"):
-        next(SequenceDataset(ratings()).batches(4, 2, 2))
+    bags = ratings()
+    bags.columns["movie"] = JaggedTensor(torch.ones(11).long(), lengths=torch.ones(11).int())
+    timeless = RatingsDataset({"u": torch.tensor([0])}, {"u": 1}, torch.ones(1), source="one")
+    refusals: list[tuple[Any, str]] = [
+        (lambda: SequenceDataset(ratings(), item="film"), "column 'film' does not exist"),
+        (lambda: SequenceDataset(ratings(), max_length=0), "max_length is 0"),
+        (lambda: SequenceDataset(bags), "column 'movie' has several ids per sample"),
+        (lambda: SequenceDataset(timeless), "no timestamps"),
+        (lambda: SequenceDataset(ratings().select(torch.tensor([0, 1, 3]))), "no user has 3 items"),
+        (lambda: SequenceDataset(ratings()).num_batches(0), "batch_size is 0"),
+        (lambda: next(SequenceDataset(ratings()).batches(4, 2, 2)), "rank is 2, but ranks are 0 to 1"),
+    ]
+    assert not_refused(refusals) == []

@@ -21,6 +21,11 @@ def test_offsets_are_the_running_sum_in_int64(lengths: list[int], dtype: torch.d
     assert offsets.tolist() == [0, *accumulate(lengths)]
 
 
+def test_offsets_of_small_integers_do_not_overflow() -> None:
+    assert complete_cumsum(torch.full((3,), 200, dtype=torch.uint8)).tolist() == [0, 200, 400, 600]
+    assert complete_cumsum(torch.full((2,), 2**31 - 1, dtype=torch.int32))[-1].item() == 2**32 - 2
+
+
 @pytest.fixture(params=["torch", "slices", "fbgemm"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each way of copying, for all sizes; fbgemm where it is installed."""

@@ -84,9 +84,12 @@ class TwoSided(nn.Module):
         self.right = rl.EmbeddingBagCollection(tables(["c", "d"]))
         self.over = nn.Linear(32, 1)
 
+    def right_ids(self, batch: Batch) -> rl.KeyedJaggedTensor:
+        return batch.sparse_features.permute([3, 2])
+
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         left = self.left(batch.sparse_features).values()
-        right = self.right(batch.sparse_features.permute([3, 2])).values()
+        right = self.right(self.right_ids(batch)).values()
         logits = self.over(torch.cat([left, right], 1)).flatten()
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.float())
         return loss, loss.detach()
@@ -572,19 +575,13 @@ class Stubborn(TwoSided):
         self.why, self.shift = why, Shift()
         self.idle = rl.EmbeddingBagCollection(tables(["a"]))
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def right_ids(self, batch: Batch) -> rl.KeyedJaggedTensor:
+        ids = batch.sparse_features
         if self.why == "flow" and bool(batch.labels.sum() >= 0):
-            right = self.right(batch.sparse_features.permute([2, 3]))
-        elif self.why == "state":
-            right = self.right(self.shift(batch.sparse_features))
-        else:
-            ids = batch.sparse_features
-            lot = torch.randint(29, (ids.values().numel(),))
-            right = self.right(rl.KeyedJaggedTensor(ids.keys(), lot, lengths=ids.lengths()))
-        left = self.left(batch.sparse_features).values()
-        logits = self.over(torch.cat([left, right.values()], 1)).flatten()
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.float())
-        return loss, loss.detach()
+            return ids.permute([2, 3])
+        if self.why == "state":
+            return self.shift(ids)
+        return rl.KeyedJaggedTensor(ids.keys(), torch.randint(29, (ids.values().numel(),)), lengths=ids.lengths())
 
 
 def stubborn(kind: str, why: str, **switches: Any) -> tuple[list[str], dict[str, str], list[str]]:

@@ -138,6 +138,18 @@ def test_a_long_run_is_torchs_exponential_average_from_the_even_one_on() -> None
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+def test_weights_in_fp16_are_averaged_in_fp32() -> None:
+    model = nn.Linear(1, 1, bias=False).half()
+    average = WeightAverage(model, decay=0.9995)
+    for value, steps in ((1.0, 2000), (2.0, 100)):
+        nn.init.constant_(model.weight, value)
+        for _ in range(steps):
+            average.update()  # the last ones move the mean by less than half a step of fp16
+    average.copy_to_model()
+    assert model.weight.dtype == torch.float16
+    assert model.weight.item() == pytest.approx(2 - 0.9995**100, abs=1e-3)
+
+
 @pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan")])
 def test_a_decay_outside_0_to_1_is_refused(decay: float) -> None:
     with pytest.raises(ValueError, match=r"decay must be in \[0, 1\], got"):

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 import recshard_lab
@@ -45,19 +44,3 @@ def test_a_maximum_is_torchs_over_all_ranks_and_one_collective(ranks: Any) -> No
             torch.testing.assert_close(ours, truth, rtol=0, atol=0, equal_nan=True)
             torch.testing.assert_close(over_group, truth, rtol=0, atol=0, equal_nan=True)
             assert collectives == 1
-
-
-def of_gloo() -> list[list[bool]]:
-    """For MAX and MIN: whether the NaN of each rank is in the result."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    found = []
-    for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
-        numbers = numbers_of(rank, world_size, torch.float32)[:world_size]
-        dist.all_reduce(numbers, op=op)
-        found.append(numbers.isnan().tolist())
-    return found
-
-
-def test_gloo_drops_a_nan_of_any_rank_but_the_first(ranks: Any) -> None:
-    """Gloo of torch 2.13. If this fails, Gloo keeps them: reduce the numbers alone in `all_reduce_maximum`."""
-    assert ranks.run(of_gloo) == [[[True] + [False] * (ranks.world_size - 1)] * 2] * ranks.world_size

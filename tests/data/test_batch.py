@@ -5,8 +5,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from recshard_lab.data import Batch
-from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
-from recshard_lab.models import DLRM, DLRMTrain
 from recshard_lab.sparse import KeyedJaggedTensor
 
 
@@ -28,21 +26,3 @@ def test_a_tree_of_a_batch_keeps_its_tensors_and_sizes(global_size: int) -> None
     assert same.sparse_features.keys() == ["a", "b"]
     assert pytree.tree_map(lambda leaf: leaf.dtype, one).labels is torch.float32
     assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
-
-
-def test_its_fields_can_be_assigned() -> None:
-    one = batch(6)
-    one.labels = 1 - one.labels
-    assert torch.equal(one.to("cpu").labels, 1 - batch(6).labels)
-    assert len(one) == one.global_size == 6
-
-
-def test_an_exported_training_model_takes_batches_of_any_size() -> None:
-    table = EmbeddingBagConfig(10, 8, "t", feature_names=["a", "b"])
-    model = DLRMTrain(DLRM(EmbeddingBagCollection([table]), 3, [8], [4, 1]))
-    any_size = {0: torch.export.Dim.AUTO}
-    shapes = ([any_size, [any_size, any_size], any_size],)
-    program = torch.export.export(model, (batch(3),), dynamic_shapes=shapes).module()
-    for size in (3, 5):
-        expected = pytree.tree_leaves(model(batch(size)))
-        torch.testing.assert_close(pytree.tree_leaves(program(batch(size))), expected)

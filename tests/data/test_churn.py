@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from recshard_lab.data import ChurningClicks, SyntheticClicks
 
@@ -15,37 +14,12 @@ def live(clicks: ChurningClicks, begin: int) -> set[int]:
     return set(clicks.ids(range(begin, begin + PER))[:, 0].tolist())
 
 
-def test_without_churn_an_id_stays_for_ever_and_takes_any_value() -> None:
-    clicks = ChurningClicks(1 << 30, [USERS, 9], replaced=0.0, zipf=0.5)
-    assert live(clicks, 0) == live(clicks, 1 << 29)
-    assert max(abs(own) for own in live(clicks, 0)) > 1 << 60
-    assert min(live(clicks, 0)) < 0
-
-
 @pytest.mark.parametrize("replaced", [0.1, 0.5, 1.0])
 def test_the_share_of_live_ids_that_leave_is_the_one_that_was_asked_for(replaced: float) -> None:
     clicks = ChurningClicks(1 << 30, [USERS, 9], replaced=replaced, per=PER * 100, zipf=0.0)
     for begin in (0, 7 * PER, 1 << 29):  # a stretch of PER samples is short: the users in it are those of a moment
         before, after = live(clicks, begin), live(clicks, begin + 100 * PER)
         assert len(before - after) / len(before) == pytest.approx(replaced, abs=0.07)
-
-
-def test_an_id_that_has_left_never_comes_back() -> None:
-    clicks = ChurningClicks(1 << 30, [USERS, 9], replaced=1.0, per=PER, zipf=0.5)
-    seen: set[int] = set()
-    for begin in range(0, 20 * PER, 2 * PER):
-        now = live(clicks, begin)
-        assert not seen & now
-        seen |= now
-
-
-def test_popularity_stays_and_other_features_are_those_of_the_clicks_without_churn() -> None:
-    clicks, still = ChurningClicks(50_000, [USERS, 9, 70], churning=["cat_2"]), SyntheticClicks(50_000, [USERS, 9, 70])
-    ids, before = clicks.ids(range(50_000)), still.ids(range(50_000))
-    assert (ids[:, :2] == before[:, :2]).all()
-    assert (clicks.counts(range(9)) == still.counts(range(9))).all()
-    place = {tuple(pair) for pair in np.stack([before[:, 2], ids[:, 2]], 1).tolist()}
-    assert len({new for _, new in place}) == len(place)  # each id belongs to one place
 
 
 def test_clicks_depend_on_the_new_id() -> None:
@@ -57,14 +31,6 @@ def test_clicks_depend_on_the_new_id() -> None:
     chance = clicks.probability(range(40_000))
     first, later = ([chance[at][places[at] == place].mean() for place in range(5)] for at in HALVES)
     assert np.abs(np.array(first) - np.array(later)).max() > 0.1
-
-
-def test_a_sample_is_the_same_alone_in_a_range_and_in_any_order() -> None:
-    clicks = ChurningClicks(1000, [USERS, 9], replaced=1.0, per=500)
-    whole, some = clicks.batch(range(1000)), np.array([999, 3, 3, 500])
-    batch = clicks.batch(some)
-    assert torch.equal(batch.labels, whole.labels[some])
-    assert torch.equal(batch.sparse_features["cat_0"].values(), whole.sparse_features["cat_0"].values()[some])
 
 
 def test_the_source_says_what_churns_and_wrong_arguments_are_refused() -> None:

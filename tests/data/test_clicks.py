@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 from recshard_lab import mlperf
-from recshard_lab.data import BatchLoader, MultiHot, SyntheticClicks, build_dataset, dataset_names, scaled_rows
+from recshard_lab.data import MultiHot, SyntheticClicks, build_dataset
 
 
 def test_a_sample_is_the_same_alone_in_a_range_and_in_any_order() -> None:
@@ -44,48 +44,6 @@ def test_the_best_is_what_scikit_learn_says_of_the_planted_chances() -> None:
         assert labels[mine].mean() == pytest.approx(chance[mine].mean(), abs=0.03)
 
 
-def test_a_model_learns_the_signal_and_stays_below_the_best() -> None:
-    data = SyntheticClicks(60_000, rows=[20, 300, 40], seed=1)
-    train, test = range(50_000), range(50_000, 60_000)
-    weights = [torch.zeros(rows, requires_grad=True) for rows in data.rows]
-    dense, bias = torch.zeros(13, requires_grad=True), torch.zeros(1, requires_grad=True)
-
-    def logits(batch: object) -> torch.Tensor:
-        ids = batch.sparse_features.values().view(3, -1)  # type: ignore[attr-defined]
-        parts = [weight[own] for weight, own in zip(weights, ids, strict=True)]
-        return torch.stack(parts).sum(0) + batch.dense_features @ dense + bias  # type: ignore[attr-defined]
-
-    optimizer = torch.optim.Adam([*weights, dense, bias], lr=0.05)
-    batch = data.batch(train)
-    for _ in range(60):
-        optimizer.zero_grad()
-        torch.nn.functional.binary_cross_entropy_with_logits(logits(batch), batch.labels).backward()
-        optimizer.step()
-    held_out = data.batch(test)
-    reached = roc_auc_score(held_out.labels, logits(held_out).detach())
-    best = data.best(test).auc
-    assert 0.7 < reached < best + 0.002
-    assert best > 0.8
-
-
-def test_without_signal_there_is_nothing_to_learn() -> None:
-    data = SyntheticClicks(20_000, rows=[50], signal=0.0, click_rate=0.3)
-    assert set(np.round(data.probability(range(100)), 6)) == {0.3}
-    assert SyntheticClicks(20_000, rows=[50, 9], click_rate=0.05).labels(range(20_000)).mean() == pytest.approx(
-        0.05, abs=0.01
-    )
-    assert data.labels(range(20_000)).mean() == pytest.approx(0.3, abs=0.02)
-
-
-@pytest.mark.parametrize("memory", [1 << 20, 1 << 26, 1 << 30, 1 << 40])
-def test_scaled_rows_are_the_most_that_one_cap_lets_into_the_memory(memory: int) -> None:
-    rows = scaled_rows(memory)
-    cap = max(rows)
-    assert rows == [min(cap, own) for own in mlperf.ROWS]
-    assert sum(rows) * 512 <= memory
-    assert cap == max(mlperf.ROWS) or sum(min(cap + 1, own) for own in mlperf.ROWS) * 512 > memory
-
-
 @pytest.mark.parametrize("distribution", ["uniform", "pareto"])
 def test_bags_begin_with_the_samples_own_id_and_are_a_function_of_it(distribution: str) -> None:
     data = SyntheticClicks(500, memory_bytes=1 << 22)
@@ -103,21 +61,6 @@ def test_bags_begin_with_the_samples_own_id_and_are_a_function_of_it(distributio
     assert len(torch.unique(drawn)) > (100 if distribution == "uniform" else 3)
     again = MultiHot(rows=data.rows, distribution=distribution)(data.batch(np.array([17])))
     assert torch.equal(again.sparse_features["cat_20"].values()[1:], drawn[17])
-
-
-def test_mlperfs_sizes_run_at_any_memory() -> None:
-    data = SyntheticClicks(64, memory_bytes=1 << 24)
-    loader = BatchLoader(data, 64, transform=MultiHot(rows=data.rows))
-    (batch,) = list(loader)
-    assert batch.sparse_features.values().numel() == 64 * 214
-
-
-@pytest.mark.parametrize("name", ["synthetic-criteo", "synthetic-ratings"])
-def test_a_config_names_its_dataset(name: str) -> None:
-    splits = build_dataset({"name": name})
-    assert len(splits.train) > len(splits.test) > 0
-    assert splits.train.features == splits.test.features
-    assert name in dataset_names()
 
 
 @pytest.mark.parametrize(

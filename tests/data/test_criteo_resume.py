@@ -74,9 +74,7 @@ def content(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("form", "tables", "points"), [("npy", 1 << 22, 18), ("npy", 1 << 10, 4), ("parquet", 1 << 22, 4)]
 )
-def test_a_run_killed_at_any_moment_ends_with_the_same_files(
-    tmp_path: Path, form: str, tables: int, points: int
-) -> None:
+def test_a_run_killed_any_time_ends_with_the_same_files(tmp_path: Path, form: str, tables: int, points: int) -> None:
     inputs = files.write(tmp_path / "in", samples=200)
     (tmp_path / "out").mkdir()
     arguments = [form, str(tables), " ".join(map(str, inputs)), str(tmp_path / "out"), str(points)]
@@ -111,28 +109,6 @@ def test_a_full_disk_is_named_nothing_is_lost_and_the_run_goes_on(
     preprocess_criteo(inputs, tmp_path / "out", resume=True)
     preprocess_criteo(inputs, tmp_path / "right")
     assert content(tmp_path / "out") == content(tmp_path / "right")
-
-
-def test_a_finished_day_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = files.write(tmp_path / "in")
-    inputs[1].write_bytes(inputs[1].read_bytes() + b"broken\n")
-    with pytest.raises(ValueError, match="day_1, line 308"):
-        preprocess_criteo(inputs, tmp_path / "out")
-    first = (tmp_path / "out" / "day_0_dense.npy").stat()
-    with pytest.raises(ValueError, match="day_1, line 308"):
-        preprocess_criteo(inputs, tmp_path / "out", resume=True)
-    again = (tmp_path / "out" / "day_0_dense.npy").stat()
-    assert (again.st_ino, again.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
-
-
-def test_two_runs_on_one_folder_are_refused(tmp_path: Path) -> None:
-    inputs = files.write(tmp_path / "in", days=1)
-
-    def second(_: object) -> None:
-        preprocess_criteo(inputs, tmp_path / "out", resume=True)
-
-    with pytest.raises(ValueError, match="another run writes to it"):
-        preprocess_criteo(inputs, tmp_path / "out", on_progress=second)
 
 
 def test_a_file_lost_since_is_told_on_resuming(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """Ids renumbered by use: a permutation, invertible, the same lookups as before."""
 
-from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, Workload
-from recshard_lab.data import BatchLoader, FrequencyOrder, SyntheticClicks
+from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from recshard_lab.data import FrequencyOrder
+from tests.refusals import not_refused
 
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=12, embedding_dim=4, feature_names=["a", "b"])
 
@@ -38,43 +38,16 @@ def test_a_model_with_renumbered_ids_and_reordered_rows_gives_the_same() -> None
     assert torch.equal(sorted_by_use(order(batch(ids))).values(), plain(batch(ids)).values())
 
 
-def test_it_is_a_loaders_transform_and_is_kept_with_a_checkpoint(tmp_path: Path) -> None:
-    clicks = SyntheticClicks(64, rows=[50, 60])
-    names = clicks.batch(range(4)).sparse_features.keys()
-    tables = [
-        EmbeddingBagConfig(name=f"t{n}", num_embeddings=rows, embedding_dim=4, feature_names=[name])
-        for n, (rows, name) in enumerate(zip((50, 60), names, strict=True))
-    ]
-    order = FrequencyOrder.measured([clicks.batch(range(64))], tables)
-    torch.save(order.state_dict(), tmp_path / "order.pt")
-    again = FrequencyOrder.from_state_dict(torch.load(tmp_path / "order.pt"))
-    assert all(torch.equal(again.places[name], place) for name, place in order.places.items())
-    (whole,) = BatchLoader(clicks, 64, shuffle=False, transform=again)
-    for feature in names:
-        uses = torch.bincount(whole.sparse_features[feature].values())
-        assert uses.tolist() == sorted(uses.tolist(), reverse=True)
-    load = Workload.measured([whole], tables, frequency_ordered=True)
-    curve = load.row_shares(tables[0])
-    assert curve is not None
-    top = torch.bincount(whole.sparse_features[names[0]].values())[:5].sum() / 64
-    assert float(curve.share(0, 5)) == pytest.approx(float(top), abs=0.15)  # less what rows not met yet may take
-    assert float(curve.share(0, 5)) <= float(top)
-
-
 def test_what_cannot_be_renumbered_is_refused_by_name() -> None:
     other = EmbeddingBagConfig(name="u", num_embeddings=12, embedding_dim=4, feature_names=["b"])
-    with pytest.raises(ValueError, match="'b' is read by tables 't' and 'u'"):
-        FrequencyOrder.measured([batch([1, 2])], [TABLE, other])
-    with pytest.raises(ValueError, match="no feature 'a'"):
-        FrequencyOrder.measured([batch([1, 2], ("x", "b"))], [TABLE])
-    with pytest.raises(ValueError, match="feature 'b': ids must be 0 to 11, got 12 to 12"):
-        FrequencyOrder.measured([batch([1, 12])], [TABLE])
-    with pytest.raises(ValueError, match="no batches"):
-        FrequencyOrder.measured([], [TABLE])
-    with pytest.raises(ValueError, match="must be a permutation of 0 to 2"):
-        FrequencyOrder({"t": torch.tensor([0, 0, 2])}, {"a": "t"})
     order = FrequencyOrder.measured([batch([1, 2])], [TABLE])
-    with pytest.raises(ValueError, match="has 12 rows, got 3"):
-        order.reorder("t", torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="no table 'u' is renumbered; these are: t"):
-        order.reorder("u", torch.zeros(3, 4))
+    refusals: list[tuple[Any, str]] = [
+        (lambda: FrequencyOrder.measured([batch([1, 2])], [TABLE, other]), "'b' is read by tables 't' and 'u'"),
+        (lambda: FrequencyOrder.measured([batch([1, 2], ("x", "b"))], [TABLE]), "no feature 'a'"),
+        (lambda: FrequencyOrder.measured([batch([1, 12])], [TABLE]), "ids must be 0 to 11, got 12 to 12"),
+        (lambda: FrequencyOrder.measured([], [TABLE]), "no batches"),
+        (lambda: FrequencyOrder({"t": torch.tensor([0, 0, 2])}, {"a": "t"}), "must be a permutation of 0 to 2"),
+        (lambda: order.reorder("t", torch.zeros(3, 4)), "has 12 rows, got 3"),
+        (lambda: order.reorder("u", torch.zeros(3, 4)), "no table 'u' is renumbered; these are: t"),
+    ]
+    assert not_refused(refusals) == []

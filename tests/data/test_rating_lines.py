@@ -63,19 +63,6 @@ def test_pieces_are_read_as_lines_are(lines: list[str], piece: int) -> None:
     assert list(told) == rows
 
 
-@pytest.mark.parametrize("line", ODD)
-def test_an_odd_line_among_plain_ones_is_read_or_refused_as_alone(line: str) -> None:
-    text = f"1::3::4::5\n{line}\n1::3::4::6\n"
-    rows, wrong = by_hand(text)
-    reader = RatingLines(TextFile("ratings", lambda: io.BytesIO(text.encode()), "utf-8"), "::", STARS, MOVIES, "movies")
-    if wrong is None:
-        found = reader.read()
-        assert list(zip(found.user, found.movie, found.rating, found.timestamp, strict=True)) == rows
-    else:
-        with pytest.raises(ValueError, match="line 2: "):
-            reader.read()
-
-
 def test_plain_pieces_do_not_take_the_slow_way(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "userId,movieId,rating,timestamp\r\n" + "".join(f"{n % 7},3,4.5,{n}\r\n" for n in range(1000))
     file = TextFile("ratings", lambda: io.BytesIO(text.encode()), "utf-8")

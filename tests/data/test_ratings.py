@@ -1,12 +1,16 @@
 """Batches: the pieces of all ranks are the global batch; splits lose and repeat nothing."""
 
+import re
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recshard_lab.data import Batch, RatingsDataset, SyntheticRatings, rank_slice
-from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+from recshard_lab.data import Batch, RatingsDataset, SyntheticRatings
+from recshard_lab.sparse import JaggedTensor
+from tests.grid import every
 
 
 def jagged(bags: list[list[int]]) -> JaggedTensor:
@@ -36,26 +40,16 @@ def datasets(draw: st.DrawFn) -> tuple[RatingsDataset, list[tuple[float, int, li
 
 def samples_of(batch: Batch) -> list[tuple[float, int, list[int], list[int]]]:
     bags = {key: batch.sparse_features[key].to_dense() for key in batch.sparse_features.keys()}  # noqa: SIM118
+    columns = (batch.labels, bags["user"], bags["genres"], bags["tags"])
     return [
-        (
-            float(batch.labels[i]),
-            int(bags["user"][i]),
-            bags["genres"][i].tolist(),
-            bags["tags"][i].tolist(),
-        )
-        for i in range(len(batch))
+        (float(y), int(user), genres.tolist(), tags.tolist()) for y, user, genres, tags in zip(*columns, strict=True)
     ]
 
 
 @given(datasets(), st.integers(1, 9), st.integers(1, 5), st.booleans(), st.booleans(), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_the_ranks_pieces_together_are_the_global_batch(
-    drawn: tuple[RatingsDataset, list[object]],
-    batch_size: int,
-    world_size: int,
-    shuffle: bool,
-    drop_last: bool,
-    seed: int,
+    drawn: Any, batch_size: int, world_size: int, shuffle: bool, drop_last: bool, seed: int
 ) -> None:
     data, samples = drawn
     options = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
@@ -81,12 +75,6 @@ def test_the_ranks_pieces_together_are_the_global_batch(
         assert order == list(range(kept))
 
 
-@given(st.integers(0, 50), st.integers(1, 9))
-def test_rank_slices_tile_the_samples(size: int, world_size: int) -> None:
-    covered = [i for rank in range(world_size) for i in range(*rank_slice(size, rank, world_size))]
-    assert covered == list(range(size))
-
-
 @given(datasets(), st.sampled_from(["random", "time"]), st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
 def test_a_split_is_a_partition(drawn: tuple[RatingsDataset, list[object]], by: str, seed: int) -> None:
@@ -101,24 +89,18 @@ def test_a_split_is_a_partition(drawn: tuple[RatingsDataset, list[object]], by: 
         assert int(train.timestamps.max()) <= int(test.timestamps.min())
 
 
-def test_splits_and_shuffles_repeat_by_seed() -> None:
-    data = SyntheticRatings(500, num_users=40, num_movies=60)
-    first, again, other = (data.split("random", seed=seed)[1].columns["movie"] for seed in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    orders = [next(data.batches(100, shuffle=True, seed=seed)).sparse_features.values() for seed in (1, 1, 2)]
-    assert torch.equal(orders[0], orders[1])
-    assert not torch.equal(orders[0], orders[2])
-
-
-def test_a_batch_moves_whole() -> None:
-    data = SyntheticRatings(50, num_users=40, num_movies=60)
-    batch = next(data.batches(7, rank=1, world_size=2))
-    moved = batch.to("meta")
-    assert {moved.labels.device.type, moved.dense_features.device.type} == {"meta"}
-    assert moved.sparse_features.values().device.type == "meta"
-    assert (moved.global_size, moved.world_size) == (7, 2)
-    assert Batch(torch.zeros(2, 0), KeyedJaggedTensor.empty(), torch.zeros(2)).global_size == 2
+@every(
+    [
+        (lambda data: data.batches(0), "batch_size must be at least 1, got 0"),
+        (lambda data: data.batches(8, rank=2, world_size=2), "rank must lie in [0, 2), got 2"),
+        (lambda data: data.split(test_fraction=1.0), "test_fraction must be between 0 and 1"),
+        (lambda data: data.split("user"), "split by 'random' or 'time', got 'user'"),
+    ]
+)
+def test_wrong_arguments_are_refused_before_the_first_batch(case: tuple[Any, str]) -> None:
+    wrong, says = case
+    with pytest.raises(ValueError, match=re.escape(says)):
+        wrong(SyntheticRatings(50, num_users=40, num_movies=60))
 
 
 @pytest.mark.parametrize(
@@ -136,18 +118,3 @@ def test_a_dataset_that_does_not_fit_together_is_refused(change: dict[str, objec
     good = {"columns": {"user": torch.tensor([0, 1])}, "features": {"user": 2}, "label": torch.tensor([1.0, 0.0])}
     with pytest.raises(ValueError, match=reason):
         RatingsDataset(**(good | change), source="by hand")  # type: ignore[arg-type]
-
-
-def test_wrong_arguments_are_refused_before_the_first_batch() -> None:
-    data = SyntheticRatings(50, num_users=40, num_movies=60)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        data.batches(0)
-    with pytest.raises(ValueError, match=r"rank must lie in \[0, 2\), got 2"):
-        data.batches(8, rank=2, world_size=2)
-    with pytest.raises(ValueError, match="test_fraction must be between 0 and 1"):
-        data.split(test_fraction=1.0)
-    with pytest.raises(ValueError, match="split by 'random' or 'time', got 'user'"):
-        data.split("user")
-    data.timestamps = None
-    with pytest.raises(ValueError, match="no timestamps"):
-        data.split("time")

@@ -19,6 +19,7 @@ from recshard_lab.embedding.kernels.fbgemm import FbgemmKernel
 from recshard_lab.embedding.kernels.fbgemm_cached import FbgemmCache, FbgemmCachedKernel
 from recshard_lab.sharding import CacheParams, ParameterSharding, Shard
 from tests.embedding.lookups import SPECS
+from tests.grid import every
 
 pytestmark = pytest.mark.skipif("fbgemm" not in available(), reason="needs fbgemm_gpu")
 
@@ -59,44 +60,29 @@ def test_kernels_of_replicas_step_in_deterministic_mode(monkeypatch: pytest.Monk
     assert torch._C._get_deterministic_fill_uninitialized_memory()
 
 
-@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16], ids=lambda kind: kind.value)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: str(spec.optimizer))
-def test_fbgemm_serves_every_optimizer_and_weight_format(
-    cuda_build: None, spec: OptimizerSpec, data_type: DataType
-) -> None:
-    for pooled in (True, False):
-        assert chosen(spec, data_type=data_type, pooled=pooled) == "fbgemm"
+DIMENSIONS = [{"pooled": p, "data_type": kind} for p in (True, False) for kind in (DataType.FP32, DataType.FP16)]
+NO_DECAY = {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD}
+BY_FBGEMM: list[tuple[OptimizerSpec | None, dict[str, Any]]] = [
+    *((spec, changes) for spec in SPECS for changes in DIMENSIONS),
+    *((spec, {}) for kind, spec in DECAYED.items() if kind not in NO_DECAY),
+    (replace(DECAYED[ROWWISE.optimizer], weight_decay_mode=WeightDecayMode.DECOUPLE), {}),
+    (ADAM, {"weighted": True}),
+]
+BY_NATIVE: list[tuple[OptimizerSpec | None, dict[str, Any]]] = [
+    *((DECAYED[kind], {}) for kind in NO_DECAY),
+    (replace(DECAYED[EmbOptimType.ADAM], weight_decay_mode=WeightDecayMode.L2), {}),
+    *((replace(ADAM, **more), {}) for more in ({"max_norm": 1.0}, {"gradient_clipping": True})),
+    (replace(ADAM, check_gradients=True), {}),
+    (None, {}),
+    *((ADAM, {"data_type": kind}) for kind in (DataType.FP64, DataType.BF16)),
+    *((ADAM, {"columns": columns}) for columns in (6, 4096)),
+    *((ROWWISE, changes) for changes in ({"columns": 4}, {"exchanges_row_norms": True})),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "spec", "changes"),
-    [
-        ("fbgemm", DECAYED[EmbOptimType.ADAM], {}),
-        ("fbgemm", DECAYED[EmbOptimType.PARTIAL_ROWWISE_ADAM], {}),
-        ("fbgemm", DECAYED[EmbOptimType.LAMB], {}),
-        ("fbgemm", DECAYED[EmbOptimType.PARTIAL_ROWWISE_LAMB], {}),
-        ("fbgemm", DECAYED[EmbOptimType.LARS_SGD], {}),
-        ("fbgemm", DECAYED[EmbOptimType.EXACT_ROWWISE_ADAGRAD], {}),
-        ("fbgemm", replace(DECAYED[ROWWISE.optimizer], weight_decay_mode=WeightDecayMode.DECOUPLE), {}),
-        ("fbgemm", ADAM, {"weighted": True}),
-        ("native", DECAYED[EmbOptimType.EXACT_SGD], {}),
-        ("native", DECAYED[EmbOptimType.EXACT_ADAGRAD], {}),
-        ("native", replace(DECAYED[EmbOptimType.ADAM], weight_decay_mode=WeightDecayMode.L2), {}),
-        ("native", replace(ADAM, max_norm=1.0), {}),
-        ("native", replace(ADAM, gradient_clipping=True), {}),
-        ("native", replace(ADAM, check_gradients=True), {}),
-        ("native", None, {}),
-        ("native", ADAM, {"data_type": DataType.FP64}),
-        ("native", ADAM, {"data_type": DataType.BF16}),
-        ("native", ADAM, {"columns": 6}),
-        ("native", ADAM, {"columns": 4096}),
-        ("native", ROWWISE, {"columns": 4}),
-        ("native", ROWWISE, {"exchanges_row_norms": True}),
-    ],
-)
-def test_native_serves_what_fbgemm_has_not(
-    cuda_build: None, name: str, spec: OptimizerSpec | None, changes: dict[str, Any]
-) -> None:
+@every([*(("fbgemm", *own) for own in BY_FBGEMM), *(("native", *own) for own in BY_NATIVE)])
+def test_native_serves_what_fbgemm_has_not(case: Any, cuda_build: None) -> None:
+    name, spec, changes = case
     assert chosen(spec, **changes) == name
 
 
@@ -115,32 +101,42 @@ def test_a_cpu_build_serves_no_cuda_table(monkeypatch: pytest.MonkeyPatch) -> No
         fbgemm.why_no_cuda.cache_clear()
 
 
-def test_on_cpu_fbgemm_has_three_optimizers() -> None:
-    for spec in SPECS:
-        job: Any = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu"}
-        reason = FbgemmKernel.refuses([Slot("t", 8, 8, DataType.FP32, 8)], spec, **job)
-        assert (reason is None) == (spec.optimizer in fbgemm._CPU_OPTIMIZERS)
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of fbgemm's modules, which are stand-ins."""
+    made: list[dict[str, Any]] = []
+    signature = inspect.signature(fbgemm._fbgemm().SplitTableBatchedEmbeddingBagsCodegen.__init__)
+
+    def record(**arguments: Any) -> SimpleNamespace:
+        signature.bind_partial(**arguments)  # fbgemm knows them
+        made.append(arguments)
+        return SimpleNamespace()
+
+    names = {**vars(fbgemm._fbgemm()), "SplitTableBatchedEmbeddingBagsCodegen": record}
+    monkeypatch.setattr(fbgemm, "_fbgemm", lambda: SimpleNamespace(**names))
+    return made
+
+
+def unmade(kind: type[FbgemmKernel], data_type: DataType) -> Any:
+    """A kernel on a GPU before it makes modules: two tables and three features."""
+    kernel = kind.__new__(kind)
+    kernel.slots = (Slot("a", 9, 8, data_type, 8), Slot("b", 7, 8, data_type, 8))
+    kernel.feature_slots, kernel.pooled, kernel.device = (1, 0, 0), True, torch.device("cuda")
+    return kernel
 
 
 @pytest.mark.parametrize("mode", [WeightDecayMode.L2, WeightDecayMode.DECOUPLE])
-def test_the_arguments_of_a_cuda_module(monkeypatch: pytest.MonkeyPatch, mode: WeightDecayMode) -> None:
-    """The module is a stand-in that records its arguments."""
+def test_the_arguments_of_a_cuda_module(modules: list[dict[str, Any]], mode: WeightDecayMode) -> None:
     real = fbgemm._fbgemm()
-    recorded: dict[str, Any] = {}
-
-    def record(**arguments: Any) -> SimpleNamespace:
-        recorded.update(arguments)
-        return SimpleNamespace()
-
-    names = {**vars(real), "SplitTableBatchedEmbeddingBagsCodegen": record}
-    monkeypatch.setattr(fbgemm, "_fbgemm", lambda: SimpleNamespace(**names))
     spec = replace(DECAYED[ROWWISE.optimizer], weight_decay_mode=mode, learning_rate=0.5, eps=1e-4)
-    kernel = FbgemmKernel.__new__(FbgemmKernel)
-    kernel.slots = (Slot("a", 9, 8, DataType.FP16, 8), Slot("b", 7, 4, DataType.FP16, 4))
-    kernel.feature_slots, kernel.pooled, kernel.device = (1, 0, 0), True, torch.device("cuda")
+    kernel = unmade(FbgemmKernel, DataType.FP16)
     kernel._make_tbe([0, 1], [1, 2, 0], spec)
+    lamb = replace(DECAYED[EmbOptimType.LAMB], beta1=0.7, beta2=0.8)
+    kernel._make_tbe([0], [1, 2], lamb)
+    kernel._make_tbe([0], [1, 2], replace(DECAYED[EmbOptimType.LARS_SGD], momentum=0.6, eta=0.3))
+    recorded, of_lamb, of_lars = modules
     place = (real.EmbeddingLocation.DEVICE, real.ComputeDevice.CUDA)
-    assert recorded["embedding_specs"] == [(9, 8, *place), (7, 4, *place)]
+    assert recorded["embedding_specs"] == [(9, 8, *place), (7, 8, *place)]
     assert recorded["feature_table_map"] == [0, 0, 1]
     assert recorded["weights_precision"] is real.SparseType.FP16
     assert recorded["output_dtype"] is real.SparseType.FP32
@@ -148,13 +144,9 @@ def test_the_arguments_of_a_cuda_module(monkeypatch: pytest.MonkeyPatch, mode: W
     numbers = {"learning_rate": 0.5, "eps": 1e-4, "weight_decay": 0.1}
     assert {name: recorded[name] for name in numbers} == numbers
     assert not recorded["stochastic_rounding"]
-    lamb = replace(DECAYED[EmbOptimType.LAMB], beta1=0.7, beta2=0.8)
-    kernel._make_tbe([0], [1, 2], lamb)
-    numbers = {"beta1": 0.7, "beta2": 0.8, "weight_decay": 0.1}
-    assert {name: recorded[name] for name in numbers} == numbers
-    assert recorded["weight_decay_mode"] is real.WeightDecayMode.NONE  # its formula has one place for the decay
-    kernel._make_tbe([0], [1, 2], replace(DECAYED[EmbOptimType.LARS_SGD], momentum=0.6, eta=0.3))
-    assert (recorded["momentum"], recorded["eta"]) == (0.6, 0.3)
+    assert (of_lamb["beta1"], of_lamb["beta2"], of_lamb["weight_decay"]) == (0.7, 0.8, 0.1)
+    assert of_lamb["weight_decay_mode"] is real.WeightDecayMode.NONE  # its formula has one place for the decay
+    assert (of_lars["momentum"], of_lars["eta"]) == (0.6, 0.3)
 
 
 class Module:
@@ -298,12 +290,14 @@ def bags(*ids: int) -> tuple[Tensor, Tensor, None]:
 
 
 def test_a_batch_has_the_rows_that_were_prefetched_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = cached_kernel(monkeypatch, "lru")
-    monkeypatch.setattr(torch.ops.fbgemm, "lxu_cache_locking_counter_decrement", lambda *_: None)
+    kernel, unlocked = cached_kernel(monkeypatch, "lru"), list[list[int]]()
+    unlock = "lxu_cache_locking_counter_decrement"
+    monkeypatch.setattr(torch.ops.fbgemm, unlock, lambda _, own: unlocked.append(own.tolist()))
     ahead = kernel.prefetch(*bags(11, 12)[:2], [2])
     kernel.inserts = False
-    assert kernel.forward(*bags(5), [1])[0].tolist() == [5.0] * 4  # an evaluation in between
+    assert kernel.forward(*bags(5), [1])[0].tolist() == [5.0] * 4
     kernel.inserts = True
+    assert unlocked == [[5]]  # an evaluation in between unlocks its rows
     rows, saved = kernel.forward(*bags(11, 12), [2], prefetched=ahead)
     assert rows.tolist() == [11.0] * 4 + [12.0] * 4
     other, also_saved = kernel.forward(*bags(7), [1])
@@ -312,18 +306,6 @@ def test_a_batch_has_the_rows_that_were_prefetched_for_it(monkeypatch: pytest.Mo
     (tbe,) = kernel._tbes
     assert tbe.backwards == [([11, 12], [3, 4]), ([7], [7])]  # each backward finds the rows of its own batch
     assert (tbe.timesteps_prefetched, tbe.lxu_cache_locations_list) == ([], [])
-
-
-def test_an_evaluation_unlocks_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, unlocked = cached_kernel(monkeypatch, "lru"), list[list[int]]()
-    monkeypatch.setattr(
-        torch.ops.fbgemm, "lxu_cache_locking_counter_decrement", lambda _, own: unlocked.append(own.tolist())
-    )
-    kernel.forward(*bags(1, 2), [2])
-    assert unlocked == []
-    kernel.inserts = False
-    kernel.forward(*bags(3), [1])
-    assert unlocked == [[3]]
 
 
 def test_cached_rows_are_read_anew_after_others_wrote_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,33 +342,21 @@ def test_counters_of_the_cache_are_fbgemms(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
-def test_the_arguments_of_a_cached_module(monkeypatch: pytest.MonkeyPatch, evict: str) -> None:
-    real, recorded = fbgemm._fbgemm(), list[dict[str, Any]]()
-
-    def record(**arguments: Any) -> SimpleNamespace:
-        recorded.append(arguments)
-        return SimpleNamespace()
-
-    names = {**vars(real), "SplitTableBatchedEmbeddingBagsCodegen": record}
-    monkeypatch.setattr(fbgemm, "_fbgemm", lambda: SimpleNamespace(**names))
-    kernel = FbgemmCachedKernel.__new__(FbgemmCachedKernel)
-    kernel.slots = (Slot("a", 9, 8, DataType.FP32, 8), Slot("b", 7, 8, DataType.FP32, 8))
-    kernel.feature_slots, kernel.pooled, kernel.device = (1, 0, 0), True, torch.device("cuda")
+def test_the_arguments_of_a_cached_module(modules: list[dict[str, Any]], evict: str) -> None:
+    real, kernel = fbgemm._fbgemm(), unmade(FbgemmCachedKernel, DataType.FP32)
     kernel._caches, kernel._slot_features = [FbgemmCache(0.25, evict), FbgemmCache(0.5, evict)], [[1, 2], [0]]
     assert list(kernel._alike().values()) == [[0], [1]]  # a TBE for each table
     for index, features in enumerate([[1, 2], [0]]):
         kernel._make_tbe([index], features, SGD)
     where = (real.EmbeddingLocation.MANAGED_CACHING, real.ComputeDevice.CUDA)
-    assert [own["embedding_specs"] for own in recorded] == [[(9, 8, *where)], [(7, 8, *where)]]
-    assert [own["cache_load_factor"] for own in recorded] == [0.25, 0.5]
-    assert [own["feature_table_map"] for own in recorded] == [[0, 0], [0]]
+    assert [own["embedding_specs"] for own in modules] == [[(9, 8, *where)], [(7, 8, *where)]]
+    assert [own["cache_load_factor"] for own in modules] == [0.25, 0.5]
+    assert [own["feature_table_map"] for own in modules] == [[0, 0], [0]]
     recent = evict == "lru"
-    for own in recorded:
+    for own in modules:
         assert own["cache_algorithm"] is (real.CacheAlgorithm.LRU if recent else real.CacheAlgorithm.LFU)
         assert own["prefetch_pipeline"] is own["gather_uvm_cache_stats"] is recent
         assert own["record_cache_metrics"].record_cache_miss_counter is not recent
-    parameters = inspect.signature(real.SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
-    assert set(recorded[0]) <= set(parameters)
 
 
 @pytest.mark.parametrize(
@@ -401,8 +371,7 @@ def test_the_arguments_of_a_cached_module(monkeypatch: pytest.MonkeyPatch, evict
 def test_the_device_chooses_the_cache(
     cuda_build: None, device: str, backend: str | None, cost: EmulatedCost | None, served: tuple[str, bool]
 ) -> None:
-    table = EmbeddingBagConfig(100, 8, "t", feature_names=["f"])
-    params = CacheParams(cost=cost)
+    table, params = EmbeddingBagConfig(100, 8, "t", feature_names=["f"]), CacheParams(cost=cost)
     sharding = ParameterSharding(
         "table_wise", "fused_uvm_caching", cache_params=params, shards=[Shard(0, (0, 100), (0, 8))]
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +11,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec
-from recshard_lab.embedding.kernels import (
-    LookupKernel,
-    Slot,
-    available,
-    choose_kernel,
-    kernel_named,
-    register_kernel,
-)
+from recshard_lab.embedding.kernels import LookupKernel, Slot, available, choose_kernel, kernel_named
 from recshard_lab.embedding.kernels.native import NativeKernel
 from tests.embedding.lookups import KERNELS, PAIRS, SHAPE, SPECS, Shape, Truth, can, make, shapes
 
@@ -67,29 +60,20 @@ def run_steps(
 
 @each_pair
 @pytest.mark.parametrize("mode", ["sum", "weighted", "sequence"])
-def test_several_steps_equal_autograd_and_a_dense_optimizer(
-    kernel: type[LookupKernel], spec: OptimizerSpec, mode: str
-) -> None:
+def test_steps_equal_autograd_and_a_dense_optimizer(kernel: type[LookupKernel], spec: OptimizerSpec, mode: str) -> None:
     pooled = mode != "sequence"
     shape = SHAPE if pooled else Shape(((7, 4), (5, 4)), (1, 0, 1), ((2, 0, 3), (1, 1, 0), (4, 0, 1)), seed=0)
     run_steps(make(kernel, shape, spec, pooled), Truth(shape, spec, pooled), pooled, mode == "weighted")
 
 
 @each_kernel
-@given(shape=shapes())
-@settings(max_examples=40, deadline=None)
-def test_any_jagged_batch_is_pooled_and_stepped_as_by_autograd(kernel: type[LookupKernel], shape: Shape) -> None:
-    truth = Truth(shape, ROWWISE, True)
-    run_steps(make(kernel, shape, ROWWISE, True), truth, True, shape.seed % 2 == 0, steps=2, atol=ANY_BATCH)
-
-
-@each_kernel
+@pytest.mark.parametrize("pooled", [True, False])
 @given(shape=shapes())
 @settings(max_examples=30, deadline=None)
-def test_any_jagged_batch_is_looked_up_as_a_sequence_as_by_autograd(kernel: type[LookupKernel], shape: Shape) -> None:
-    specs = [spec for spec in SPECS if can(kernel, spec)]
-    spec = specs[shape.seed % len(specs)]
-    run_steps(make(kernel, shape, spec, False), Truth(shape, spec, False), False, False, steps=2, atol=ANY_BATCH)
+def test_any_jagged_batch_is_stepped_as_by_autograd(kernel: type[LookupKernel], pooled: bool, shape: Shape) -> None:
+    specs = [ROWWISE] if pooled else [spec for spec in SPECS if can(kernel, spec)]
+    spec, weighted = specs[shape.seed % len(specs)], pooled and shape.seed % 2 == 0
+    run_steps(make(kernel, shape, spec, pooled), Truth(shape, spec, pooled), pooled, weighted, 2, ANY_BATCH)
 
 
 @each_kernel
@@ -103,37 +87,44 @@ def test_an_id_in_two_features_of_one_slot_is_stepped_once(kernel: type[LookupKe
     torch.testing.assert_close(table.weights()[0][2], torch.full((4,), -0.3 * 2 / 2.001))
 
 
-@each_pair
-def test_half_precision_tables_are_summed_and_stepped_in_single(
-    kernel: type[LookupKernel], spec: OptimizerSpec
+@pytest.mark.parametrize(
+    ("kernel", "spec", "data_type"),
+    [
+        *[pytest.param(k, s, DataType.FP16, id=f"{k.name}-{s.optimizer.name}") for k, s in PAIRS],
+        *[pytest.param(NativeKernel, s, DataType.FP64, id=f"double-{s.optimizer.name}") for s in SPECS],
+    ],
+)
+def test_half_precision_is_summed_and_stepped_in_single_and_double_in_double(
+    kernel: type[LookupKernel], spec: OptimizerSpec, data_type: DataType
 ) -> None:
-    table = make(kernel, SHAPE, spec, True, data_type=DataType.FP16)
-    truth = Truth(SHAPE, spec, True)
+    computed = torch.float64 if data_type is DataType.FP64 else torch.float32
+    table, truth = make(kernel, SHAPE, spec, True, data_type=data_type), Truth(SHAPE, spec, True, computed)
     with torch.no_grad():
         for parameter in truth.tables:
-            parameter.copy_(parameter.half().float())
+            parameter.copy_(parameter.half())
     truth.fill(table)
-    ids = SHAPE.ids()
-    out, saved = table.forward(ids, SHAPE.offsets(True), None)
-    assert out.dtype == torch.float32
-    expected = truth.forward(ids, None)
+    out, saved = table.forward(SHAPE.ids(), SHAPE.offsets(True), None)
+    expected = truth.forward(SHAPE.ids(), None)
+    assert out.dtype == computed
     assert_same([out], [expected])  # no rounding to half in between
     grad = torch.randn_like(out)
     expected.backward(grad)
     table.backward(saved, grad)
     truth.step()
-    assert_same(table.weights(), [parameter.half() for parameter in truth.tables], atol=2e-3)
+    atol, rtol = (1e-12, 1e-12) if computed is torch.float64 else (2e-3, 1e-5)
+    for own, parameter in zip(table.weights(), truth.tables, strict=True):
+        torch.testing.assert_close(own, parameter.detach().to(own.dtype), atol=atol, rtol=rtol)
 
 
 @each_kernel
-def test_a_new_learning_rate_holds_from_the_next_backward_on(kernel: type[LookupKernel]) -> None:
-    shape = Shape(((2, 4),), (0,), ((1,),), seed=0)
-    table = make(kernel, shape, OptimizerSpec(learning_rate=0.5), True)
-    for lr, expected in ((0.5, -0.5), (0.25, -0.75)):
-        table.set_learning_rate(lr)
-        _, saved = table.forward(torch.tensor([1]), shape.offsets(True), None)
-        table.backward(saved, torch.ones(1, 4))
-        torch.testing.assert_close(table.weights()[0][1], torch.full((4,), expected))
+def test_a_slot_that_no_feature_reads_keeps_its_weights(kernel: type[LookupKernel]) -> None:
+    slots = [Slot("read", 3, 4, DataType.FP32, 4), Slot("unread", 2, 8, DataType.FP32, 8)]
+    table = kernel(slots, [0], ROWWISE, pooled=True, device="cpu")
+    table.weights()[1].fill_(7)
+    out, saved = table.forward(torch.tensor([0]), torch.tensor([0, 1]), None)
+    table.backward(saved, torch.ones_like(out))
+    assert out.shape == (1, 4)
+    assert torch.equal(table.weights()[1], torch.full((2, 8), 7.0))
 
 
 @each_kernel
@@ -152,25 +143,6 @@ def test_a_row_is_stepped_alike_to_the_last_bit_whatever_other_slots_the_kernel_
             own.backward(saved, torch.cat([torch.randn(count, 4, generator=drawn), grad]).view(-1))
             stepped.append(own.weights()[-1].clone())
         assert torch.equal(*stepped)
-
-
-@each_kernel
-def test_a_slot_that_no_feature_reads_keeps_its_weights(kernel: type[LookupKernel]) -> None:
-    slots = [Slot("read", 3, 4, DataType.FP32, 4), Slot("unread", 2, 8, DataType.FP32, 8)]
-    table = kernel(slots, [0], ROWWISE, pooled=True, device="cpu")
-    table.weights()[1].fill_(7)
-    out, saved = table.forward(torch.tensor([0]), torch.tensor([0, 1]), None)
-    table.backward(saved, torch.ones_like(out))
-    assert out.shape == (1, 4)
-    assert torch.equal(table.weights()[1], torch.full((2, 8), 7.0))
-    assert table.optimizer_states()[1]["momentum1"].shape == (2,)
-
-
-@each_kernel
-def test_weights_start_as_zeros_and_stay_the_same_objects(kernel: type[LookupKernel]) -> None:
-    table = make(kernel, SHAPE, ROWWISE, True)
-    assert all(not weight.any() for weight in table.weights())
-    assert all(a is b for a, b in zip(table.weights(), table.weights(), strict=True))
 
 
 @each_pair
@@ -249,36 +221,6 @@ def test_the_dense_kernel_adds_up_the_gradients_of_autograd(shape: Shape) -> Non
         assert_same([weight.grad], [table.grad])
 
 
-def test_a_torch_optimizer_trains_the_dense_kernel() -> None:
-    kernel, truth = make(NativeKernel, SHAPE, None, True), Truth(SHAPE, OptimizerSpec(learning_rate=0.3), True)
-    truth.fill(kernel)
-    optimizer = torch.optim.SGD(kernel.weights(), lr=0.3)
-    for set_to_none in (True, False, True):
-        out, saved = kernel.forward(SHAPE.ids(), SHAPE.offsets(True), None)
-        grad = torch.randn_like(out)
-        truth.forward(SHAPE.ids(), None).backward(grad)
-        kernel.backward(saved, grad)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=set_to_none)
-        truth.step()
-    assert_same(kernel.weights(), [table.detach() for table in truth.tables])
-
-
-@each_spec
-def test_float64_tables_are_stepped_in_float64(spec: OptimizerSpec) -> None:
-    shape = Shape(((5, 3),), (0,), ((2, 3),), seed=1)
-    kernel = make(NativeKernel, shape, spec, True, data_type=DataType.FP64)
-    truth = Truth(shape, spec, True, torch.float64)
-    truth.fill(kernel)
-    out, saved = kernel.forward(shape.ids(), shape.offsets(True), None)
-    expected = truth.forward(shape.ids(), None)
-    grad = torch.randn_like(out)
-    expected.backward(grad)
-    kernel.backward(saved, grad)
-    truth.step()
-    torch.testing.assert_close(kernel.weights()[0], truth.tables[0].detach(), atol=1e-12, rtol=1e-12)
-
-
 def test_many_rows_are_stepped_chunk_by_chunk() -> None:
     shape = Shape(((9000, 64),), (0,), ((9000,),), seed=0)  # 2.3 MB of gradient, several cachefuls
     kernel, truth = make(NativeKernel, shape, SPECS[0], True), Truth(shape, SPECS[0], True)
@@ -289,20 +231,6 @@ def test_many_rows_are_stepped_chunk_by_chunk() -> None:
     assert_same(kernel.weights(), [truth.tables[0].detach() - 0.3])
 
 
-def test_a_copied_kernel_trains_alone() -> None:
-    kernel = make(NativeKernel, SHAPE, ROWWISE, True)
-    twin = copy.deepcopy(kernel)
-    out, saved = twin.forward(SHAPE.ids(), SHAPE.offsets(True), None)
-    twin.backward(saved, torch.ones_like(out))
-    assert twin.weights()[0].any()
-    assert not kernel.weights()[0].any()
-
-
-def test_the_registry_names_what_it_has() -> None:
-    with pytest.raises(ValueError, match=r"kernel 'tbe' is not registered. Fix: choose one of .*native"):
-        kernel_named("tbe")
-
-
 def test_a_kernel_that_cannot_is_refused_by_name_with_its_reason() -> None:
     slots = [Slot("odd", 4, 3, DataType.FP32, 3)]
     arguments = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu"}
@@ -310,6 +238,8 @@ def test_a_kernel_that_cannot_is_refused_by_name_with_its_reason() -> None:
     if "fbgemm" in available():
         with pytest.raises(ValueError, match=r"'odd' has 3 columns here; it needs a multiple of 4.*native"):
             choose_kernel(slots, ROWWISE, **arguments, backend="fbgemm")
+    with pytest.raises(ValueError, match=r"kernel 'tbe' is not registered. Fix: choose one of .*native"):
+        kernel_named("tbe")
     with pytest.raises(ValueError, match="'odd' is INT4"):
         choose_kernel([Slot("odd", 4, 4, DataType.INT4, 4)], ROWWISE, **arguments)
 
@@ -334,32 +264,28 @@ def test_what_a_kernel_cannot_do_is_said_not_ignored(kernel: type[LookupKernel])
         sequence.forward(torch.tensor([0]), torch.tensor([0, 1]), torch.ones(1))
 
 
-@pytest.mark.skipif("fbgemm" not in available(), reason="needs fbgemm_gpu")
 @pytest.mark.parametrize(
-    ("spec", "changes", "reason"),
+    ("name", "spec", "changes", "reason"),
     [
-        (None, {}, "keeps no gradients"),
-        (OptimizerSpec(weight_decay=0.1), {}, "weight_decay"),
-        (ROWWISE, {"exchanges_row_norms": True}, "norms of whole rows"),
-        (ROWWISE, {"device": "mps"}, "not on mps"),
+        ("fbgemm", None, {}, "keeps no gradients"),
+        ("fbgemm", OptimizerSpec(weight_decay=0.1), {}, "weight_decay"),
+        ("fbgemm", ROWWISE, {"exchanges_row_norms": True}, "norms of whole rows"),
+        ("fbgemm", ROWWISE, {"device": "mps"}, "not on mps"),
+        ("numba", None, {}, "keeps no gradients"),
+        ("numba", OptimizerSpec(EmbOptimType.ADAM), {}, "it has no loop for adam"),
+        ("numba", OptimizerSpec(gradient_clipping=True, max_norm=1.0), {}, "it has no gradient_clipping, max_norm"),
+        ("numba", OptimizerSpec(weight_decay=0.1, weight_decay_mode="DECOUPLE"), {}, "no weight_decay_mode"),  # type: ignore[arg-type]
+        ("numba", ROWWISE, {"device": "cuda"}, "not on cuda"),
+        ("numba", ROWWISE, {"slot": (4, DataType.BF16)}, "'a' is BF16; it trains FP32 and FP16"),
+        ("numba", ROWWISE, {"slot": (2**32 + 1, DataType.FP32)}, "it sorts at most 4294967296"),
     ],
 )
-def test_fbgemm_names_what_it_would_get_wrong(spec: OptimizerSpec | None, changes: dict, reason: str) -> None:
-    arguments = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu", **changes}
-    refusal = kernel_named("fbgemm").refuses([Slot("a", 4, 4, DataType.FP32, 4)], spec, **arguments)
+def test_a_kernel_names_what_it_does_not_have(name: str, spec: OptimizerSpec | None, changes: Any, reason: str) -> None:
+    if name not in available():
+        pytest.skip(f"needs {name}")
+    rows, data_type = changes.get("slot", (4, DataType.FP32))
+    given = {name: value for name, value in changes.items() if name != "slot"}
+    arguments = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu"} | given
+    refusal = kernel_named(name).refuses([Slot("a", rows, 4, data_type, 4)], spec, **arguments)
     assert refusal is not None
     assert reason in refusal
-
-
-def test_a_kernel_defined_anywhere_is_found_once_registered() -> None:
-    from recshard_lab.embedding.kernels import registry
-
-    class Echo(NativeKernel):
-        name = "echo"
-
-    try:
-        assert register_kernel(Echo) is Echo
-        assert kernel_named("echo") is Echo
-        assert "echo" in available()
-    finally:
-        del registry._KERNELS["echo"]

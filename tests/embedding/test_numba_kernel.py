@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from torch import Tensor
 
 from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.kernels import LookupKernel, Slot, available, kernel_named
-from recshard_lab.embedding.kernels.native import NativeKernel
 from recshard_lab.embedding.kernels.numba import threads
 
 pytestmark = pytest.mark.skipif("numba" not in available(), reason="needs numba")
@@ -86,24 +83,6 @@ def test_threads_change_no_number(
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
-@pytest.mark.usefixtures("three_threads")
-def test_column_halves_meet_on_threads_as_whole_rows_do() -> None:
-    """Squares of one slot are found by one thread, those of another by another."""
-    torch.manual_seed(0)
-    ids, offsets = draw([(60, 8)], [0], 30)
-    whole = make([(60, 8)], [0], ROWWISE)
-    slots = [Slot("t", 60, 4, DataType.FP32, 8)] * 2
-    halves = kernel_named("numba")(slots, [0, 1], ROWWISE, pooled=True, device="cpu")
-    for half, part in zip(halves.weights(), whole.weights()[0].split(4, 1), strict=True):
-        half.copy_(part)
-    grad = torch.randn(30, 8)
-    whole.backward(whole.forward(ids, offsets, None)[1], grad)
-    twice = torch.cat([offsets, offsets[1:] + ids.numel()])
-    _, saved = halves.forward(torch.cat([ids, ids]), twice, None)
-    halves.backward(saved, grad, lambda rows, squares: [squares[0] + squares[1]] * 2)
-    torch.testing.assert_close(torch.cat(halves.weights(), 1), whole.weights()[0])
-
-
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.optimizer}-{spec.weight_decay}")
 @pytest.mark.parametrize("width", [1, 3, 7, 16, 33, 100, 200, 383])
 def test_rows_of_any_width_are_looked_up_and_stepped_as_by_torch(spec: OptimizerSpec, width: int) -> None:
@@ -114,15 +93,6 @@ def test_rows_of_any_width_are_looked_up_and_stepped_as_by_torch(spec: Optimizer
     truth = train(make(slots, features, spec, name="native"), batches, True)
     for one, other in zip(own, truth, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-
-
-def test_ids_of_both_widths_and_offsets_of_both_give_the_same_bits() -> None:
-    torch.manual_seed(0)
-    slots, features = [(50, 8), (40, 20)], [0, 1, 1]
-    batches = [draw(slots, features, 20) for _ in range(2)]
-    wide = train(make(slots, features, ROWWISE), batches, False)
-    narrow = train(make(slots, features, ROWWISE), [(ids.int(), offsets.int()) for ids, offsets in batches], False)
-    assert all(torch.equal(one, other) for one, other in zip(wide, narrow, strict=True))
 
 
 @pytest.mark.parametrize("spec", [SGD, ROWWISE], ids=str)
@@ -150,29 +120,12 @@ def test_gradients_of_any_layout_are_read_right() -> None:
     assert all(torch.equal(stepped[0], own) for own in stepped[1:])
 
 
-def test_copied_and_shared_weights_are_found_where_they_are_now() -> None:
-    slots, features = [(50, 8)], [0]
-    ids, offsets = draw(slots, features, 20)
-    kernel = make(slots, features, SGD)
-    twin = copy.deepcopy(kernel)
-    twin.weights()[0].share_memory_()
-    before = kernel.weights()[0].clone()
-    out, saved = twin.forward(ids, offsets, None)
-    twin.backward(saved, torch.ones_like(out))
-    assert torch.equal(kernel.weights()[0], before)
-    assert not torch.equal(twin.weights()[0], before)
-
-
 BAD = {
     "an id past the end": ([0, 5, 1], [0, 1, 2, 3, 3], "id 5 is not a row of table 't0', which has rows 0 to 4 here"),
     "a negative id": ([0, 1, -1], [0, 1, 2, 3, 3], "id -1 is not a row of table 't1'"),
     "an id for a table without rows": ([0, 1, 0], [0, 1, 2, 2, 2, 2, 3], "id 0 is not a row of table 't2'"),
     "the largest number": ([2**31 - 1, 1, 0], [0, 1, 2, 3, 3], "id 2147483647 is not a row"),
-    "offsets past the ids": (
-        [0, 1, 0],
-        [0, 1, 2, 3, 9],
-        "offsets of shard feature 1 .* to 9: they must ascend",
-    ),
+    "offsets past the ids": ([0, 1, 0], [0, 1, 2, 3, 9], "offsets of shard feature 1 .* to 9: they must ascend"),
     "offsets that go back": ([0, 1, 0], [0, 3, 2, 3, 3], "offsets of shard feature 0"),
     "offsets that go back after rising past the ids": ([0, 1, 0], [0, 90, 2, 3, 3], "offsets of shard feature 0"),
     "negative offsets": ([0, 1, 0], [-2, 1, 2, 3, 3], "run from -2"),
@@ -254,17 +207,6 @@ def test_memory_around_tables_and_batches_stays_as_it_is(spec: OptimizerSpec, da
         assert room[32 + weight.numel() :].isnan().all()
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.optimizer}-{spec.weight_decay}")
-@pytest.mark.parametrize("pooled", [True, False])
-def test_an_empty_batch_changes_nothing(spec: OptimizerSpec, pooled: bool) -> None:
-    kernel = make([(5, 4), (0, 4)], [0, 1], spec, pooled=pooled)
-    before = [weight.clone() for weight in kernel.weights()]
-    out, saved = kernel.forward(torch.empty(0, dtype=torch.int64), torch.zeros(1 if pooled else 3).long(), None)
-    assert out.numel() == 0
-    kernel.backward(saved, torch.empty_like(out))
-    assert all(torch.equal(one, other) for one, other in zip(before, kernel.weights(), strict=True))
-
-
 def test_many_small_steps_of_a_frequent_row_are_not_rounded_away() -> None:
     """Each alone is less than half of the last digit of the weight; together they are not."""
     kernel = make([(5, 4)], [0], SGD)
@@ -276,33 +218,6 @@ def test_many_small_steps_of_a_frequent_row_are_not_rounded_away() -> None:
     torch.testing.assert_close(weight[2], torch.full((4,), 1 - 4e-5), atol=1e-7, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("spec", "changes", "reason"),
-    [
-        (None, {}, "keeps no gradients"),
-        (OptimizerSpec(EmbOptimType.ADAM), {}, "it has no loop for adam"),
-        (OptimizerSpec(gradient_clipping=True, max_norm=1.0), {}, "it has no gradient_clipping, max_norm"),
-        (OptimizerSpec(weight_decay=0.1, weight_decay_mode="DECOUPLE"), {}, "no weight_decay_mode"),  # type: ignore[arg-type]
-        (SGD, {"device": "cuda"}, "not on cuda"),
-        (SGD, {"slots": [Slot("t", 4, 4, DataType.BF16, 4)]}, "'t' is BF16; it trains FP32 and FP16"),
-        (SGD, {"slots": [Slot("t", 2**32 + 1, 4, DataType.FP32, 4)]}, "it sorts at most 4294967296"),
-    ],
-)
-def test_it_names_what_it_does_not_have(spec: OptimizerSpec | None, changes: dict, reason: str) -> None:
-    slots = [Slot("a", 4, 4, DataType.FP32, 4)]
-    arguments = {
-        "slots": slots,
-        "pooled": True,
-        "weighted": False,
-        "exchanges_row_norms": False,
-        "device": "cpu",
-        **changes,
-    }
-    refusal = kernel_named("numba").refuses(optimizer=spec, **arguments)
-    assert refusal is not None
-    assert reason in refusal
-
-
 def test_what_fails_on_a_thread_is_raised_where_it_was_asked_for() -> None:
     def fail() -> None:
         raise ZeroDivisionError
@@ -311,19 +226,3 @@ def test_what_fails_on_a_thread_is_raised_where_it_was_asked_for() -> None:
     with pytest.raises(ZeroDivisionError):
         threads.run_all([lambda: done.append(0), fail, lambda: done.append(2)])
     assert sorted(done) == [0, 2]
-
-
-@pytest.mark.parametrize("shares", [1, 2, 3, 7])
-def test_every_piece_of_work_is_shared_out_once(shares: int) -> None:
-    for loads in ([], [0], [5, 0, 1, 9, 3], [1] * 20):
-        cuts = threads.cut_evenly(loads, shares, 10)
-        assert cuts[0][0] == 0
-        assert cuts[-1][1] == 10 * len(loads)
-        assert all(first[1] == second[0] for first, second in pairwise(cuts))
-        assert all(start <= end for start, end in cuts)
-        given, _ = threads.share_out(loads, shares)
-        assert sorted(p for own in given for p in own) == [p for p, load in enumerate(loads) if load]
-
-
-def test_native_is_the_truth_it_is_compared_with() -> None:
-    assert isinstance(make([(4, 4)], [0], SGD, name="native"), NativeKernel)

@@ -1,9 +1,8 @@
-"""Optimizer rules against formulas written out, and specs against what they must refuse."""
+"""Optimizer rules against formulas written out, what specs refuse, and gradients that are not finite."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,43 +10,23 @@ import torch
 from torch import nn
 
 from recshard_lab.embedding import (
+    DataType,
+    EmbeddingBagConfig,
     EmbOptimType,
+    FusedEmbeddingBagCollection,
     OptimizerSpec,
     RowWiseAdagrad,
     WeightDecayMode,
     apply_optimizer_in_backward,
+    optimizers,
 )
-from recshard_lab.embedding.kernels import available
-from recshard_lab.embedding.optimizers import (
-    LAMB,
-    LarsSGD,
-    PartialRowWiseAdam,
-    PartialRowWiseLAMB,
-    optim_type,
-    spec_of_parameter,
-    step,
-)
+from recshard_lab.embedding.kernels import Slot, available, choose_kernel
+from recshard_lab.embedding.kernels.native import NativeKernel
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, ROW_SUMS
 from recshard_lab.sharding import Topology
-from tests.embedding.lookups import dense_twin
+from recshard_lab.sparse import KeyedJaggedTensor
 
 ROWWISE = EmbOptimType.EXACT_ROWWISE_ADAGRAD
-
-
-def test_rowwise_adagrad_follows_its_formula() -> None:
-    torch.manual_seed(0)
-    weight = nn.Parameter(torch.randn(5, 3, dtype=torch.float64))
-    expected, total = weight.detach().clone(), torch.zeros(5, dtype=torch.float64)
-    optimizer = RowWiseAdagrad([weight], lr=0.1, eps=1e-3)
-    for _ in range(4):
-        weight.grad = torch.randn_like(weight)
-        weight.grad[1] = 0
-        for row in range(5):
-            total[row] += sum(g * g for g in weight.grad[row].tolist()) / 3
-            expected[row] -= 0.1 * weight.grad[row] / (total[row].sqrt() + 1e-3)
-        optimizer.step()
-    torch.testing.assert_close(weight.detach(), expected)
-    torch.testing.assert_close(optimizer.state[weight]["sum"].view(-1), total)
 
 
 def by_hand(
@@ -59,6 +38,11 @@ def by_hand(
     for t, g in enumerate(grads, 1):
         size = len(w)
         w_norm = math.sqrt(sum(x * x for x in w))
+        if kind == "row adagrad":
+            g = [x + decay * y for x, y in zip(g, w, strict=True)]
+            v = [v[0] + sum(x * x for x in g) / size] * size
+            w = [y - lr * x / (math.sqrt(v[0]) + eps) for y, x in zip(w, g, strict=True)]
+            continue
         if kind == "lars":
             g_norm = math.sqrt(sum(x * x for x in g))
             local = lr * eta * w_norm / (g_norm + decay * w_norm)
@@ -78,11 +62,12 @@ def by_hand(
 @pytest.mark.parametrize(
     ("kind", "make"),
     [
+        ("row adagrad", lambda ps, **kw: RowWiseAdagrad(ps, eps=1e-3, **kw)),
         ("adam", lambda ps, **kw: torch.optim.AdamW(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
-        ("row adam", lambda ps, **kw: PartialRowWiseAdam(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
-        ("lamb", lambda ps, **kw: LAMB(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
-        ("row lamb", lambda ps, **kw: PartialRowWiseLAMB(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
-        ("lars", lambda ps, **kw: LarsSGD(ps, momentum=0.7, eta=0.3, **kw)),
+        ("row adam", lambda ps, **kw: optimizers.PartialRowWiseAdam(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
+        ("lamb", lambda ps, **kw: optimizers.LAMB(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
+        ("row lamb", lambda ps, **kw: optimizers.PartialRowWiseLAMB(ps, betas=(0.8, 0.95), eps=1e-3, **kw)),
+        ("lars", lambda ps, **kw: optimizers.LarsSGD(ps, momentum=0.7, eta=0.3, **kw)),
     ],
 )
 @pytest.mark.parametrize("decay", [0.0, 0.2])
@@ -99,7 +84,10 @@ def test_the_dense_optimizers_follow_their_formulas(kind: str, make: Any, decay:
         assert weight[row].tolist() == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("make", [RowWiseAdagrad, PartialRowWiseAdam, LAMB, PartialRowWiseLAMB, LarsSGD])
+@pytest.mark.parametrize(
+    "make",
+    [RowWiseAdagrad, optimizers.PartialRowWiseAdam, optimizers.LAMB, optimizers.PartialRowWiseLAMB, optimizers.LarsSGD],
+)
 def test_a_dense_optimizer_leaves_rows_without_gradient_alone(make: Any) -> None:
     weight = nn.Parameter(torch.ones(3, 4))
     optimizer = make([weight], lr=0.1, weight_decay=0.1)
@@ -117,62 +105,15 @@ def test_a_dense_optimizer_leaves_rows_without_gradient_alone(make: Any) -> None
             assert not torch.equal(value[1], state[name][1])
 
 
-@pytest.mark.parametrize("make", [RowWiseAdagrad, PartialRowWiseAdam, LAMB, LarsSGD])
+@pytest.mark.parametrize("make", [RowWiseAdagrad, optimizers.PartialRowWiseAdam, optimizers.LAMB, optimizers.LarsSGD])
 def test_a_dense_optimizer_refuses_numbers_that_make_no_step(make: Any) -> None:
     with pytest.raises(ValueError, match="lr must be a finite number >= 0, got -1"):
         make([nn.Parameter(torch.ones(1))], lr=-1)
 
 
-def test_rows_of_zeros_learn_under_trust_ratios() -> None:
-    for make in (LAMB, PartialRowWiseLAMB, LarsSGD):
-        weight = nn.Parameter(torch.zeros(1, 2))
-        weight.grad = torch.tensor([[1.0, -2.0]])
-        make([weight], lr=0.5).step()
-        assert weight.detach().isfinite().all()
-        assert weight.detach().any()
-
-
 def state_of(spec: OptimizerSpec, rows: int) -> dict[str, torch.Tensor]:
     """The state of a piece of four columns at the start."""
     return {name: torch.zeros(shape) for name, shape in spec.state_shapes(rows, 4).items() if name != "iter"}
-
-
-SETTINGS = [
-    {},
-    {"weight_decay": 0.2},
-    {"weight_decay": 0.2, "weight_decay_mode": "L2"},
-    {"weight_decay": 0.2, "weight_decay_mode": WeightDecayMode.DECOUPLE},
-    {"gradient_clipping": True, "max_gradient": 0.3},
-]
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(map(str, s.values())) or "plain")
-@pytest.mark.parametrize("optimizer", list(EmbOptimType))
-def test_steps_on_touched_rows_are_the_dense_steps_on_these_rows(
-    optimizer: EmbOptimType, settings: dict[str, Any]
-) -> None:
-    torch.manual_seed(1)
-    if settings.get("weight_decay_mode") == "L2" and OptimizerSpec(optimizer, weight_decay=0.1).weight_decay_inside:
-        with pytest.raises(ValueError, match="has weight decay inside its formula"):
-            OptimizerSpec(optimizer, **settings)
-        return
-    spec = OptimizerSpec(optimizer, 0.1, 1e-3, **settings)
-    mode = None if spec.weight_decay_inside else spec.weight_decay_mode  # decayed by hand below
-    weight = torch.randn(9, 4)
-    dense = nn.Parameter(weight.clone())
-    twin = dense_twin(spec if mode is None else replace(spec, weight_decay=0.0, weight_decay_mode=None), [dense])
-    state = state_of(spec, 9)
-    for iteration in range(1, 5):
-        rows = torch.randperm(9)[:4].sort()[0]
-        grad = torch.randn(4, 4)
-        with torch.no_grad():
-            decay = 0.2 * dense[rows]
-            dense.grad = torch.zeros(9, 4).index_copy(0, rows, grad + decay if mode is WeightDecayMode.L2 else grad)
-            if mode is WeightDecayMode.DECOUPLE:
-                dense[rows] -= 0.1 * decay
-        twin.step()
-        step(spec, weight, state, rows, grad, None, 4, iteration)
-        torch.testing.assert_close(weight, dense.detach(), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", list(EmbOptimType))
@@ -184,7 +125,7 @@ def test_rows_are_no_longer_than_max_norm_after_a_step(optimizer: EmbOptimType) 
     states = [state_of(plain, 5) for _ in range(2)]
     rows, grad = torch.tensor([0, 1, 3]), torch.randn(3, 4)
     for spec, weight, state in zip((plain, bounded), weights, states, strict=True):
-        step(spec, weight, state, rows, grad.clone(), None, 4)
+        optimizers.step(spec, weight, state, rows, grad.clone(), None, 4)
     expected = weights[0].clone()
     expected[rows] = torch.renorm(weights[0][rows], 2, 0, 1.5)
     torch.testing.assert_close(weights[1], expected)
@@ -222,31 +163,26 @@ def test_the_planner_knows_the_state_of_every_optimizer() -> None:
         )
 
 
-def test_fused_params_are_read_or_refused_by_name() -> None:
+def test_fused_params_are_read() -> None:
     given = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.5, "eps": 0.1}
     assert OptimizerSpec.from_fused_params(given) == OptimizerSpec(ROWWISE, 0.5, 0.1)
     assert OptimizerSpec.from_fused_params(None) == OptimizerSpec(EmbOptimType.EXACT_SGD, 0.01)
-    with pytest.raises(ValueError, match=r"fused_params has unknown keys \['nesterov'\]"):
-        OptimizerSpec.from_fused_params({"nesterov": True})
-    with pytest.raises(ValueError, match=r"optimizer 'shampoo' is not supported\. Fix: choose one of exact_sgd"):
-        OptimizerSpec.from_fused_params({"optimizer": "shampoo"})
-    with pytest.raises(ValueError, match="learning_rate must be a finite number >= 0, got nan"):
-        OptimizerSpec(learning_rate=float("nan"))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"optimizer": "lamb", "weight_decay": 0.1, "weight_decay_mode": "L2"}, "has weight decay inside its formula"),
+        ({"nesterov": True}, r"fused_params has unknown keys \['nesterov'\]"),
+        ({"optimizer": "shampoo"}, r"optimizer 'shampoo' is not supported\. Fix: choose one of exact_sgd"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a finite number >= 0, got nan"),
         ({"momentum": 0.5}, r"momentum=0.5 is not read by exact_sgd. Fix: leave it out, or use \['lars_sgd'\]"),
         ({"optimizer": "exact_adagrad", "beta1": 0.5}, r"beta1=0.5 is not read by exact_adagrad.*'adam'"),
         ({"optimizer": "adam", "beta2": 1.0}, "beta2 must be a number from 0 to below 1, got 1.0"),
         ({"max_gradient": 0.5}, "max_gradient=0.5 has no effect. Fix: add gradient_clipping=True"),
         ({"gradient_clipping": 1}, "gradient_clipping must be True or False, got 1"),
         ({"weight_decay": 0.1, "weight_decay_mode": 0}, "with weight_decay_mode NONE has no effect"),
-        (
-            {"weight_decay": 0.1, "weight_decay_mode": 3},
-            "weight_decay_mode 3 is not supported. Fix: choose one of",
-        ),
+        ({"weight_decay": 0.1, "weight_decay_mode": 3}, "weight_decay_mode 3 is not supported. Fix: choose one of"),
     ],
 )
 def test_what_a_formula_does_not_read_is_refused(given: dict[str, Any], message: str) -> None:
@@ -259,7 +195,7 @@ def test_fbgemms_own_enum_is_understood() -> None:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType as TheirOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode as TheirMode
 
-    assert all(optim_type(TheirOptimType(kind.value)) is kind for kind in EmbOptimType)
+    assert all(optimizers.optim_type(TheirOptimType(kind.value)) is kind for kind in EmbOptimType)
     assert all(TheirOptimType(kind.value).name == kind.name for kind in EmbOptimType)
     spec = OptimizerSpec(weight_decay=0.1, weight_decay_mode=TheirMode.DECOUPLE)
     assert spec.weight_decay_mode is WeightDecayMode.DECOUPLE
@@ -274,12 +210,12 @@ def test_a_torch_optimizer_becomes_its_fused_twin_with_its_own_defaults() -> Non
     decoupled = WeightDecayMode.DECOUPLE
     assert spec == OptimizerSpec(EmbOptimType.ADAM, 0.5, 1e-8, 0.01, decoupled, beta1=0.7, beta2=0.8)
     assert OptimizerSpec.from_optimizer(torch.optim.Adam, {"weight_decay": 0.1}).weight_decay_mode is WeightDecayMode.L2
-    spec = OptimizerSpec.from_optimizer(LarsSGD, {"momentum": 0.5, "eta": 0.1})
+    spec = OptimizerSpec.from_optimizer(optimizers.LarsSGD, {"momentum": 0.5, "eta": 0.1})
     assert spec == OptimizerSpec(EmbOptimType.LARS_SGD, momentum=0.5, eta=0.1)
-    for kind, optimizer in [("lamb", LAMB), ("partial_row_wise_lamb", PartialRowWiseLAMB)]:
+    for kind, optimizer in [("lamb", optimizers.LAMB), ("partial_row_wise_lamb", optimizers.PartialRowWiseLAMB)]:
         assert OptimizerSpec.from_optimizer(optimizer, {"weight_decay": 0.1}) == OptimizerSpec(kind, weight_decay=0.1)
     kind = EmbOptimType.PARTIAL_ROWWISE_ADAM
-    assert OptimizerSpec.from_optimizer(PartialRowWiseAdam, {"lr": 0.1}) == OptimizerSpec(kind, 0.1)
+    assert OptimizerSpec.from_optimizer(optimizers.PartialRowWiseAdam, {"lr": 0.1}) == OptimizerSpec(kind, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -290,42 +226,12 @@ def test_a_torch_optimizer_becomes_its_fused_twin_with_its_own_defaults() -> Non
         (RowWiseAdagrad, {"lr_decay": 0.1}, r"RowWiseAdagrad\(lr_decay=0.1\) cannot run inside backward"),
         (torch.optim.Adagrad, {"initial_accumulator_value": 1.0}, "initial_accumulator_value"),
         (torch.optim.SGD, {"learning_rate": 1.0}, r"SGD has no argument \['learning_rate'\]"),
-        (
-            torch.optim.RMSprop,
-            {},
-            "RMSprop has no fused equal. Fix: choose one of SGD, Adagrad, Adam, AdamW",
-        ),
+        (torch.optim.RMSprop, {}, "RMSprop has no fused equal. Fix: choose one of SGD, Adagrad, Adam, AdamW"),
     ],
 )
-def test_an_argument_that_would_be_lost_is_refused(
-    optimizer: type[torch.optim.Optimizer], kwargs: dict, message: str
-) -> None:
+def test_an_argument_that_would_be_lost_is_refused(optimizer: Any, kwargs: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OptimizerSpec.from_optimizer(optimizer, kwargs)
-
-
-def test_an_optimizer_in_backward_steps_without_being_called() -> None:
-    torch.manual_seed(0)
-    model, twin = nn.Linear(3, 2), nn.Linear(3, 2)
-    twin.load_state_dict(model.state_dict())
-    apply_optimizer_in_backward(RowWiseAdagrad, model.parameters(), {"lr": 0.1})
-    dense = RowWiseAdagrad(twin.parameters(), lr=0.1)
-    for _ in range(3):
-        inputs = torch.randn(4, 3)
-        model(inputs).square().sum().backward()
-        dense.zero_grad()
-        twin(inputs).square().sum().backward()
-        dense.step()
-    for own, expected in zip(model.parameters(), twin.parameters(), strict=True):
-        assert own.grad is None
-        torch.testing.assert_close(own, expected)
-
-
-def test_the_choice_can_be_read_back_even_on_meta() -> None:
-    weight, other = (nn.Parameter(torch.empty(4, 4, device="meta")) for _ in range(2))
-    apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
-    assert spec_of_parameter(weight) == OptimizerSpec(EmbOptimType.EXACT_SGD, 0.5)
-    assert spec_of_parameter(other) is None
 
 
 def test_a_second_optimizer_in_backward_is_refused() -> None:
@@ -333,3 +239,77 @@ def test_a_second_optimizer_in_backward_is_refused() -> None:
     apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
     with pytest.raises(ValueError, match="has SGD in backward already"):
         apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
+
+
+CHECKED = OptimizerSpec(EmbOptimType.ADAM, check_gradients=True)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_is_named_before_a_weight_moves(bad: float) -> None:
+    slots = [Slot("users", 5, 4, DataType.FP32, 4), Slot("movies", 9, 4, DataType.FP32, 4, first_row=100)]
+    kernel = NativeKernel(slots, [0, 1], CHECKED, pooled=True, device="cpu")
+    _, saved = kernel.forward(torch.tensor([1, 2, 6, 6]), torch.tensor([0, 1, 2, 3, 4]), None)
+    grad = torch.ones(2, 8)
+    grad[1, 5] = bad
+    message = r"table 'movies', row 106, is not finite \(1 of 4 numbers; 1 such rows at hand\): no weight"
+    with pytest.raises(ValueError, match=message):
+        kernel.backward(saved, grad)
+    assert not any(weight.any() for weight in kernel.weights())
+    assert not any(state.any() for states in kernel.optimizer_states() for state in states.values())
+    grad[1, 5] = 1.0
+    kernel.backward(saved, grad)
+    assert all(weight.any() for weight in kernel.weights())
+
+
+def test_checking_is_refused_by_kernels_that_do_not_check_and_native_is_taken() -> None:
+    slots = [Slot("t", 4, 4, DataType.FP32, 4)]
+    spec = OptimizerSpec(check_gradients=True)
+    chosen = choose_kernel(slots, spec, pooled=True, weighted=False, exchanges_row_norms=False, device="cpu")
+    assert chosen is NativeKernel
+
+
+def test_tables_that_have_taken_different_numbers_of_steps_are_each_corrected_by_their_own() -> None:
+    """As after loading one of them from a checkpoint."""
+    spec, lengths = OptimizerSpec(EmbOptimType.ADAM, 0.1), torch.tensor([0, 1, 2])
+    slots = [Slot(name, 3, 4, DataType.FP32, 4) for name in "ab"]
+    together = NativeKernel(slots, [0, 1], spec, pooled=True, device="cpu")
+    apart = [NativeKernel([slot], [0], spec, pooled=True, device="cpu") for slot in slots]
+    together.optimizer_states()[1]["iter"].fill_(5)
+    apart[1].optimizer_states()[0]["iter"].fill_(5)
+    for _ in range(2):
+        _, saved = together.forward(torch.tensor([1, 2]), lengths, None)
+        together.backward(saved, torch.ones(1, 8))
+        for number, kernel in enumerate(apart):
+            _, saved = kernel.forward(torch.tensor([number + 1]), lengths[:2], None)
+            kernel.backward(saved, torch.ones(1, 4))
+    for number, kernel in enumerate(apart):
+        torch.testing.assert_close(together.weights()[number], kernel.weights()[0])
+    assert not torch.equal(*together.weights())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kwargs"),
+    [
+        (RowWiseAdagrad, {"lr": 0.1}),
+        (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.2}),
+        (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.2, "betas": (0.7, 0.9)}),
+        (optimizers.PartialRowWiseAdam, {"lr": 0.1}),
+        (optimizers.LAMB, {"lr": 0.1, "weight_decay": 0.1}),
+        (optimizers.LarsSGD, {"lr": 0.1, "eta": 0.5}),
+    ],
+)
+def test_an_optimizer_in_backward_and_its_fused_twin_step_alike(optimizer: Any, kwargs: dict[str, Any]) -> None:
+    """Every row is touched in every step: then the dense optimizer is the truth as it stands."""
+    torch.manual_seed(0)
+    table = EmbeddingBagConfig(3, 4, "t", feature_names=["f"])
+    fused = FusedEmbeddingBagCollection([table], optimizer, kwargs, backend="native")
+    weight = nn.Parameter(fused.embedding_bags["t"].weight.detach().clone())
+    apply_optimizer_in_backward(optimizer, [weight], kwargs)
+    for _ in range(4):
+        ids = torch.tensor([0, 1, 2, 2, 1, 0, 0])
+        features = KeyedJaggedTensor(["f"], ids, lengths=torch.tensor([3, 4]))
+        mixing = torch.randn(2, 4)
+        (fused(features).values() * mixing).sum().backward()
+        (torch.stack([weight[ids[:3]].sum(0), weight[ids[3:]].sum(0)]) * mixing).sum().backward()
+        torch.testing.assert_close(fused.embedding_bags["t"].weight.detach(), weight.detach(), atol=1e-6, rtol=1e-5)
+        assert weight.grad is None

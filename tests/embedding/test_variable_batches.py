@@ -7,15 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recshard_lab.embedding import (
-    EmbeddingBagCollection,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    FusedEmbeddingBagCollection,
-    PoolingType,
-    RowWiseAdagrad,
-)
-from recshard_lab.embedding.kernels import available
+import recshard_lab as rs
 from recshard_lab.sparse import KeyedJaggedTensor
 from tests.embedding.tables import MEAN, SUM, deduplicated, tables
 
@@ -24,8 +16,8 @@ from tests.embedding.tables import MEAN, SUM, deduplicated, tables
 @pytest.mark.parametrize("pooling", [SUM, MEAN])
 @given(seed=st.integers(0, 999), size=st.integers(0, 5))
 @settings(max_examples=20, deadline=None)
-def test_pooled_rows_come_back_for_every_sample(pooling: PoolingType, weighted: bool, seed: int, size: int) -> None:
-    collection = EmbeddingBagCollection(tables(pooling), is_weighted=weighted)
+def test_pooled_rows_come_back_for_every_sample(pooling: rs.PoolingType, weighted: bool, seed: int, size: int) -> None:
+    collection = rs.EmbeddingBagCollection(tables(pooling), is_weighted=weighted)
     variable, plain = deduplicated(seed, size, weighted)
     mixing = torch.randn(size, 48)
     gradients = []
@@ -37,51 +29,6 @@ def test_pooled_rows_come_back_for_every_sample(pooling: PoolingType, weighted: 
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-@pytest.mark.parametrize("backend", available())
-@pytest.mark.parametrize("weighted", [True, False])
-def test_fused_steps_end_where_the_full_batch_ends(backend: str, weighted: bool) -> None:
-    kwargs = {"lr": 0.3, "eps": 1e-3}
-    one, other = (
-        FusedEmbeddingBagCollection(tables(MEAN), RowWiseAdagrad, kwargs, is_weighted=weighted, backend=backend)
-        for _ in range(2)
-    )
-    other.load_state_dict(one.state_dict())
-    for seed in range(6):
-        variable, plain = deduplicated(seed, weighted=weighted)
-        mixing = torch.randn(5, 48)
-        outputs = [one(variable).values(), other(plain).values()]
-        torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
-        for output in outputs:
-            (output * mixing).sum().backward()
-    for name, weight in one.state_dict().items():
-        torch.testing.assert_close(other.state_dict()[name], weight, atol=1e-5, rtol=1e-5)
-
-
-@given(seed=st.integers(0, 999))
-@settings(max_examples=20, deadline=None)
-def test_a_sequence_collection_keeps_each_features_own_batch(seed: int) -> None:
-    configs = [
-        EmbeddingConfig(t.num_embeddings, t.embedding_dim, t.name, feature_names=t.feature_names) for t in tables()
-    ]
-    variable, _ = deduplicated(seed)
-    for key, output in EmbeddingCollection(configs)(variable).items():
-        bags = variable[key.split("@")[0]]
-        assert torch.equal(output.lengths(), bags.lengths())
-        assert output.values().shape[0] == bags.values().shape[0]
-
-
-def test_inverse_indices_are_followed_where_every_feature_has_as_many_bags() -> None:
-    collection = EmbeddingBagCollection(tables())
-    keys = ["seen", "liked", "genre"]
-    bags = KeyedJaggedTensor(
-        keys,
-        torch.arange(6) % 5,
-        lengths=torch.ones(6, dtype=torch.int64),
-        inverse_indices=(keys, torch.tensor([[1, 1, 0], [0, 1, 0], [1, 0, 0]])),
-    )
-    assert torch.equal(collection(bags)["genre"], collection.embedding_bags["genres"].weight[torch.tensor([0, 4, 4])])
-
-
 def test_a_variable_batch_that_names_no_common_samples_is_refused() -> None:
     variable, _ = deduplicated()
     bare = KeyedJaggedTensor(
@@ -90,8 +37,8 @@ def test_a_variable_batch_that_names_no_common_samples_is_refused() -> None:
         lengths=variable.lengths(),
         stride_per_key_per_rank=variable.stride_per_key_per_rank(),
     )
-    fused = FusedEmbeddingBagCollection(tables(), torch.optim.SGD, {"lr": 0.1})
-    for collection in (EmbeddingBagCollection(tables()), fused):
+    fused = rs.FusedEmbeddingBagCollection(tables(), torch.optim.SGD, {"lr": 0.1})
+    for collection in (rs.EmbeddingBagCollection(tables()), fused):
         with pytest.raises(ValueError, match=r"belong to no common sample: give inverse_indices="):
             collection(bare)
     named = KeyedJaggedTensor(
@@ -102,4 +49,4 @@ def test_a_variable_batch_that_names_no_common_samples_is_refused() -> None:
         inverse_indices=(["liked"], torch.zeros(1, 2, dtype=torch.int64)),
     )
     with pytest.raises(ValueError, match=r"no row for feature 'seen', only for \['liked'\]"):
-        EmbeddingBagCollection(tables())(named)
+        rs.EmbeddingBagCollection(tables())(named)

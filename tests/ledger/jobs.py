@@ -152,25 +152,6 @@ def saved_in_background(case: Case, device: str, path: str) -> list[str]:
     return state_jobs.same(truth, state_jobs.everything(dmp))
 
 
-def restored(case: Case, device: str) -> list[str]:
-    """What differs after a model on the device takes the state of a trained one, or tables that were trained before."""
-    register(device)
-    trained, other = (state_jobs.build(replace(case, device=device)) for _ in range(2))
-    state_jobs.train(
-        trained, torch.optim.SGD(trained.dense_parameters(), lr=0.1), replace(case, device=device), case.steps
-    )
-    truth = state_jobs.everything(trained)
-    wrong = []
-    for form in ("sharded_tensor", "dtensor"):
-        state_jobs.scramble(other)
-        other.load_state_dict(trained.state_dict(form=form))
-        other.fused_optimizer.load_state_dict(trained.fused_optimizer.state_dict(form=form))
-        wrong += state_jobs.same(truth, state_jobs.everything(other))
-    given = {table["name"]: torch.rand(table["num_embeddings"], table["embedding_dim"]) for table in case.tables[:2]}
-    found = [state_jobs.load_given(replace(case, device=place), [case.plan], given, 0)[0] for place in (device, "cpu")]
-    return wrong + [name for name in found[1] if not torch.equal(found[0][name].cpu(), found[1][name])]
-
-
 def pipelined(device: str, kind: str, switches: dict[str, Any]) -> tuple[list[str], list[float], list[float]]:
     """Names of what differs from the pipeline on the CPU, and both lists of losses. The tables move before batch 3."""
     register(device)
@@ -190,35 +171,6 @@ def pipelined(device: str, kind: str, switches: dict[str, Any]) -> tuple[list[st
     return state_jobs.same(one, other), losses, expected
 
 
-def evaluated(device: str) -> tuple[list[float], list[float]]:
-    """Losses of a pipeline without training, on the device and on the CPU."""
-    register(device)
-    one, other = (_dlrm(place) for place in (device, "cpu"))
-    return _evaluate(one, device), _evaluate(other, "cpu")
-
-
-def _evaluate(model: rl.DistributedModelParallel, place: str) -> list[float]:
-    optimizer = pipeline_jobs.dense_optimizer(model)
-    with pipelines.EvalPipelineSparseDist(model, optimizer, torch.device(place)) as pipeline:
-        return pipeline_jobs.outputs(pipeline, iter(pipeline_jobs.batches(3)))
-
-
-def replicated(device: str) -> list[str]:
-    """Names of what differs between replicas that meet every two batches on the device, and on the CPU."""
-    register(device)
-    found = []
-    for place in (device, "cpu"):
-        model, plan, more = _parts(world=1)
-        dmp = rl.distributed.DMPCollection(model, place, plan, pipeline_jobs.place()[1], 1, None, **more)
-        optimizer = pipeline_jobs.dense_optimizer(dmp)
-        with pipelines.TrainPipelineSparseDist(
-            dmp, optimizer, torch.device(place), dmp_collection_sync_interval_batches=2
-        ) as pipeline:
-            pipeline_jobs.outputs(pipeline, iter(pipeline_jobs.batches(5)))
-        found.append(dmp.full_state_dict(cpu_offload=True))
-    return state_jobs.same(*found)
-
-
 def _dlrm(device: str) -> rl.DistributedModelParallel:
     model, plan, more = _parts(pipeline_jobs.place()[1])
     return rl.DistributedModelParallel(model, plan=plan, device=device, **more)
@@ -230,25 +182,14 @@ def _parts(world: int) -> tuple[DLRMTrain, rl.ShardingPlan, dict[str, Any]]:
     ebc = rl.EmbeddingBagCollection(pipeline_jobs.tables())
     plan = pipeline_jobs.plan_of({"model.embedding_bag_collection": ebc}, world)
     wrapper = DefaultDataParallelWrapper(find_unused_parameters=False)
-    return (
-        DLRMTrain(DLRM(ebc, 3, [8], [4, 1])),
-        plan,
-        {
-            "sharders": [pipeline_jobs.sharder()],
-            "data_parallel_wrapper": wrapper,
-        },
-    )
+    more = {"sharders": [pipeline_jobs.sharder()], "data_parallel_wrapper": wrapper}
+    return DLRMTrain(DLRM(ebc, 3, [8], [4, 1])), plan, more
 
 
 def _moved_plan(model: rl.DistributedModelParallel) -> rl.ShardingPlan:
     """Every table whole on the last rank."""
-    last = pipeline_jobs.place()[1] - 1
-    entries = {
-        table.name: rl.ParameterSharding(
-            "table_wise", shards=[rl.Shard(last, (0, table.num_embeddings), (0, table.embedding_dim))]
-        )
-        for table in pipeline_jobs.tables()
-    }
+    whole = [rl.Shard(pipeline_jobs.place()[1] - 1, (0, 29), (0, 8))]
+    entries = {table.name: rl.ParameterSharding("table_wise", shards=whole) for table in pipeline_jobs.tables()}
     return rl.ShardingPlan({path: rl.sharding.EmbeddingModuleShardingPlan(entries) for path in model.collections})
 
 

@@ -46,35 +46,6 @@ def trained(module: Any, device: str, data: list[KeyedJaggedTensor]) -> list[Ten
     return outputs
 
 
-def rows_of(module: Any) -> list[Tensor]:
-    """Ids, scores and rows of every table, by id."""
-    found = []
-    for table in module.tables().values():
-        parts = [[part.cpu() for part in (rows.ids, rows.scores, rows.weight)] for rows in table.export_batches()]
-        ids, scores, weight = (torch.cat(part) for part in zip(*parts, strict=True))
-        order = ids.argsort()
-        found += [ids[order], scores[order], weight[order]]
-    return found
-
-
-def both(device: str) -> tuple[list[Tensor], list[Tensor], int]:
-    """Outputs and tables on the device and on the CPU, and the evictions."""
-    register(device)
-    found = []
-    for place in (device, "cpu"):
-        module = collection(4, place)
-        found.append(trained(module, place, batches(4, STEPS)) + rows_of(module))
-    return found[0], found[1], sum(own["fast"]["evictions"] for own in module.counters().values())
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("ranks", [1], indirect=True)
-def test_a_device_chooses_the_slots_and_rows_of_the_cpu(ranks: Any, device: str) -> None:
-    ((on_device, on_cpu, evictions),) = ranks.run(both, device)
-    torch.testing.assert_close(on_device, on_cpu, rtol=1e-5, atol=1e-6)
-    assert evictions > 50
-
-
 def waits(tables: int) -> tuple[int, int]:
     """How often the host waits in a step whose ids all have rows, and in one with new ids in each table."""
     register("ledger")

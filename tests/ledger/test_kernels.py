@@ -7,19 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+import recshard_lab as rs
 from benchmarks import ledger
-from recshard_lab.embedding import (
-    DataType,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    EmbOptimType,
-    FusedEmbeddingBagCollection,
-    FusedEmbeddingCollection,
-    OptimizerSpec,
-    PoolingType,
-)
+from recshard_lab.embedding import EmbOptimType, FusedEmbeddingCollection, OptimizerSpec
 from recshard_lab.embedding.kernels import RowNorms, Slot, kernel_named
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
 from tests.embedding.lookups import SPECS, Shape
@@ -78,7 +68,12 @@ def doubled(slots: Sequence[Slot]) -> RowNorms:
     return norms
 
 
-WAYS: list[dict[str, Any]] = [{}, {"weighted": True}, {"pooled": False}, {"weighted": True, "data_type": DataType.BF16}]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"weighted": True},
+    {"pooled": False},
+    {"weighted": True, "data_type": rs.DataType.BF16},
+]
 
 
 def compare(spec: OptimizerSpec | None, device: str) -> None:
@@ -87,7 +82,7 @@ def compare(spec: OptimizerSpec | None, device: str) -> None:
     norms = [{"norms": True}] if spec is not None and spec.row_wise else []
     for shape in SHAPES:
         for how in WAYS + norms:
-            wide = {"data_type": DataType.FP32, **how}
+            wide = {"data_type": rs.DataType.FP32, **how}
             loose = {"rtol": 2e-2, "atol": 2e-2} if "data_type" in how else {"rtol": 1e-5, "atol": 1e-6}
             torch.testing.assert_close(trained(shape, spec, device, wide), trained(shape, spec, "cpu", wide), **loose)
 
@@ -102,15 +97,15 @@ def test_the_native_kernel_never_waits(ranks: Any, device: str, spec: OptimizerS
 def collections_waits(device: str) -> dict[str, list[str]]:
     """Where the host waits in a step of each unsharded collection."""
     register(device)
-    bags = [EmbeddingBagConfig(50 + i, 8, f"t{i}", feature_names=[f"f{i}"]) for i in range(3)]
-    means = [replace(table, pooling=PoolingType.MEAN) for table in bags]
-    rows = [EmbeddingConfig(50 + i, 8, f"t{i}", feature_names=[f"f{i}"]) for i in range(3)]
+    bags = [rs.EmbeddingBagConfig(50 + i, 8, f"t{i}", feature_names=[f"f{i}"]) for i in range(3)]
+    means = [replace(table, pooling=rs.PoolingType.MEAN) for table in bags]
+    rows = [rs.EmbeddingConfig(50 + i, 8, f"t{i}", feature_names=[f"f{i}"]) for i in range(3)]
     fused: Any = {"device": device, "backend": "native"}
     collections = {
-        "pooled": EmbeddingBagCollection(bags, device=device),
-        "sequence": EmbeddingCollection(rows, device=device),
-        "fused sums": FusedEmbeddingBagCollection(bags, EmbOptimType.ADAM, {}, **fused),
-        "fused means": FusedEmbeddingBagCollection(means, EmbOptimType.LAMB, {}, **fused),
+        "pooled": rs.EmbeddingBagCollection(bags, device=device),
+        "sequence": rs.EmbeddingCollection(rows, device=device),
+        "fused sums": rs.FusedEmbeddingBagCollection(bags, EmbOptimType.ADAM, {}, **fused),
+        "fused means": rs.FusedEmbeddingBagCollection(means, EmbOptimType.LAMB, {}, **fused),
         "fused sequence": FusedEmbeddingCollection(rows, EmbOptimType.EXACT_ADAGRAD, {}, **fused),
     }
     found = {}
@@ -138,8 +133,8 @@ def compare_fbgemm(spec: OptimizerSpec) -> None:
     """Trains every shape with fbgemm and with the native kernel, both on the GPU."""
     for shape in SHAPES:
         for how in WAYS:
-            half = {"data_type": DataType.FP16} if "data_type" in how else {}  # fbgemm has no BF16 on CUDA
-            wide = {"data_type": DataType.FP32, **how, **half}
+            half = {"data_type": rs.DataType.FP16} if "data_type" in how else {}  # fbgemm has no BF16 on CUDA
+            wide = {"data_type": rs.DataType.FP32, **how, **half}
             loose = {"rtol": 2e-2, "atol": 2e-2} if "data_type" in how else {"rtol": 1e-4, "atol": 1e-5}
             one, other = (trained(shape, spec, "cuda", wide, name) for name in ("fbgemm", "native"))
             torch.testing.assert_close(one, other, **loose)

@@ -40,29 +40,24 @@ def mirrored() -> list[StepCounts]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=[layout for layout, _ in LAYOUTS])
-def test_a_mirrored_rank_counts_what_a_real_rank_counts(
-    real: list[StepCounts], mirrored: list[StepCounts], number: int
-) -> None:
+def test_a_mirrored_rank_counts_as_a_real_one(real: list[StepCounts], mirrored: list[StepCounts], number: int) -> None:
     assert mirrored[number] == real[number]
     assert mirrored[number].collectives == (5 if LAYOUTS[number][1] == ROWWISE else 4)
 
 
 @pytest.mark.gate
-def test_kernels_to_join_outputs_do_not_grow_with_ranks_or_tables() -> None:
+def test_kernels_to_join_do_not_grow_with_ranks_or_tables_and_lookups_are_a_phase_with_any_kernel() -> None:
     sizes = [{"ranks": 2, "tables": 8}, {"ranks": 8, "tables": 8}, {"ranks": 8, "tables": 16}]
     layouts = {"table_wise": 1, "row_wise": 1, "column_wise": 1, "grid_shard": 1, "mixed": 2}
     chosen = [replace(small(layout), local_ranks=2, **size) for layout in layouts for size in sizes]
-    for case, counts in zip(chosen, launches.count_in_new_process(chosen), strict=True):
+    own = [replace(small("row_wise"), kernel=kernel) for kernel in launches.OWN_KERNELS]
+    found = launches.count_in_new_process([*chosen, *own])
+    for case, counts in zip(chosen, found, strict=False):
         assert counts.join <= layouts[case.layout], launches.label(case)
-
-
-@pytest.mark.gate
-@pytest.mark.parametrize("kernel", launches.OWN_KERNELS)
-def test_a_step_is_split_into_phases_whichever_kernel_looks_rows_up(kernel: str) -> None:
-    (counts,) = launches.count_in_new_process([replace(small("row_wise"), kernel=kernel)])
-    lookups = set(counts.by_phase[1])
-    assert lookups
-    assert lookups.isdisjoint({name for phase in (0, 2) for name in counts.by_phase[phase]})
+    for counts in found[len(chosen) :]:
+        lookups = set(counts.by_phase[1])
+        assert lookups
+        assert lookups.isdisjoint({name for phase in (0, 2) for name in counts.by_phase[phase]})
 
 
 @pytest.mark.gate
@@ -78,9 +73,5 @@ def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatc
     assert row.beside["kernels to join"] == 1
     promised = {name for name in launches.TARGETS if launches.MOST in name and "row norms" not in name}
     assert {figure.name for figure in most} == promised
-
-
-@pytest.mark.gate
-def test_a_step_that_fails_on_the_device_is_told_with_its_error() -> None:
     with pytest.raises(RuntimeError, match="W=2 diagonal, SGD could not be counted"):
         launches.count_in_new_process([small("diagonal")])

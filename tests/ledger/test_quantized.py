@@ -18,21 +18,13 @@ FORMATS = [DataType.INT8, DataType.INT4, DataType.INT8]  # of two formats, so na
 def served(kind: str, policy: str) -> Any:
     """Three tables of 5 rows."""
     torch.manual_seed(0)
-    rows = [torch.randn(5, 8) for _ in FORMATS]
-    if kind == "sequence":
-        found: Any = QuantEmbeddingCollection(
-            [rl.EmbeddingConfig(5, 8, f"t{n}", form, [f"f{n}"]) for n, form in enumerate(FORMATS)], out_of_range=policy
-        )
-    else:
-        pooling = [PoolingType.MEAN if kind == "mean" else PoolingType.SUM, PoolingType.SUM, PoolingType.SUM]
-        found = QuantEmbeddingBagCollection(
-            [
-                rl.EmbeddingBagConfig(5, 8, f"t{n}", form, [f"f{n}"], pooling=pooling[n])
-                for n, form in enumerate(FORMATS)
-            ],
-            is_weighted=kind == "weighted",
-            out_of_range=policy,
-        )
+    rows, bags = [torch.randn(5, 8) for _ in FORMATS], kind != "sequence"
+    config: Any = rl.EmbeddingBagConfig if bags else rl.EmbeddingConfig
+    tables = [config(5, 8, f"t{n}", form, [f"f{n}"]) for n, form in enumerate(FORMATS)]
+    if kind == "mean":
+        tables[0].pooling = PoolingType.MEAN
+    which: Any = QuantEmbeddingBagCollection if bags else QuantEmbeddingCollection
+    found = which(tables, out_of_range=policy, **({"is_weighted": kind == "weighted"} if bags else {}))
     for number, own in enumerate(rows):
         found.load_packed(f"t{number}", own)
     return found

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from recshard_lab import RankError, ShardingPlan
+from recshard_lab import ShardingPlan
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
 from recshard_lab.sharding import ROUTES, EmbeddingModuleShardingPlan
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
@@ -14,7 +14,7 @@ from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import Case, Result
 from tests.ledger import jobs
-from tests.ledger.conftest import DEVICES, skip_without_fbgemm
+from tests.ledger.conftest import skip_without_fbgemm
 
 FLAT = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 SPLIT = [table for table in cases.TABLES if table["num_embeddings"] > 3]
@@ -97,15 +97,6 @@ def test_variable_batches(ranks: Any, device: str) -> None:
     check(ranks, replace(case, inverse=cases.random_inverses(7, case.steps)), device)
     case = case_of(ranks.world_size, ["data_parallel"])
     check(ranks, replace(case, inverse=cases.random_inverses(8, case.steps)), device)
-
-
-@pytest.mark.parametrize("scheme", ["data_parallel", "table_wise"])
-def test_variable_batches_without_a_bag(ranks: Any, device: str, scheme: str) -> None:
-    case = case_of(ranks.world_size, [scheme])
-    features = [name for table in case.tables for name in table["feature_names"]]
-    case.steps[1] = [{name: [] for name in features} for _ in range(ranks.world_size)]
-    empty = [[{name: [] for name in features} for _ in range(ranks.world_size)]]
-    check(ranks, replace(case, inverse=cases.random_inverses(7, case.steps[:1]) + empty), device)
 
 
 @pytest.mark.parametrize("policy", ["clamp", "ignore"])
@@ -204,15 +195,3 @@ def test_distinct_ids_cost_no_further_wait(ranks: Any, device: str) -> None:
         for steps in ranks.run(jobs.forward_waits, case):
             for lines in steps:
                 assert [line.partition(":")[0] for line in lines] == ["recshard_lab/distributed/step/host_read.py"]
-
-
-NO_SEARCH = pytest.mark.xfail(
-    strict=True,
-    raises=RankError,
-    reason="DDP's search for unused parameters needs pinned memory, which torch 2.13 gives no device written in Python",
-)
-
-
-@pytest.mark.parametrize("device", [pytest.param("ledger", marks=NO_SEARCH), DEVICES[1]], scope="module", indirect=True)
-def test_unused_parameters_are_found(ranks: Any, device: str) -> None:
-    check(ranks, replace(case_of(ranks.world_size, FLAT), find_unused=True), device)

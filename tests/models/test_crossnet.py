@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.models import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet, VectorCrossNet
+from tests.refusals import not_refused
 
 N, R, E, LAYERS = 5, 2, 3, 3
 
@@ -59,54 +60,10 @@ def test_each_layer_is_the_papers(kind: str) -> None:
     assert net(x[:0]).shape == (0, N)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_reach_input_and_every_weight(kind: str) -> None:
-    net, x = made(kind), torch.randn(2, N, dtype=torch.float64, requires_grad=True)
-    names, weights = zip(*net.named_parameters(), strict=True)
-
-    def call(x: Tensor, *weights: Tensor) -> Tensor:
-        return torch.func.functional_call(net, dict(zip(names, weights, strict=True)), x)
-
-    assert torch.autograd.gradcheck(call, (x, *weights))
-    net(x).sum().backward()
-    assert all(p.grad is not None and bool(p.grad.any()) for p in net.parameters())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_on_meta_are_drawn_once_they_have_memory(kind: str) -> None:
-    net = KINDS[kind](device="meta")
-    assert {p.device.type for p in net.parameters()} == {"meta"}
-    net.to_empty(device="cpu")
-    for module in net.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-    torch.manual_seed(0)
-    fresh = KINDS[kind]()
-    for (name, ours), theirs in zip(net.named_parameters(), fresh.parameters(), strict=True):
-        assert bool(ours.any()) == bool(theirs.any()), name
-        assert float(ours.detach().abs().max()) < 5, name
-
-
-def test_state_dicts_have_torchrecs_names_and_shapes() -> None:
-    def shapes(net: nn.Module) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(value.shape) for name, value in net.state_dict().items()}
-
-    assert shapes(LowRankCrossNet(4, 1, 2)) == {"W_kernels.0": (4, 2), "V_kernels.0": (2, 4), "bias.0": (4,)}
-    assert shapes(CrossNet(4, 1)) == {"kernels.0": (4, 4), "bias.0": (4, 1)}
-    assert shapes(VectorCrossNet(4, 1)) == {"kernels.0": (4, 1), "bias.0": (4, 1)}
-    assert shapes(LowRankMixtureCrossNet(4, 1, 3, 2)) == {
-        "U_kernels.0": (3, 4, 2),
-        "V_kernels.0": (3, 2, 4),
-        "C_kernels.0": (3, 2, 2),
-        "bias.0": (4, 1),
-        **{f"gates.{expert}.weight": (1, 4) for expert in range(3)},
-    }
-
-
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"CrossNet: num_layers must be at least 1 and below .*, got 0"):
-        CrossNet(4, 0)
-    with pytest.raises(ValueError, match="LowRankCrossNet: low_rank must be at least 1"):
-        LowRankCrossNet(4, 1, 0)
-    with pytest.raises(ValueError, match=r"VectorCrossNet was built for \[B, 4\], got \[2, 3\]"):
-        VectorCrossNet(4, 1)(torch.zeros(2, 3))
+    refusals: list[tuple[Any, str]] = [
+        (lambda: CrossNet(4, 0), r"CrossNet: num_layers must be at least 1 and below .*, got 0"),
+        (lambda: LowRankCrossNet(4, 1, 0), "LowRankCrossNet: low_rank must be at least 1"),
+        (lambda: VectorCrossNet(4, 1)(torch.zeros(2, 3)), r"VectorCrossNet was built for \[B, 4\], got \[2, 3\]"),
+    ]
+    assert not_refused(refusals) == []

@@ -1,12 +1,15 @@
 """DLRM against the paper's formula written out sample by sample, with plain tensors."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models import DLRM
-from recshard_lab.sparse import KeyedJaggedTensor
+from tests.models.bags import batch_of
+from tests.refusals import not_refused
 
 DIM = 4
 
@@ -22,17 +25,8 @@ def tables(dims: tuple[int, int] = (DIM, DIM)) -> list[EmbeddingBagConfig]:
 BAGS = {"f1": [[1], [2, 2], [9]], "f2": [[0, 5], [], [3]], "f3": [[], [7], [1, 0, 4]]}
 
 
-def ids() -> KeyedJaggedTensor:
-    flat = [bag for bags in BAGS.values() for bag in bags]
-    return KeyedJaggedTensor(
-        list(BAGS),
-        torch.tensor([row for bag in flat for row in bag]),
-        lengths=torch.tensor([len(bag) for bag in flat]),
-    )
-
-
-def collection(device: str | None = None) -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(tables(), device=torch.device(device) if device else None)
+def collection() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(tables())
 
 
 def mlp_by_hand(layers: nn.ModuleList, x: Tensor) -> Tensor:
@@ -46,7 +40,7 @@ def test_logits_follow_the_paper(dense_features: int) -> None:
     bags = collection()
     model = DLRM(bags, dense_features, [5, DIM] if dense_features else [], [6, 1])
     dense = torch.randn(3, dense_features)
-    logits = model(dense, ids())
+    logits = model(dense, batch_of(BAGS))
     assert logits.shape == (3, 1)
     weight = {name: module.weight for name, module in bags.embedding_bags.items()}
     for sample in range(3):
@@ -65,49 +59,16 @@ def test_logits_follow_the_paper(dense_features: int) -> None:
         assert torch.allclose(logits[sample], expected, atol=1e-6)
 
 
-def test_every_parameter_gets_a_gradient() -> None:
-    for dense_features, bottom in ((0, []), (3, [DIM])):
-        model = DLRM(collection(), dense_features, bottom, [6, 1])
-        model(torch.rand(3, dense_features), ids()).sum().backward()
-        assert all(p.grad is not None for p in model.parameters())
-
-
-def test_an_empty_batch_gives_no_logits_and_zero_gradients() -> None:
-    model = DLRM(collection(), 0, [], [6, 1])
-    empty = KeyedJaggedTensor(list(BAGS), torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64))
-    logits = model(torch.zeros(0, 0), empty)
-    assert logits.shape == (0, 1)
-    logits.sum().backward()
-    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
-
-
-def test_meta_tables_and_meta_dense_hold_no_memory() -> None:
-    model = DLRM(collection("meta"), 3, [DIM], [6, 1], dense_device="meta")
-    assert {p.device.type for p in model.parameters()} == {"meta"}
-    real_dense = DLRM(collection("meta"), 0, [], [6, 1])
-    kinds = {name: p.device.type for name, p in real_dense.named_parameters()}
-    assert {kind for name, kind in kinds.items() if "embedding_bags" in name} == {"meta"}
-    assert {kind for name, kind in kinds.items() if "embedding_bags" not in name} == {"cpu"}
-
-
-def test_parameter_names_do_not_depend_on_sharding() -> None:
-    names = set(DLRM(collection(), 3, [DIM], [1]).state_dict())
-    assert {name for name in names if "embedding" in name} == {
-        "embedding_bag_collection.embedding_bags.t1.weight",
-        "embedding_bag_collection.embedding_bags.t2.weight",
-    }
-
-
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"tables of one embedding_dim, got \{'t1': 4, 't2': 8\}"):
-        DLRM(EmbeddingBagCollection(tables((4, 8))), 0, [], [1])
-    with pytest.raises(ValueError, match=r"dense_arch_layer_sizes must be \[..., 4\] for 3 dense"):
-        DLRM(collection(), 3, [8], [1])
-    with pytest.raises(ValueError, match=r"dense_arch_layer_sizes must be \[\] for 0 dense"):
-        DLRM(collection(), 0, [8, 4], [1])
-    with pytest.raises(ValueError, match="over_arch_layer_sizes is empty"):
-        DLRM(collection(), 0, [], [])
-    with pytest.raises(ValueError, match="dense_in_features must be 0 or more"):
-        DLRM(collection(), -1, [4], [1])
-    with pytest.raises(ValueError, match="dense_features has 2 columns, the model was built for 0"):
-        DLRM(collection(), 0, [], [1])(torch.zeros(3, 2), ids())
+    refusals: list[tuple[Any, str]] = [
+        (lambda: DLRM(EmbeddingBagCollection(tables((4, 8))), 0, [], [1]), r"got \{'t1': 4, 't2': 8\}"),
+        (lambda: DLRM(collection(), 3, [8], [1]), r"dense_arch_layer_sizes must be \[..., 4\] for 3 dense"),
+        (lambda: DLRM(collection(), 0, [8, 4], [1]), r"dense_arch_layer_sizes must be \[\] for 0 dense"),
+        (lambda: DLRM(collection(), 0, [], []), "over_arch_layer_sizes is empty"),
+        (lambda: DLRM(collection(), -1, [4], [1]), "dense_in_features must be 0 or more"),
+        (
+            lambda: DLRM(collection(), 0, [], [1])(torch.zeros(3, 2), batch_of(BAGS)),
+            "2 columns, the model was built for 0",
+        ),
+    ]
+    assert not_refused(refusals) == []

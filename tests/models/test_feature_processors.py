@@ -8,26 +8,20 @@ from torch import nn
 
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models import (
-    DLRM,
     FeatureProcessedEmbeddingBagCollection,
     PositionWeightedModule,
     PositionWeightedModuleCollection,
 )
-from recshard_lab.sparse import KeyedJaggedTensor
+from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+from tests.models.bags import batch_of
+from tests.refusals import not_refused
 
 BAGS = {"f": [[7, 3, 1], [], [3]], "g": [[2], [5, 5], []]}
 
 
-def ids() -> KeyedJaggedTensor:
-    flat = [bag for bags in BAGS.values() for bag in bags]
-    return KeyedJaggedTensor(
-        list(BAGS), torch.tensor([row for bag in flat for row in bag]), lengths=torch.tensor([len(bag) for bag in flat])
-    )
-
-
-def collection(weighted: bool = True, device: str | None = None) -> EmbeddingBagCollection:
+def collection(weighted: bool = True) -> EmbeddingBagCollection:
     tables = [EmbeddingBagConfig(10, 4, f"t_{feature}", feature_names=[feature]) for feature in BAGS]
-    return EmbeddingBagCollection(tables, is_weighted=weighted, device=device)
+    return EmbeddingBagCollection(tables, is_weighted=weighted)
 
 
 def by_module() -> Any:
@@ -44,7 +38,7 @@ def test_each_row_is_multiplied_by_the_weight_of_its_place(make: Any) -> None:
     model = FeatureProcessedEmbeddingBagCollection(collection(), make())
     (weight,) = model._feature_processors.parameters()
     nn.init.uniform_(weight)
-    found = model(ids())
+    found = model(batch_of(BAGS))
     tables = {name: bag.weight for name, bag in model._embedding_bag_collection.embedding_bags.items()}
     for sample in range(3):
         rows = [weight[place] * tables["t_f"][row] for place, row in enumerate(BAGS["f"][sample])]
@@ -58,21 +52,6 @@ def test_each_row_is_multiplied_by_the_weight_of_its_place(make: Any) -> None:
         for place, row in enumerate(bag):
             expected[place] += tables["t_f"][row].detach() @ grad[sample, :4]
     torch.testing.assert_close(weight.grad, expected)
-
-
-def test_new_processors_change_nothing() -> None:
-    ebc = collection()
-    plain = EmbeddingBagCollection(ebc.embedding_bag_configs())
-    plain.load_state_dict(ebc.state_dict())
-    model = FeatureProcessedEmbeddingBagCollection(ebc, PositionWeightedModuleCollection({"f": 3, "g": 5}))
-    torch.testing.assert_close(model(ids()).values(), plain(ids()).values())
-
-
-def test_a_model_takes_processed_tables_as_its_collection() -> None:
-    processed = FeatureProcessedEmbeddingBagCollection(collection(), by_collection())
-    model = DLRM(processed, 3, [4], [5, 1])  # type: ignore[arg-type]
-    assert model(torch.rand(3, 3), ids()).shape == (3, 1)
-    assert "embedding_bag_collection._feature_processors.position_weights.f" in dict(model.named_parameters())
 
 
 def test_a_bag_stored_once_is_weighed_once() -> None:
@@ -106,15 +85,48 @@ def test_weights_on_meta_are_ones_once_they_have_memory() -> None:
 
 
 def test_what_cannot_be_weighed_is_refused() -> None:
-    with pytest.raises(ValueError, match="feature 'f': bag 0 has 3 ids, and the processor has weights for 2 places"):
-        PositionWeightedModuleCollection({"f": 2})(ids())
-    with pytest.raises(ValueError, match="bag 0 has 3 ids"):
-        PositionWeightedModule(2)(ids()["f"])
-    with pytest.raises(ValueError, match=r"features \['h'\] have a processor and are not in the batch"):
-        PositionWeightedModuleCollection({"h": 2})(ids())
-    with pytest.raises(ValueError, match="build it with is_weighted=True"):
-        FeatureProcessedEmbeddingBagCollection(collection(weighted=False), by_module())
-    with pytest.raises(ValueError, match=r"features \['h'\] of processors. Fix: use features of \['f', 'g'\]"):
-        FeatureProcessedEmbeddingBagCollection(collection(), {"h": PositionWeightedModule(2)})
-    with pytest.raises(ValueError, match="the longest bag of feature 'f' must be an integer from 1, got 0"):
-        PositionWeightedModuleCollection({"f": 0})
+    batch, processed = batch_of(BAGS), FeatureProcessedEmbeddingBagCollection
+    refusals: list[tuple[Any, str]] = [
+        (
+            lambda: PositionWeightedModuleCollection({"f": 2})(batch),
+            "'f': bag 0 has 3 ids, and the processor has weights for 2",
+        ),
+        (lambda: PositionWeightedModule(2)(batch["f"]), "bag 0 has 3 ids"),
+        (
+            lambda: PositionWeightedModuleCollection({"h": 2})(batch),
+            r"\['h'\] have a processor and are not in the batch",
+        ),
+        (lambda: processed(collection(weighted=False), by_module()), "build it with is_weighted=True"),
+        (
+            lambda: processed(collection(), {"h": PositionWeightedModule(2)}),
+            r"\['h'\] of processors. Fix: use features of",
+        ),
+        (
+            lambda: PositionWeightedModuleCollection({"f": 0}),
+            "longest bag of feature 'f' must be an integer from 1, got 0",
+        ),
+    ]
+    assert not_refused(refusals) == []
+
+
+# ---- places that `pre_process_input` has written into weights ----
+
+
+def test_a_place_beyond_the_weights_is_refused_by_name() -> None:
+    module = PositionWeightedModuleCollection({"f": 2})
+    whole = KeyedJaggedTensor(["f"], torch.tensor([7, 3, 9]), torch.zeros(3), torch.tensor([3]))
+    module.pre_process_input(whole)
+    assert whole.weights().tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(ValueError, match=r"feature 'f': the batch's weights contain place 2, .* Fix:"):
+        module(whole)
+
+
+def test_shards_of_a_bag_keep_the_places_of_the_whole_bag() -> None:
+    module = PositionWeightedModule(3)
+    whole = JaggedTensor(torch.tensor([7, 3, 9]), lengths=torch.tensor([3]), weights=torch.zeros(3))
+    with torch.no_grad():
+        module.position_weight.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    expected = module(whole).weights()
+    module.pre_process_input(whole)
+    part = JaggedTensor(whole.values()[1:], lengths=torch.tensor([2]), weights=whole.weights()[1:])
+    assert torch.equal(module(part).weights(), expected[1:])

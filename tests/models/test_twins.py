@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from benchmarks.apparatus.plain_models import twin_of
-from recshard_lab.models import FeatureProcessedEmbeddingBagCollection
 from tests.distributed import model_jobs
-from tests.models import test_feature_processors, test_two_tower
 
 
 @pytest.mark.gate
@@ -39,25 +37,3 @@ def test_a_model_equals_its_plain_twin(name: str) -> None:
     grads = {parameter: weight.grad for parameter, weight in twin.weights.items()}
     for key, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, grads[key], rtol=1e-5, atol=1e-5, msg=key)
-
-
-def test_two_towers_compile_into_one_graph() -> None:
-    torch._dynamo.reset()
-    two, kjt = test_two_tower.model(normalize=True), test_two_tower.ids()
-    compiled = torch.compile(two, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(kjt), two(kjt))
-
-
-def test_processed_tables_compile_and_learn_alike() -> None:
-    torch._dynamo.reset()
-    processed = FeatureProcessedEmbeddingBagCollection(
-        test_feature_processors.collection(), test_feature_processors.by_collection()
-    )
-    compiled = torch.compile(processed, backend="aot_eager", fullgraph=True)
-    found = []
-    for run in (processed, compiled):
-        processed.zero_grad()
-        pooled = run(test_feature_processors.ids()).values()
-        pooled.square().sum().backward()
-        found.append([pooled, *(parameter.grad for parameter in processed.parameters())])
-    torch.testing.assert_close(*found)

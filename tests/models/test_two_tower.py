@@ -10,15 +10,16 @@ from torch import Tensor
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models import StreamingFrequency, TwoTower, TwoTowerTrainTask
 from recshard_lab.sparse import KeyedJaggedTensor
+from tests.models.bags import batch_of
+from tests.refusals import not_refused
 
 USERS, MOVIES, GENRES = [3, 1, 4, 1, 5], [7, 2, 7, 9, 2], [[0], [1, 2], [], [3], [1]]
 
 
-def collection(device: str | None = None) -> EmbeddingBagCollection:
+def collection() -> EmbeddingBagCollection:
     sizes = {"users": (10, 4, "user"), "movies": (20, 4, "movie"), "genres": (5, 3, "genre")}
     return EmbeddingBagCollection(
-        [EmbeddingBagConfig(rows, dim, name, feature_names=[key]) for name, (rows, dim, key) in sizes.items()],
-        device=device,
+        [EmbeddingBagConfig(rows, dim, name, feature_names=[key]) for name, (rows, dim, key) in sizes.items()]
     )
 
 
@@ -29,10 +30,7 @@ def model(**own: Any) -> TwoTower:
 
 def ids(keys: tuple[str, ...] = ("user", "movie", "genre")) -> KeyedJaggedTensor:
     bags = {"user": [[u] for u in USERS], "movie": [[m] for m in MOVIES], "genre": GENRES}
-    flat = [bag for key in keys for bag in bags[key]]
-    return KeyedJaggedTensor(
-        list(keys), torch.tensor([row for bag in flat for row in bag]), lengths=torch.tensor([len(bag) for bag in flat])
-    )
+    return batch_of({key: bags[key] for key in keys})
 
 
 def batch(labels: list[float]) -> Any:
@@ -118,38 +116,25 @@ def test_frequent_candidates_are_corrected_for() -> None:
     assert int(frequency.step) == 4
 
 
-def test_the_estimate_converges_to_the_chance_of_an_id() -> None:
-    torch.manual_seed(0)
-    frequency = StreamingFrequency(10, rate=0.02)
-    for _ in range(3000):
-        seen = [0] + ([1] if float(torch.rand(())) < 0.5 else []) + ([2] if float(torch.rand(())) < 0.1 else [])
-        frequency.update(torch.tensor(seen))
-    found = frequency.log_chance(torch.tensor([0, 1, 2])).exp()
-    torch.testing.assert_close(found, torch.tensor([1.0, 0.5, 0.1]), rtol=0.25, atol=0)
-
-
 def test_a_batch_without_a_positive_teaches_nothing() -> None:
     loss = TwoTowerTrainTask(model(), in_batch_negatives=True)(batch([0.0] * 5))[0]
     assert float(loss.detach()) == 0.0
 
 
-def test_meta_holds_no_memory() -> None:
-    two = TwoTower(collection("meta"), [6, 3], device="meta")
-    assert {p.device.type for p in two.parameters()} == {"meta"}
-
-
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"query_tables must be some of .*, but not all, got \['movie'\]"):
-        TwoTower(collection(), [3], query_tables=["movie"])
-    with pytest.raises(ValueError, match="leave a table for candidates"):
-        TwoTower(collection(), [3], query_tables=["users", "movies", "genres"])
-    with pytest.raises(ValueError, match="layer_sizes is empty"):
-        TwoTower(collection(), [])
-    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
-        TwoTowerTrainTask(model(), temperature=0)
-    with pytest.raises(ValueError, match=r"candidate_id must be one of \['movie', 'genre'\], got 'user'"):
-        TwoTowerTrainTask(model(), candidate_id="user")
-    with pytest.raises(ValueError, match="frequency counts candidates by their id"):
-        TwoTowerTrainTask(model(), frequency=StreamingFrequency(10))
-    with pytest.raises(ValueError, match="candidate_id 'genre' must have one id per sample"):
-        TwoTowerTrainTask(model(), in_batch_negatives=True, candidate_id="genre")(batch([1.0] * 5))
+    def task(**own: Any) -> TwoTowerTrainTask:
+        return TwoTowerTrainTask(model(), **own)
+
+    refusals: list[tuple[Any, str]] = [
+        (
+            lambda: TwoTower(collection(), [3], query_tables=["movie"]),
+            r"must be some of .*, but not all, got \['movie'\]",
+        ),
+        (lambda: TwoTower(collection(), [3], query_tables=["users", "movies", "genres"]), "leave a table for candida"),
+        (lambda: TwoTower(collection(), []), "layer_sizes is empty"),
+        (lambda: task(temperature=0), "temperature must be above 0, got 0"),
+        (lambda: task(candidate_id="user"), r"candidate_id must be one of \['movie', 'genre'\], got 'user'"),
+        (lambda: task(frequency=StreamingFrequency(10)), "frequency counts candidates by their id"),
+        (lambda: task(in_batch_negatives=True, candidate_id="genre")(batch([1.0] * 5)), "'genre' must have one id per"),
+    ]
+    assert not_refused(refusals) == []

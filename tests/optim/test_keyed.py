@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from recshard_lab import EmbeddingBagConfig, FusedEmbeddingBagCollection, KeyedJaggedTensor
 from recshard_lab.optim import CombinedOptimizer, EmptyFusedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from tests.refusals import not_refused
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -68,19 +69,6 @@ def test_a_state_is_named_by_parameter_and_training_goes_on_from_it(make: Any) -
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
-def test_init_state_leaves_weights_and_rates_as_they_were_and_zeros_for_no_gradient() -> None:
-    module = model()
-    optimizer = wrap(module)
-    before = copy.deepcopy(module.state_dict())
-    module[0].weight.grad = torch.ones(4, 3)
-    optimizer.init_state()
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    assert torch.equal(module[0].weight.grad, torch.ones(4, 3))
-    assert not module[1].weight.grad.any()
-    assert optimizer.param_groups[0]["lr"] == 0.1
-    assert not optimizer.state_dict()["state"]["0.weight"]["exp_avg"].any()
-
-
 def test_param_groups_are_saved_by_name_when_asked_for() -> None:
     one, two = model(), model()
     first, second = parts(one), parts(two)
@@ -94,67 +82,49 @@ def test_param_groups_are_saved_by_name_when_asked_for() -> None:
     assert [group["lr"] for group in second.param_groups] == [0.1, 0.7]
 
 
-def broken(saved: dict[str, Any], how: str) -> dict[str, Any]:
-    entry = saved["state"]["0.weight"]
-    if how == "missing":
-        del saved["state"]["1.bias"]
-    elif how == "extra":
-        saved["state"]["2.bias"] = entry
-    elif how == "part missing":
-        del entry["exp_avg"]
-    elif how == "part extra":
-        entry["max_exp_avg_sq"] = torch.zeros(4, 3)
-    elif how == "shape":
-        entry["exp_avg"] = torch.zeros(4, 2)
-    elif how == "no state":
-        del saved["state"]
-    elif how == "not a dict":
-        saved["state"]["0.weight"] = 3
-    return saved
-
-
 @pytest.mark.parametrize("make", [wrap, parts], ids=["wrapped", "combined"])
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("damage", "message"),
     [
-        ("missing", r"it lacks \['(1\.)?bias'\]"),
-        ("extra", r"it has \['2.bias'\], unknown here"),
-        ("part missing", r"weight' has the keys .*missing \['exp_avg'\], unknown \[\]"),
-        ("part extra", r"weight' has the keys .*unknown \['max_exp_avg_sq'\]"),
-        ("shape", r"weight.exp_avg' is a tensor of shape \[4, 2\], expected shape \[4, 3\]"),
-        ("no state", r"has the key 'state', this one has only \[\]"),
-        ("not a dict", r"weight' must be a dictionary with the keys .*got 3"),
+        (lambda own: own["state"].pop("1.bias"), r"it lacks \['(1\.)?bias'\]"),
+        (lambda own: own["state"].update({"2.bias": {}}), r"it has \['2.bias'\], unknown here"),
+        (
+            lambda own: own["state"]["0.weight"].pop("exp_avg"),
+            r"weight' has the keys .*missing \['exp_avg'\], unknown \[\]",
+        ),
+        (lambda own: own["state"]["0.weight"].update(other=torch.zeros(4, 3)), r"the keys .*unknown \['other'\]"),
+        (
+            lambda own: own["state"]["0.weight"].update(exp_avg=torch.zeros(4, 2)),
+            r"shape \[4, 2\], expected shape \[4, 3\]",
+        ),
+        (lambda own: own.pop("state"), r"has the key 'state', this one has only \[\]"),
+        (lambda own: own["state"].update({"0.weight": 3}), r"weight' must be a dictionary with the keys .*got 3"),
     ],
 )
-def test_a_state_that_does_not_fit_is_named_and_nothing_changes(make: Any, how: str, message: str) -> None:
+def test_a_state_that_does_not_fit_is_named_and_nothing_changes(make: Any, damage: Any, message: str) -> None:
     module = model()
     optimizer = make(module)
     train(module, optimizer, 2)
     before = copy.deepcopy(optimizer.state_dict())
+    wrong = copy.deepcopy(before)
+    damage(wrong)
     with pytest.raises(ValueError, match=message):
-        optimizer.load_state_dict(broken(copy.deepcopy(before), how))
+        optimizer.load_state_dict(wrong)
     after = optimizer.state_dict()["state"]
     for name, entry in before["state"].items():
         assert all(torch.equal(value, after[name][key]) for key, value in entry.items())
 
 
-def test_a_state_for_an_optimizer_without_one_says_to_make_it_first() -> None:
-    module = model()
+def test_states_and_names_without_a_parameter_of_their_own_are_refused() -> None:
+    module, (own, other) = model(), (nn.Parameter(torch.ones(size)) for size in (3, 2))
     optimizer = wrap(module)
     train(module, optimizer, 1)
-    with pytest.raises(ValueError, match=r"no state yet.*call init_state\(\) first"):
-        wrap(model()).load_state_dict(optimizer.state_dict())
-
-
-def test_a_state_of_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"entries for \[\(2,\)\], which are not among the parameters \['w'\]"):
-        KeyedOptimizer({"w": nn.Parameter(torch.ones(3))}, {nn.Parameter(torch.ones(2)): {}}, [])
-
-
-def test_two_parameters_with_one_name_are_refused() -> None:
-    module = model()
-    with pytest.raises(ValueError, match=r"parameter named 'weight'.*give one of them a prefix"):
-        CombinedOptimizer([wrap(module[0]), wrap(module[1])])
+    refusals: list[tuple[Any, str]] = [
+        (lambda: wrap(model()).load_state_dict(optimizer.state_dict()), r"no state yet.*call init_state\(\) first"),
+        (lambda: KeyedOptimizer({"w": own}, {other: {}}, []), r"entries for \[\(2,\)\], which are not among .*\['w'\]"),
+        (lambda: CombinedOptimizer([wrap(m) for m in module]), "parameter named 'weight'.*give one of them a prefix"),
+    ]
+    assert not_refused(refusals) == []
 
 
 def test_objects_with_a_state_of_their_own_are_saved_by_it() -> None:
@@ -177,19 +147,6 @@ def test_a_torch_scheduler_reaches_every_part() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.05]
 
 
-def test_a_closure_is_evaluated_once_for_all_parts() -> None:
-    module, calls = model(), []
-
-    def closure() -> torch.Tensor:
-        calls.append(1)
-        loss = module(torch.ones(2, 3)).sum()
-        loss.backward()
-        return loss
-
-    assert parts(module).step(closure) is not None
-    assert len(calls) == 1
-
-
 def test_an_empty_fused_optimizer_goes_into_a_combination() -> None:
     module = model()
     optimizer = CombinedOptimizer([EmptyFusedOptimizer(), wrap(module)])
@@ -199,10 +156,25 @@ def test_an_empty_fused_optimizer_goes_into_a_combination() -> None:
         optimizer.add_param_group({"params": []})
 
 
-def test_a_wrapped_optimizer_pickles() -> None:
-    module = model()
-    optimizer = KeyedOptimizerWrapper(dict(module.named_parameters()), adam)
-    train(module, optimizer, 1)
-    twin = pickle.loads(pickle.dumps(optimizer))
-    assert sorted(twin.state_dict()["state"]) == sorted(optimizer.state_dict()["state"])
-    twin.step()
+# ---- the optimizer of an unsharded fused collection ----
+
+TABLE = EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=4, feature_names=["f"])
+BATCH = KeyedJaggedTensor(["f"], torch.tensor([0]), lengths=torch.tensor([1]))
+
+
+def test_a_copy_has_its_own_optimizer() -> None:
+    fused = FusedEmbeddingBagCollection([TABLE], torch.optim.SGD, {"lr": 0.5})
+    own = fused.fused_optimizer()
+    twin = copy.deepcopy(fused)
+    assert twin.fused_optimizer() is not own
+    own.param_groups[0]["lr"] = 2.0
+    own.step()
+    assert (fused.optimizer_spec.learning_rate, twin.optimizer_spec.learning_rate) == (2.0, 0.5)
+
+
+def test_states_are_those_of_the_kernel() -> None:
+    fused = FusedEmbeddingBagCollection([TABLE], torch.optim.Adam, {"lr": 0.5})
+    fused(BATCH).values().sum().backward()
+    states = fused.fused_optimizer().state_dict()["state"]["t.weight"]
+    assert {"t.weight.momentum_1", "t.weight.momentum_2"} <= set(states)
+    assert states["t.weight.momentum_1"].data_ptr() == fused.optimizer_states()["t"]["momentum1"].data_ptr()

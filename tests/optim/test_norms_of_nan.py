@@ -13,12 +13,13 @@ from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, Embed
 from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.optim import CombinedOptimizer, GradientClipping, GradientClippingOptimizer, KeyedOptimizerWrapper
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, construct_module_sharding_plan, table_wise
+from tests.grid import worlds
 
 INF = float("inf")
 VALUES = (float("nan"), INF, -INF)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=worlds(2, 3))
 def ranks(request: Any) -> Iterator[Any]:
     with recshard_lab.launch(request.param) as launched:
         yield launched

@@ -3,7 +3,6 @@
 import re
 from xml.etree import ElementTree
 
-import pytest
 import torch
 from hypothesis import given
 from torch.utils import _pytree as pytree
@@ -20,17 +19,6 @@ def parse(html: str | None) -> ElementTree.Element:
 
 def boxes(element: ElementTree.Element) -> list[str]:
     return [box.text or "" for box in element.iter("span") if box.get("class") == "rsl-id"]
-
-
-@given(batches(weighted=False))
-def test_text_has_one_line_a_feature_within_the_width(batch: Batch) -> None:
-    title, *lines = repr(batch.kjt()).splitlines()
-    ids = sum(len(bag) for row in batch.rows for bag in row)
-    assert title.startswith("KeyedJaggedTensor(")
-    assert f"{ids} id" in title
-    if any(batch.rows):
-        assert [line.split()[0] for line in lines if not line.startswith("  (")] == batch.keys
-    assert all(len(line) <= 100 for line in lines)
 
 
 def test_text_shows_every_id_and_weight_of_a_small_batch() -> None:
@@ -82,43 +70,11 @@ def test_a_big_batch_is_cut_with_counts() -> None:
     assert html.count("997 more samples") == 8
 
 
-def test_html_is_captioned_labelled_and_reachable_by_keyboard() -> None:
-    root = parse(big()._repr_html_())
-    assert (root.get("role"), root.get("tabindex")) == ("group", "0")
-    assert (root.get("aria-label") or "").startswith("KeyedJaggedTensor, 30 features")
-    caption = root.find("./table/caption")
-    assert "".join(caption.itertext()).startswith("KeyedJaggedTensor 30 features")
-    assert {th.get("scope") for th in root.iter("th")} == {"col", "row", "rowgroup"}
-
-
-def test_html_colours_come_from_the_theme_with_a_fallback() -> None:
-    html = big()._repr_html_()
-    colours = re.findall(r"(?:color|background|border\w*(?:-\w+)?): ?([^;]*#[^;]*);", html)
-    assert colours
-    assert all("var(--jp-" in colour for colour in colours)
-
-
 def test_names_cannot_smuggle_in_markup() -> None:
     kjt = KeyedJaggedTensor(["<b>&"], torch.arange(1), lengths=torch.tensor([1]))
     assert parse(kjt._repr_html_()).findall(".//tbody/tr/th")[0].text == "<b>&"
     kt = KeyedTensor(["<i>"], [1], torch.ones(1, 1))
     assert parse(kt._repr_html_()).findall(".//th")[1].text == "<i>"
-
-
-def test_a_keyed_tensor_shows_its_first_columns_and_counts_the_rest() -> None:
-    kt = KeyedTensor(["a", "b"], [1, 6], torch.arange(70.0).view(10, 7))
-    assert repr(kt).splitlines()[0] == "KeyedTensor(2 keys, values 10 x 7, float32)"
-    assert "b [6]  [1 2 3 4 +2]" in repr(kt)
-    root = parse(kt._repr_html_())
-    assert len(root.findall("./table/tbody/tr")) == 8
-    assert "Showing 8 of 10 samples." in "".join(root.itertext())
-
-
-@pytest.mark.parametrize("batch", [(0, 3), (3, 0)])
-def test_a_keyed_tensor_without_numbers_is_text(batch: tuple[int, int]) -> None:
-    kt = KeyedTensor(["a"], [batch[1]], torch.ones(batch))
-    assert kt._repr_html_() is None
-    assert "1 key" in repr(kt)
 
 
 def test_what_has_no_numbers_to_read_still_prints() -> None:

@@ -43,17 +43,6 @@ def test_holds_what_the_lists_hold_given_lengths_or_offsets(batch: Batch) -> Non
     assert_holds(batch.kjt(), batch.keys, batch.rows, batch.weights, batch.stride)
 
 
-@given(batches())
-def test_lengths_and_offsets_are_derived_from_one_another_in_their_type(batch: Batch) -> None:
-    cut = batch.cut()
-    by_lengths = KeyedJaggedTensor(batch.keys, batch.flat(), lengths=batch.lengths(), **cut)
-    by_offsets = KeyedJaggedTensor(batch.keys, batch.flat(), offsets=batch.offsets(), **cut)
-    assert by_lengths.offsets_or_none() is None
-    assert by_offsets.lengths_or_none() is None
-    assert torch.equal(by_lengths.offsets(), batch.offsets())
-    assert torch.equal(by_offsets.lengths(), batch.lengths())
-
-
 @given(batches(), st.data())
 def test_permute_reorders_repeats_and_drops_features(batch: Batch, data: st.DataObject) -> None:
     place = st.integers(0, len(batch.keys) - 1)
@@ -168,12 +157,6 @@ def test_weights_keep_their_gradients_through_permute_split_and_item() -> None:
     assert weights.grad.tolist() == [3, 3, 3, 1, 1, 1, 1, 1]
 
 
-def test_to_changes_the_type_of_weights_alone() -> None:
-    moved = KeyedJaggedTensor(["a"], IDS, torch.ones(8), torch.tensor([8])).to("cpu", dtype=torch.float16)
-    assert moved.weights().dtype == torch.float16
-    assert moved.values().dtype == torch.int64
-
-
 def test_moving_to_meta_keeps_shapes_and_known_counts() -> None:
     moved = small().to("meta")
     assert (moved.device().type, moved.values().shape, moved.stride()) == ("meta", (8,), 3)
@@ -212,84 +195,45 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: of(), "needs lengths or offsets"),
     (lambda: of(lengths=T([8.0])), r"lengths must hold integers .* got torch.float32"),
     (lambda: of(lengths=T([2, 0, 1, 1, 5, -1])), "negative length -1 at feature 'genre', sample 2"),
-    (
-        lambda: of(lengths=T([2, 0, 1, 1, 7, 0])),
-        "lengths sum to 11, but values has 8: feature 'genre', sample 1 would end at 11",
-    ),
+    (lambda: of(lengths=T([2, 0, 1, 1, 7, 0])), "feature 'genre', sample 1 would end at 11"),
     (lambda: of(lengths=T([2, 0, 1, 1, 1, 1])), "lengths sum to 6, but values has 8: 2 values belong to no bag"),
     (lambda: of(offsets=T([0, 5, 2, 3, 8])), "offsets fall from 5 to 2 at feature 'movie', sample 1"),
     (lambda: of(keys=["a"], offsets=T([1, 8])), "offsets starts with 1"),
     (lambda: of(keys=["a"], offsets=T([0, 7])), "offsets ends with 7, but values has 8"),
-    (
-        lambda: of(lengths=T([3, 5]), offsets=T([0, 4, 8])),
-        "disagree at feature 'movie', sample 0: length 3, but offsets go from 0 to 4",
-    ),
+    (lambda: of(lengths=T([3, 5]), offsets=T([0, 4, 8])), "disagree at feature 'movie', sample 0: length 3"),
     (lambda: of(keys=["a"], lengths=T([3, 5]), offsets=T([0, 8])), "offsets has 2 entries for 2 lengths: expected 3"),
     (lambda: of(lengths=T([3, 3, 2])), "lengths describes 3 bags, which is not 2 keys x a whole number of samples"),
     (lambda: of(lengths=LENGTHS, stride=4), "lengths describes 6 bags, which is not 2 keys x stride 4"),
-    (
-        lambda: of(keys=[], values=IDS[:0], lengths=LENGTHS[:0], stride=-1),
-        "stride must be a whole number of at least 0, got -1",
-    ),
+    (lambda: of(keys=[], values=IDS[:0], lengths=LENGTHS[:0], stride=-1), "stride must be .* at least 0, got -1"),
     (lambda: of(keys=[], lengths=LENGTHS), "lengths describes 6 bags, which is not 0 keys"),
     (lambda: of(lengths=LENGTHS.view(2, 3, 1)), r"lengths must be .* got shape \[2, 3, 1\]"),
     (lambda: of(weights=torch.ones(7), lengths=LENGTHS), "weights has 7 entries for 8 values"),
     (lambda: of(lengths=T([8], device="meta")), "lengths is on meta, but values is on cpu"),
     (lambda: of(keys="movie", lengths=LENGTHS), "keys must be a list of strings, got the string 'movie'"),
     (lambda: of(keys=["a", 3], lengths=LENGTHS), r"keys\[1\] must be a string, got int 3"),
-    (
-        lambda: of(values=[1, 2], lengths=LENGTHS),
-        r"values must be a tensor of at least one dimension, got list \[1, 2\]",
-    ),
-    (
-        lambda: of(lengths=LENGTHS, length_per_key=[4, 4]),
-        r"length_per_key is \[4, 4\], but the lengths sum to \[3, 5\]",
-    ),
+    (lambda: of(values=[1, 2], lengths=LENGTHS), "a tensor of at least one dimension, got list"),
+    (lambda: of(lengths=LENGTHS, length_per_key=[4, 4]), r"length_per_key is \[4, 4\]"),
     (lambda: of(lengths=LENGTHS, offset_per_key=[1, 4, 9]), "is not the running sum"),
     (lambda: of(lengths=LENGTHS, index_per_key={"movie": 1}), "index_per_key .* does not number the keys"),
     (lambda: variable([[2]]), "stride_per_key_per_rank must have one list of ranks for each of 2 keys"),
     (lambda: variable([2, 4]), r"of 'movie' must be a list, .* use \[2\]"),
     (lambda: variable([[7], [-1]]), "of 'genre' must be a whole number .* got -1"),
-    (
-        lambda: variable([[1, 1], [4]]),
-        "same ranks for every key, got numbers of ranks {'movie': 2, 'genre': 1}",
-    ),
+    (lambda: variable([[1, 1], [4]]), "same ranks for every key, got numbers of ranks {'movie': 2, 'genre': 1}"),
     (lambda: variable(torch.ones(2, 1)), "must be .F, R. integers, got torch.float32"),
-    (
-        lambda: variable([[2], [3]]),
-        r"lengths has shape \[6\], but stride_per_key_per_rank gives the 2 keys \[2, 3\] bags: expected \[5\]",
-    ),
+    (lambda: variable([[2], [3]]), r"stride_per_key_per_rank gives the 2 keys \[2, 3\] bags: expected \[5\]"),
     (lambda: variable(lengths=T([2, 0, 5, -1, 1, 1])), "negative length -1 at feature 'genre', sample 1"),
     (lambda: inverse(["movie"], T([0, 1])), r"inverse_indices must be \[1, B\], .* got \[2\]"),
     (lambda: inverse(["movie"], torch.ones(1, 3)), "must hold a tensor of int32 or int64, got torch.float32"),
-    (
-        lambda: variable(inverse_indices=torch.zeros(2, 3)),
-        r"inverse_indices must be \(keys, tensor \[keys, B\]\), got Tensor",
-    ),
-    (
-        lambda: inverse(["movie", "genre"], T([[0, 1, 1], [0, 4, 1]])),
-        "inverse_indices of feature 'genre', sample 1 is 4, but the feature has 4 bags: use numbers from 0 to 3",
-    ),
+    (lambda: variable(inverse_indices=torch.zeros(2, 3)), r"inverse_indices must be \(keys, tensor \[keys, B\]\)"),
+    (lambda: inverse(["movie", "genre"], T([[0, 1, 1], [0, 4, 1]])), "sample 1 is 4, but the feature has 4 bags"),
     (lambda: inverse(["movie"], T([[0, 0, 0]]), stride=2), "stride is 2, but inverse_indices has 3 samples"),
     (lambda: of(lengths=LENGTHS, stride_per_key=[2, 4]), r"pass stride_per_key_per_rank=\[\[2\], \[4\]\]"),
-    (
-        lambda: of(lengths=LENGTHS, lengths_offset_per_key=[0, 2, 6]),
-        r"lengths_offset_per_key \[0, 2, 6\] is not the running sum of \[3, 3\]",
-    ),
-    (
-        lambda: KeyedJaggedTensor.concat([inverse(["movie"], T([[0, 0, 0, 0]])), variable()]),
-        r"all or none must have inverse_indices, .* got shapes \[\[1, 4\], None\]",
-    ),
+    (lambda: of(lengths=LENGTHS, lengths_offset_per_key=[0, 2, 6]), r"is not the running sum of \[3, 3\]"),
+    (lambda: KeyedJaggedTensor.concat([inverse(["movie"], T([[0, 0, 0, 0]])), variable()]), "all or none must"),
     (lambda: KeyedJaggedTensor.from_jt_dict({}), "jt_dict is empty"),
-    (
-        lambda: KeyedJaggedTensor.concat([small(), of(keys=["a"], weights=torch.ones(8), lengths=T([8, 0, 0]))]),
-        r"\['kjt_list\[0\]'\] have none",
-    ),
+    (lambda: KeyedJaggedTensor.concat([small(), of(weights=torch.ones(8), lengths=LENGTHS)]), "list.0.'. have none"),
     (lambda: KeyedJaggedTensor.concat([]), "kjt_list is empty"),
-    (
-        lambda: KeyedJaggedTensor.concat([small(), of(keys=["a"], lengths=T([8]))]),
-        r"same stride \(samples\), got \[3, 1\]",
-    ),
+    (lambda: KeyedJaggedTensor.concat([small(), of(keys=["a"], lengths=T([8]))]), r"same stride \(samples\)"),
     (lambda: small().split([1]), r"segments \[1\] sum to 1, but there are 2 keys"),
     (lambda: small().split([3, -1]), "segments must be a whole number of at least 0, got -1"),
     (lambda: small().permute([0, 2]), r"index 2 in permute\(\[0, 2\]\) is not one of 0 to 1"),

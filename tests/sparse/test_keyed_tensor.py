@@ -76,33 +76,21 @@ def small() -> KeyedTensor:
 
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "sum": (
-        lambda: KeyedTensor(["a", "b"], [1, 1], torch.ones(2, 3)),
-        r"length_per_key \[1, 1\] sums to 2, but values is \[2, 3\]: expected 3 along dimension 1",
-    ),
+    "sum": (lambda: KeyedTensor(["a", "b"], [1, 1], torch.ones(2, 3)), r"sums to 2, but values is \[2, 3\]"),
     "count": (lambda: KeyedTensor(["a"], [1, 2], torch.ones(2, 3)), "length_per_key has 2 entries for 1 keys"),
-    "negative": (
-        lambda: KeyedTensor(["a", "b"], [4, -1], torch.ones(2, 3)),
-        "length_per_key of 'b' must be a whole number of at least 0, got -1",
-    ),
+    "negative": (lambda: KeyedTensor(["a", "b"], [4, -1], torch.ones(2, 3)), "of 'b' must be .* at least 0, got -1"),
     "dimension": (lambda: KeyedTensor(["a"], [2], torch.ones(2), 1), "key_dim is 1, but values has 1 dim"),
     "offsets": (lambda: KeyedTensor(["a"], [3], torch.ones(2, 3), 1, [0, 2]), "not the running sum"),
     "index": (lambda: KeyedTensor(["a"], [3], torch.ones(2, 3), 1, None, {"b": 0}), "does not number"),
     "tensors": (lambda: KeyedTensor.from_tensor_list(["a"], []), "1 keys for 0 tensors"),
     "no tensors": (lambda: KeyedTensor.from_tensor_list([], []), "tensors is an empty list"),
-    "batches": (
-        lambda: KeyedTensor.from_tensor_list(["a", "b"], [torch.ones(2, 1), torch.ones(3, 1)]),
-        r"alike in every dimension but 1, got {'a': \[2, 1\], 'b': \[3, 1\]}",
-    ),
+    "batches": (lambda: join({"a": torch.ones(2, 1), "b": torch.ones(3, 1)}), r"but 1, got {'a': \[2, 1\], 'b': \[3"),
     "unknown": (lambda: small()["c"], "no key 'c'; there are: 'a', 'b'"),
     "repeated": (lambda: KeyedTensor(["a", "a"], [1, 2], torch.ones(2, 3))["a"], r"'a' is at positions \[0, 1\]"),
     "unknown in a group": (lambda: KeyedTensor.regroup([small()], [["a", "c"]]), "no key 'c'"),
     "in two tensors": (lambda: KeyedTensor.regroup([small(), small()], [["a"]]), "'a' is in more than one place"),
     "nothing to regroup": (lambda: KeyedTensor.regroup([], [["a"]]), "keyed_tensors is an empty list"),
-    "different batches": (
-        lambda: KeyedTensor.regroup([small(), KeyedTensor(["c"], [1], torch.ones(5, 1))], [["a", "c"]]),
-        r"got shapes \[\[2, 3\], \[5, 1\]\]",
-    ),
+    "others": (lambda: KeyedTensor.regroup([small(), join({"c": torch.ones(5, 1)})], [["a", "c"]]), "got shapes"),
     "names": (lambda: KeyedTensor.regroup_as_dict([small()], [["a"]], []), "0 keys for 1 groups"),
 }
 

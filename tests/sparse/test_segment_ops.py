@@ -74,12 +74,6 @@ def test_segments_come_in_the_order_asked_for(path: str) -> None:
     check()
 
 
-def test_vectors_travel_with_their_segments(path: str) -> None:
-    values = torch.arange(12.0).view(6, 2)
-    got, _, _ = gather_segments(values, torch.tensor([1, 3, 2]), torch.tensor([2, 0, 1, 2]))
-    assert torch.equal(got, values[[4, 5, 0, 1, 2, 3, 4, 5]])
-
-
 def test_gradients_of_weights_flow_back_and_add_up(path: str) -> None:
     weights = torch.ones(4, dtype=torch.float32, requires_grad=True)
     _, _, got = gather_segments(torch.arange(4), torch.tensor([1, 2, 1]), torch.tensor([1, 1, 2]), weights)
@@ -96,21 +90,6 @@ def test_gradients_of_weights_flow_back_and_add_up(path: str) -> None:
         ([5, -1], [0], r"lengths\[1\] is -1"),
     ],
 )
-def test_what_would_read_beyond_the_values_is_refused(
-    path: str, lengths: list[int], order: list[int], message: str
-) -> None:
+def test_reads_beyond_the_values_are_refused(path: str, lengths: list[int], order: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gather_segments(torch.arange(4), torch.tensor(lengths), torch.tensor(order))
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
-def test_a_gpu_gives_what_the_cpu_gives() -> None:
-    lengths = torch.randint(0, 9, (500,))
-    values, order = torch.arange(int(lengths.sum())), torch.randperm(500)
-    weights = values.double()
-    on_cpu = gather_segments(values, lengths, order, weights)
-    on_gpu = gather_segments(values.cuda(), lengths.cuda(), order.cuda(), weights.cuda())
-    for a, b in zip(on_cpu, on_gpu, strict=True):
-        assert a is not None
-        assert torch.equal(a, b.cpu())

@@ -114,14 +114,8 @@ def measured(steps: list[list[Step]], window_size: int, state: object = None) ->
         metrics.load_state_dict(state)  # type: ignore[arg-type]
     for step in steps:
         own = step[rank]
-        metrics.update(
-            {
-                "prediction": own["predictions"],
-                "label": own["labels"],
-                "weight": own["weights"],
-                "user": own["groups"],
-            }
-        )
+        named = {"prediction": "predictions", "label": "labels", "weight": "weights", "user": "groups"}
+        metrics.update({name: own[column] for name, column in named.items()})
     values = {name.partition("|")[2]: float(value) for name, value in metrics.compute().items()}
     return values, metrics.state_dict()
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import recshard_lab as rl
 from recshard_lab.data import Batch, RandomRecDataset
+from recshard_lab.distributed.step import input_dist, sizes
+from recshard_lab.distributed.step.output_dist import wire
 from recshard_lab.models import DLRM, DLRMTrain
 from recshard_lab.train import pipelines
 
@@ -54,13 +58,21 @@ def sharder(optimizer: str = "exact_row_wise_adagrad") -> rl.distributed.Embeddi
     return rl.distributed.EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
 
 
-def dlrm(optimizer: str = "exact_row_wise_adagrad") -> rl.DistributedModelParallel:
-    """The usual model, sharded; the same weights at every call."""
+def sharded(model: nn.Module, paths: Sequence[str], optimizer: str = "exact_row_wise_adagrad", **options: Any) -> Any:
+    plan = plan_of({path: model.get_submodule(path) for path in paths}, place()[1])
+    options = {"device": "cpu"} | options
+    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder(optimizer)], **options)
+
+
+def unsharded_dlrm() -> DLRMTrain:
+    """The same weights at every call."""
     torch.manual_seed(3)
-    ebc = rl.EmbeddingBagCollection(tables())
-    model = DLRMTrain(DLRM(ebc, 3, [8], [4, 1]))
-    plan = plan_of({"model.embedding_bag_collection": ebc}, place()[1])
-    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder(optimizer)], device="cpu")
+    return DLRMTrain(DLRM(rl.EmbeddingBagCollection(tables()), 3, [8], [4, 1]))
+
+
+def dlrm(optimizer: str = "exact_row_wise_adagrad", **options: Any) -> rl.DistributedModelParallel:
+    """The usual model, sharded."""
+    return sharded(unsharded_dlrm(), ["model.embedding_bag_collection"], optimizer, **options)
 
 
 class TwoSided(nn.Module):
@@ -72,9 +84,12 @@ class TwoSided(nn.Module):
         self.right = rl.EmbeddingBagCollection(tables(["c", "d"]))
         self.over = nn.Linear(32, 1)
 
+    def right_ids(self, batch: Batch) -> rl.KeyedJaggedTensor:
+        return batch.sparse_features.permute([3, 2])
+
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         left = self.left(batch.sparse_features).values()
-        right = self.right(batch.sparse_features.permute([3, 2])).values()
+        right = self.right(self.right_ids(batch)).values()
         logits = self.over(torch.cat([left, right], 1)).flatten()
         loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.float())
         return loss, loss.detach()
@@ -82,9 +97,7 @@ class TwoSided(nn.Module):
 
 def two_sided() -> rl.DistributedModelParallel:
     torch.manual_seed(4)
-    model = TwoSided()
-    plan = plan_of({"left": model.left, "right": model.right}, place()[1])
-    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder()], device="cpu")
+    return sharded(TwoSided(), ["left", "right"])
 
 
 MODELS: dict[str, Callable[[], rl.DistributedModelParallel]] = {"dlrm": dlrm, "two_sided": two_sided}
@@ -126,33 +139,38 @@ def outputs(pipeline: Any, data: Iterator[Batch]) -> list[float]:
         found.append(float(output[0] if isinstance(output, tuple) else output))
 
 
+def progressed(pipeline: Any, data: Iterator[Batch]) -> tuple[int, list[tuple[int, pipelines.StageError]]]:
+    """The number of steps, and every error of a stage with the number of steps before it."""
+    done, errors = 0, []
+    while True:
+        try:
+            pipeline.progress(data)
+            done += 1
+        except pipelines.StageError as error:
+            errors.append((done, error))
+        except StopIteration:
+            return done, errors
+
+
 def same_weights(one: rl.DistributedModelParallel, other: rl.DistributedModelParallel) -> list[str]:
     """Names of the tensors that differ in a bit, fused optimizer states included."""
-    found = [
-        name
-        for (name, mine), theirs in zip(one.full_state_dict().items(), other.full_state_dict().values(), strict=True)
-        if not torch.equal(mine, theirs)
-    ]
+    mine, theirs = one.full_state_dict(), other.full_state_dict()
+    found = [name for name, own in mine.items() if not torch.equal(own, theirs[name])]
     for path, collection in one.collections.items():
         for table, shards in collection.table_shards().items():
             twin = other.collections[path].table_shards()[table]
             for number, states in shards.states.items():
-                found += [
-                    f"{table}.{name}"
-                    for name, state in states.items()
-                    if not torch.equal(state, twin.states[number][name])
-                ]
+                other_states = twin.states[number]
+                found += [f"{table}.{n}" for n, own in states.items() if not torch.equal(own, other_states[n])]
     return found
 
 
-@dataclass
-class Compared:
+class Compared(NamedTuple):
     differ: list[str]
     losses: list[float]
     plain: list[float]
     report: str
     pipelined: list[str]
-    stages: set[str]
     threads: list[str]
 
 
@@ -163,21 +181,15 @@ def compare(kind: str, model: str, **switches: Any) -> Compared:
     expected = plain_loop(plain, data)
     with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, **switches) as pipeline:
         losses = outputs(pipeline, iter(data))
-        report, events = pipeline.report(), pipeline.events
-    return Compared(
-        same_weights(ours, plain), losses, expected, str(report), report.pipelined, {e.stage for e in events}, alive()
-    )
+        report = pipeline.report()
+    return Compared(same_weights(ours, plain), losses, expected, str(report), report.pipelined, alive())
 
 
 def alive() -> list[str]:
     """Threads of pipelines that are still there."""
-    import threading
-
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("recshard-")]
     return [
-        thread.name
-        for thread in threading.enumerate()
-        if thread.name.startswith("recshard-")
-        and any(part in thread.name for part in ("load", "input_dist", "sizes", "lookup", "prefetch"))
+        name for name in names if any(part in name for part in ("load", "input_dist", "sizes", "lookup", "prefetch"))
     ]
 
 
@@ -225,21 +237,10 @@ def fails_ahead(kind: str, at: str, number: int = 3, threads: bool = True) -> tu
     ours, plain, data = dlrm(), dlrm(), batches()
     plain_loop(plain, without(data, number))
     source = Faulty(data, number, at) if rank == world_size - 1 else iter(data)
-    told: dict[str, Any] = {}
-    done = 0
     with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, threads=threads) as pipeline:
-        while True:
-            try:
-                pipeline.progress(source)
-                done += 1
-            except pipelines.StageError as error:
-                if told:
-                    raise
-                cause = None if error.__cause__ is None else type(error.__cause__).__name__
-                told = {"stage": error.stage, "batch": error.batch, "rank": error.rank, "why": error.why, "after": done,
-                        "cause": cause}  # fmt: skip
-            except StopIteration:
-                break
+        ((after, error),) = progressed(pipeline, source)[1]
+    cause = None if error.__cause__ is None else type(error.__cause__).__name__
+    told = {name: getattr(error, name) for name in ("stage", "batch", "rank", "why")} | {"after": after, "cause": cause}
     return same_weights(ours, plain), told, len(alive())
 
 
@@ -257,17 +258,8 @@ class Fuse(nn.Module):
         if self.at == "forward":
             raise ArithmeticError("overflow in layer 3")
         loss, output = self.model(batch)
-        return _Burn.apply(loss), output
-
-
-class _Burn(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor) -> Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise ArithmeticError("underflow in layer 3")
+        loss.register_hook(lambda _: 1 // 0)
+        return loss, output
 
 
 def fails_in_step(kind: str, at: str, only_on: int | None = None) -> tuple[str, int, int, list[str]]:
@@ -294,19 +286,10 @@ def uneven(kind: str, policy: str) -> tuple[int, str, list[str], int]:
     ours, plain, data = dlrm(), dlrm(), batches(7)
     plain_loop(plain, data[:5])
     own = data[:5] if rank == world_size - 1 else data
-    done, told = 0, ""
     with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, uneven=policy, threads=True) as pipeline:
-        source = iter(own)
-        while True:
-            try:
-                pipeline.progress(source)
-                done += 1
-            except pipelines.StageError as error:
-                told = told or str(error)
-            except StopIteration:
-                break
+        done, errors = progressed(pipeline, iter(own))
         dropped = pipeline.batches_dropped
-    return done, told, same_weights(ours, plain), dropped
+    return done, str(errors[0][1]) if errors else "", same_weights(ours, plain), dropped
 
 
 def nan_loss(kind: str, policy: str) -> tuple[list[str], str]:
@@ -315,16 +298,9 @@ def nan_loss(kind: str, policy: str) -> tuple[list[str], str]:
     plain_loop(plain, without(data, 2))
     if place()[0] == 0:
         data[2].dense_features[0, 0] = float("nan")
-    told, source = "", iter(data)
     with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, on_nan_loss=policy, threads=True) as pipeline:
-        while True:
-            try:
-                pipeline.progress(source)
-            except pipelines.StageError as error:
-                told = str(error)
-            except StopIteration:
-                break
-    return same_weights(ours, plain), told
+        _, errors = progressed(pipeline, iter(data))
+    return same_weights(ours, plain), str(errors[-1][1]) if errors else ""
 
 
 def epochs_and_short_iterators(kind: str) -> tuple[list[str], list[int]]:
@@ -368,11 +344,7 @@ def resharded(kind: str) -> list[str]:
     plan = _first_tables_on_rank_0()
     plain_loop(plain, data[:4])
     plain.reshard(plan)
-    optimizer = dense_optimizer(plain)  # its momentum begins anew, as below
-    for batch in data[4:]:
-        optimizer.zero_grad()
-        plain(batch)[0].backward()
-        optimizer.step()
+    plain_loop(plain, data[4:])  # the momentum of its optimizer begins anew, as below
     with getattr(pipelines, kind)(ours, dense_optimizer(ours), CPU, threads=True) as pipeline:
         source = iter(data)
         for _ in range(4):
@@ -480,9 +452,7 @@ def replicas(interval: int | None) -> list[str]:
     """Two replicas of a sharded model, brought together by the pipeline."""
 
     def made() -> rl.distributed.DMPCollection:
-        torch.manual_seed(3)
-        model = DLRMTrain(DLRM(rl.EmbeddingBagCollection(tables()), 3, [8], [4, 1]))
-        return rl.distributed.DMPCollection(model, "cpu", None, place()[1], 1, None, sharders=[sharder()])
+        return rl.distributed.DMPCollection(unsharded_dlrm(), "cpu", None, place()[1], 1, None, sharders=[sharder()])
 
     ours, plain, data = made(), made(), batches()
     optimizer = dense_optimizer(plain)
@@ -502,48 +472,19 @@ def replicas(interval: int | None) -> list[str]:
 # ---- overlap ----
 
 
-def slow_messages(ms: float, label: str) -> Any:
-    """Every exchange whose label begins so takes this long at least, as over a slow link."""
-    from contextlib import contextmanager
-    from time import perf_counter
+def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **options: Any) -> float:
+    """Milliseconds a step of a pipeline, or of the plain loop (kind ""), where exchanges of this label take a while."""
+    model, source, send = dlrm(), iter(batches(12)), input_dist.issue_all_to_all
+    optimizer, taken = dense_optimizer(model), []
 
-    from recshard_lab.distributed.step import input_dist, sizes
-    from recshard_lab.distributed.step.output_dist import wire
-
-    @contextmanager
-    def slowed() -> Iterator[None]:
-        places = [input_dist, sizes, wire]
-        plain = input_dist.issue_all_to_all
-
-        def slow(tensor: Tensor, sends: Any, receives: Any, env: Any, what: str, output: Any = None) -> Any:
-            pending = plain(tensor, sends, receives, env, what, output)
-            if what.startswith(label):
-                pending.not_before = perf_counter() + ms / 1e3
-            return pending
-
-        for place_ in places:
-            place_.issue_all_to_all = slow  # type: ignore[attr-defined]
-        try:
-            yield
-        finally:
-            for place_ in places:
-                place_.issue_all_to_all = plain  # type: ignore[attr-defined]
-
-    return slowed()
-
-
-def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **options: Any) -> dict[str, Any]:
-    """Milliseconds a step of a pipeline, or of the plain loop (kind ""), and how much of input_dist it hid."""
-    from statistics import median
-    from time import perf_counter, sleep
-
-    from recshard_lab.train.stages import hidden_share
-
-    model = dlrm()
-    data = batches(12)
+    def slow(tensor: Tensor, sends: Any, receives: Any, env: Any, what: str, output: Any = None) -> Any:
+        pending = send(tensor, sends, receives, env, what, output)
+        if what.startswith(label):
+            pending.not_before = time.perf_counter() + message_ms / 1e3
+        return pending
 
     def computed(batch: Batch) -> Any:
-        sleep(compute_ms / 1e3)
+        time.sleep(compute_ms / 1e3)
         return model(batch)
 
     def plain_step(source: Iterator[Batch]) -> None:
@@ -551,47 +492,33 @@ def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **optio
         computed(next(source))[0].backward()
         optimizer.step()
 
-    optimizer, taken, hidden = dense_optimizer(model), [], 0.0
-    options = {"threads": True} | options
-    events: list[Any] = []
-    with slow_messages(message_ms, label):
-        source = iter(data)
-        pipeline = (
-            getattr(pipelines, kind)(model, optimizer, CPU, computed, **options)
-            if kind == "TrainPipelineBase"
-            else getattr(pipelines, kind)(model, optimizer, CPU, custom_model_fwd=computed, **options)
-            if kind
-            else None
-        )
+    with pytest.MonkeyPatch.context() as patch:
+        for part in (input_dist, sizes, wire):
+            patch.setattr(part, "issue_all_to_all", slow)
+        options = {"custom_model_fwd": computed, "threads": True} | options
+        pipeline = getattr(pipelines, kind)(model, optimizer, CPU, **options) if kind else None
         for _ in range(10):
-            begun = perf_counter()
+            begun = time.perf_counter()
             plain_step(source) if pipeline is None else pipeline.progress(source)
-            taken.append(1e3 * (perf_counter() - begun))
+            taken.append(1e3 * (time.perf_counter() - begun))
         if pipeline is not None:
             outputs(pipeline, source)
-            events = pipeline.events
             pipeline.close()
-    steady = [event for event in events if 2 <= event.batch < 10]
-    if steady:
-        hidden = hidden_share(steady)
-    return {"ms": median(taken[3:]), "hidden": hidden, "events": events}
+    return median(taken[3:])
 
 
 def stumbling(kind: str, threads: bool) -> tuple[list[str], int]:
     """Loading and computing take a random while, another one on every rank."""
-    import random
-    from time import sleep
-
     draw = random.Random(place()[0])
     ours, plain, data = dlrm(), dlrm(), batches(20)
 
     def slowly() -> Iterator[Batch]:
         for batch in data:
-            sleep(draw.random() * 0.005)
+            time.sleep(draw.random() * 0.005)
             yield batch
 
     def computed(batch: Batch) -> Any:
-        sleep(draw.random() * 0.005)
+        time.sleep(draw.random() * 0.005)
         return ours(batch)
 
     options: dict[str, Any] = {"custom_model_fwd": computed, "threads": threads}
@@ -608,28 +535,12 @@ def stumbling(kind: str, threads: bool) -> tuple[list[str], int]:
 # ---- on GPUs ----
 
 
-def on_gpu(**options: Any) -> rl.DistributedModelParallel:
-    torch.manual_seed(3)
-    ebc = rl.EmbeddingBagCollection(tables())
-    model = DLRMTrain(DLRM(ebc, 3, [8], [4, 1]))
-    plan = plan_of({"model.embedding_bag_collection": ebc}, place()[1])
-    return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder("exact_sgd")], device="cuda", **options)
-
-
-def on_gpus(kind: str) -> list[str]:
-    device = torch.device("cuda", torch.cuda.current_device())
-    ours, plain, data = on_gpu(), on_gpu(), batches()
-    plain_loop(plain, [batch.to(device) for batch in data])
-    with getattr(pipelines, kind)(ours, dense_optimizer(ours), device) as pipeline:
-        outputs(pipeline, iter(data))
-    return same_weights(ours, plain)
-
-
 def graphed() -> list[str]:
     from recshard_lab.train.launch_costs import graph_dense
 
     device = torch.device("cuda", torch.cuda.current_device())
-    ours, plain = on_gpu(init_data_parallel=False), on_gpu()
+    on_gpu: dict[str, Any] = {"optimizer": "exact_sgd", "device": "cuda"}
+    ours, plain = dlrm(**on_gpu, init_data_parallel=False), dlrm(**on_gpu)
     data = [batch.to(device) for batch in batches()]
     graph_dense(ours, data[0])
     ours.init_data_parallel()
@@ -664,27 +575,19 @@ class Stubborn(TwoSided):
         self.why, self.shift = why, Shift()
         self.idle = rl.EmbeddingBagCollection(tables(["a"]))
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def right_ids(self, batch: Batch) -> rl.KeyedJaggedTensor:
+        ids = batch.sparse_features
         if self.why == "flow" and bool(batch.labels.sum() >= 0):
-            right = self.right(batch.sparse_features.permute([2, 3]))
-        elif self.why == "state":
-            right = self.right(self.shift(batch.sparse_features))
-        else:
-            ids = batch.sparse_features
-            lot = torch.randint(29, (ids.values().numel(),))
-            right = self.right(rl.KeyedJaggedTensor(ids.keys(), lot, lengths=ids.lengths()))
-        left = self.left(batch.sparse_features).values()
-        logits = self.over(torch.cat([left, right.values()], 1)).flatten()
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels.float())
-        return loss, loss.detach()
+            return ids.permute([2, 3])
+        if self.why == "state":
+            return self.shift(ids)
+        return rl.KeyedJaggedTensor(ids.keys(), torch.randint(29, (ids.values().numel(),)), lengths=ids.lengths())
 
 
 def stubborn(kind: str, why: str, **switches: Any) -> tuple[list[str], dict[str, str], list[str]]:
     def made() -> rl.DistributedModelParallel:
         torch.manual_seed(4)
-        model = Stubborn(why)
-        plan = plan_of({"left": model.left, "right": model.right, "idle": model.idle}, place()[1])
-        return rl.DistributedModelParallel(model, plan=plan, sharders=[sharder()], device="cpu")
+        return sharded(Stubborn(why), ["left", "right", "idle"])
 
     ours, plain, data = made(), made(), batches(4)
     differ = []

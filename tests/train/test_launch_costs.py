@@ -43,10 +43,6 @@ def test_unbatched_tables_whose_rows_lie_apart_are_refused_by_name() -> None:
         rl.DistributedModelParallel(ebc, plan=plan, sharders=[sharder], device="cpu")
 
 
-def test_dense_parts_are_what_has_no_collection_inside() -> None:
-    assert list(dense_modules(a_model())) == ["model.dense_arch", "model.inter_arch", "model.over_arch"]
-
-
 @pytest.mark.gate
 @pytest.mark.filterwarnings("default:The .grad attribute:UserWarning")  # torch's own, which it hides by another filter
 def test_a_compiled_dense_part_trains_alike() -> None:
@@ -73,15 +69,6 @@ def test_a_model_without_a_dense_part_is_refused() -> None:
         compile_dense(bare)
     with pytest.raises(ValueError, match=r"model must be a torch.nn.Module, got 3"):
         compile_dense(3)  # type: ignore[arg-type]
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(GPUS == 0, reason="no NVIDIA GPU on this machine")
-@pytest.mark.parametrize("kind", ["TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist", "TrainPipelineBase"])
-def test_pipelines_on_a_gpu_give_the_plain_loops_bits(kind: str) -> None:
-    with rl.launch(GPUS) as ranks:
-        for differ in ranks.run(jobs.on_gpus, kind):
-            assert differ == []
 
 
 @pytest.mark.cuda

@@ -1,16 +1,15 @@
-"""The loop trains the same model whatever the number of ranks, and says what it did."""
-
-import math
+"""The loop trains the same model on any number of ranks; averages of its weights are those of their formula."""
 
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import recshard_lab
 from recshard_lab.data import RatingsDataset, SyntheticRatings
-from recshard_lab.train import TrainResult, batch_loss, evaluate, train_epochs
+from recshard_lab.train import Recipe, WeightAverage, evaluate, train_epochs
 from tests.train import jobs
 
 
@@ -83,44 +82,10 @@ def test_on_step_hears_every_step() -> None:
     data = ratings(50)
     heard = []
     result = train_epochs(jobs.plain_model(data), data, None, epochs=2, batch_size=21, on_step=heard.append)
-    assert [(step.number, step.epoch, step.samples) for step in heard] == [
-        (1, 0, 21),
-        (2, 0, 21),
-        (3, 0, 8),
-        (4, 1, 21),
-        (5, 1, 21),
-        (6, 1, 8),
-    ]
+    expected = [(1, 0, 21), (2, 0, 21), (3, 0, 8), (4, 1, 21), (5, 1, 21), (6, 1, 8)]
+    assert [(step.number, step.epoch, step.samples) for step in heard] == expected
     assert {step.total for step in heard} == {6}
     assert [float(step.loss) for step in heard] == pytest.approx(result.losses)
-
-
-def test_epochs_differ_in_order_and_repeat_by_seed() -> None:
-    data = ratings(50)
-    curves = [
-        train_epochs(jobs.plain_model(data), data, None, epochs=2, batch_size=21, seed=seed).losses
-        for seed in (1, 1, 2)
-    ]
-    assert curves[0] == curves[1]
-    assert curves[0] != curves[2]
-    assert curves[0][:3] != curves[0][3:]
-
-
-def test_the_loss_of_an_empty_piece_is_zero_with_a_gradient() -> None:
-    data = ratings(1)
-    piece = next(data.batches(1, rank=1, world_size=2))
-    weight = nn.Parameter(torch.ones(1))
-    loss = batch_loss(torch.zeros(0, 1) * weight, piece)
-    loss.backward()
-    assert float(loss.detach()) == 0.0
-    assert float(weight.grad) == 0.0  # type: ignore[arg-type]
-
-
-def test_a_curve_averages_equal_stretches() -> None:
-    result = TrainResult([1.0, 3.0, 5.0, 7.0, 9.0], 1.0, 5)
-    assert result.curve(2) == [(1.0, 3.0), (3.5, 8.0)]
-    assert len(result.curve(100)) == 5
-    assert math.isclose(sum(loss for _, loss in result.curve(5)), 25.0)
 
 
 def test_nothing_to_train_on_is_refused() -> None:
@@ -130,3 +95,99 @@ def test_nothing_to_train_on_is_refused() -> None:
         train_epochs(model, data, None, batch_size=8, drop_last=True)
     with pytest.raises(ValueError, match="0 epochs"):
         train_epochs(model, data, None, epochs=0)
+
+
+def walk(model: nn.Module, average: WeightAverage, steps: int) -> list[list[torch.Tensor]]:
+    """Redraws the weights at each step; what they were."""
+    torch.manual_seed(3)
+    seen = []
+    for _ in range(steps):
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+        average.update()
+        seen.append([parameter.detach().clone() for parameter in model.parameters()])
+    return seen
+
+
+def test_a_short_run_is_averaged_evenly() -> None:
+    model = nn.Linear(4, 3)
+    average = WeightAverage(model, decay=0.9)
+    seen = walk(model, average, 10)
+    average.copy_to_model()
+    for position, weight in enumerate(model.parameters()):
+        expected = torch.stack([weights[position] for weights in seen]).mean(0)
+        assert torch.allclose(weight, expected, atol=1e-6)
+
+
+def test_a_long_run_is_torchs_exponential_average_from_the_even_one_on() -> None:
+    model = nn.Linear(4, 3)
+    average = WeightAverage(model, decay=0.9)
+    seen = walk(model, average, 60)
+    average.copy_to_model()
+    twin = nn.Linear(4, 3)
+    for position, weight in enumerate(twin.parameters()):
+        nn.init.zeros_(weight)
+        weight.data += torch.stack([weights[position] for weights in seen[:10]]).mean(0)
+    reference = AveragedModel(twin, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+    reference.update_parameters(twin)  # the first call copies
+    for weights in seen[10:]:
+        for weight, value in zip(twin.parameters(), weights, strict=True):
+            weight.data.copy_(value)
+        reference.update_parameters(twin)
+    for ours, theirs in zip(model.parameters(), reference.module.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_weights_in_fp16_are_averaged_in_fp32() -> None:
+    model = nn.Linear(1, 1, bias=False).half()
+    average = WeightAverage(model, decay=0.9995)
+    for value, steps in ((1.0, 2000), (2.0, 100)):
+        nn.init.constant_(model.weight, value)
+        for _ in range(steps):
+            average.update()  # the last ones move the mean by less than half a step of fp16
+    average.copy_to_model()
+    assert model.weight.dtype == torch.float16
+    assert model.weight.item() == pytest.approx(2 - 0.9995**100, abs=1e-3)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan")])
+def test_a_decay_outside_0_to_1_is_refused(decay: float) -> None:
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\], got"):
+        WeightAverage(nn.Linear(2, 2), decay)
+
+
+@pytest.mark.gate
+def test_a_recipe_leaves_the_average_of_its_steps() -> None:
+    data = ratings(85)
+    plain = Recipe(embedding_dim=8, over_arch_layer_sizes=(8, 1), batch_size=21, epochs=2, average_decay=None)
+    even = Recipe(embedding_dim=8, over_arch_layer_sizes=(8, 1), batch_size=21, epochs=2, average_decay=1.0)
+    model, averaged = plain.model(data), even.model(data)
+    seen: list[dict[str, torch.Tensor]] = []
+    plain.train(model, data, lambda _: seen.append({n: w.clone() for n, w in model.state_dict().items()}))
+    result = even.train(averaged, data)
+    assert len(seen) == len(result.losses) == 10
+    for name, weight in averaged.state_dict().items():
+        expected = torch.stack([weights[name] for weights in seen]).mean(0)
+        assert torch.allclose(weight, expected, atol=1e-6), name
+        assert not torch.allclose(weight, model.state_dict()[name], atol=1e-4), name
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("backend", ["native", None])
+def test_averaged_sharded_weights_equal_averaged_unsharded_ones(backend: str | None) -> None:
+    """Each rank averages its own rectangles; a decay of 0.8 reaches the exponential part within 10 steps."""
+    data = ratings(85)
+    recipe = Recipe(
+        embedding_dim=12, over_arch_layer_sizes=(8, 1), batch_size=21, epochs=2, init_max=0.3, average_decay=0.8
+    )
+    losses, weights, scores, auc = jobs.unsharded(data, recipe)
+    with recshard_lab.launch(2) as ranks:
+        for scheme in ("table_wise", "row_wise", "column_wise", "data_parallel"):
+            results = ranks.run(jobs.sharded, data, recipe, scheme, backend)
+            for rank in results:
+                assert rank[0] == pytest.approx(losses, rel=1e-5), scheme
+                assert torch.allclose(rank[2], scores, rtol=1e-4, atol=1e-5), scheme
+                assert rank[3] == pytest.approx(auc, abs=1e-3)
+                for name, weight in weights.items():
+                    assert torch.allclose(rank[1][name], weight, rtol=1e-4, atol=1e-5), (scheme, name)
+                    assert torch.equal(rank[1][name], results[0][1][name]), f"{scheme}: replicas of {name} differ"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
 import redis
+
+from tests.patience import wait_until
 
 
 @contextmanager
@@ -21,21 +21,17 @@ def redis_server() -> Iterator[str]:
         arguments = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder]
         server = subprocess.Popen(["redis-server", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            _wait(f"unix://{socket}", server)
+            wait_until(lambda: _answers(f"unix://{socket}", server))
             yield f"unix://{socket}"
         finally:
             server.terminate()
             server.wait(20)
 
 
-def _wait(url: str, server: subprocess.Popen[bytes]) -> None:
-    """Returns when the server answers."""
-    while True:
-        try:
-            with redis.Redis.from_url(url) as client:
-                client.ping()
-            return
-        except redis.exceptions.ConnectionError:
-            if server.poll() is not None:
-                pytest.fail(f"redis-server ended with {server.returncode}")
-            time.sleep(0.02)
+def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:
+    assert server.poll() is None, f"redis-server ended with {server.returncode}"
+    try:
+        with redis.Redis.from_url(url) as client:
+            return bool(client.ping())
+    except redis.exceptions.ConnectionError:
+        return False

@@ -9,48 +9,38 @@ import pytest
 import torch
 from torch import Tensor
 
-from recshard_lab import (
-    DataType,
-    DynamicEmbeddingBagCollection,
-    DynamicEmbeddingCollection,
-    DynamicEmbeddingConfig,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    KeyedJaggedTensor,
-    PoolingType,
-    quantize_embeddings,
-)
+import recshard_lab as rs
 from recshard_lab.embedding import Tier, VocabularyEmbeddingBagCollection, VocabularyEmbeddingCollection, export_static
 from recshard_lab.embedding.dynamic.dumps import DumpError
 
 SAMPLES = 30
 
 
-def tables(**more: Any) -> list[DynamicEmbeddingConfig]:
+def tables(**more: Any) -> list[rs.DynamicEmbeddingConfig]:
     """Two tables that read three features, one of them in both tables."""
     return [
-        DynamicEmbeddingConfig("user", 8, 512, feature_names=["u", "v"], seed=3, **more),
-        DynamicEmbeddingConfig(
-            "item", 4, 512, feature_names=["w", "u"], pooling=PoolingType.MEAN, data_type=DataType.FP16, **more
+        rs.DynamicEmbeddingConfig("user", 8, 512, feature_names=["u", "v"], seed=3, **more),
+        rs.DynamicEmbeddingConfig(
+            "item", 4, 512, feature_names=["w", "u"], pooling=rs.PoolingType.MEAN, data_type=rs.DataType.FP16, **more
         ),
     ]
 
 
 def collection(kind: str, **more: Any) -> Any:
     if kind == "sequence":
-        return DynamicEmbeddingCollection(tables(**more), torch.optim.Adagrad, {"lr": 0.5}, need_indices=True)
-    return DynamicEmbeddingBagCollection(tables(**more), torch.optim.Adagrad, {"lr": 0.5}, kind == "weighted")
+        return rs.DynamicEmbeddingCollection(tables(**more), torch.optim.Adagrad, {"lr": 0.5}, need_indices=True)
+    return rs.DynamicEmbeddingBagCollection(tables(**more), torch.optim.Adagrad, {"lr": 0.5}, kind == "weighted")
 
 
-def batch(seed: int) -> KeyedJaggedTensor:
+def batch(seed: int) -> rs.KeyedJaggedTensor:
     """Bags of 0 to 4 ids, in order of features that no table has. About half of the ids recur in other batches."""
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 5, (3 * SAMPLES,), generator=rng)
     ids = (torch.randn(int(lengths.sum()), generator=rng) * 60).long() * 10**15
-    return KeyedJaggedTensor(["w", "v", "u"], ids, torch.rand(len(ids), generator=rng), lengths)
+    return rs.KeyedJaggedTensor(["w", "v", "u"], ids, torch.rand(len(ids), generator=rng), lengths)
 
 
-def outputs(module: Any, features: KeyedJaggedTensor) -> dict[str, Tensor]:
+def outputs(module: Any, features: rs.KeyedJaggedTensor) -> dict[str, Tensor]:
     """Of each key, rows; of sequences also ids and lengths."""
     found = module(features)
     if not isinstance(found, dict):
@@ -73,7 +63,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float
         torch.testing.assert_close(found[key], tensor, rtol=tolerance, atol=tolerance)
 
 
-def absent_share(serving: Any, features: KeyedJaggedTensor) -> float:
+def absent_share(serving: Any, features: rs.KeyedJaggedTensor) -> float:
     return float((~torch.isin(features["u"].values(), serving.vocabulary("user"))).float().mean())
 
 
@@ -98,28 +88,15 @@ def test_an_export_looks_up_what_the_dynamic_collection_does(kind: str, absent: 
     assert not any(parameter.requires_grad for parameter in [*other.parameters(), *serving.parameters()])
 
 
-def test_the_state_dict_is_enough_for_a_lookup_in_torch() -> None:
-    dynamic = trained(collection("pooled"), range(2))
-    state = export_static(dynamic).state_dict()
-    for name, part in dynamic.tables().items():
-        ids, weight = state[f"vocabularies.{name}"], state[f"collection.embedding_bags.{name}.weight"]
-        assert (ids.dtype, len(ids)) == (torch.int64, part.size)
-        assert bool((ids[1:] > ids[:-1]).all())
-        assert weight.shape == (part.size + 1, part.config.embedding_dim)
-        assert not weight[-1].any()
-        shuffled = ids[torch.randperm(len(ids))]
-        rows, found = part.find(shuffled)
-        assert bool(found.all())
-        assert torch.equal(weight[torch.searchsorted(ids, shuffled)], rows.to(weight.dtype))
-
-
 def test_rows_of_all_tiers_are_exported(tmp_path: Path) -> None:
     tiers = [Tier("host", capacity=256), Tier("disk", path=tmp_path / "rows", mode="cache")]
-    users = DynamicEmbeddingConfig("user", 4, 128, absent="zero", tiers=tiers)
-    dynamic = DynamicEmbeddingBagCollection([users], torch.optim.SGD, {"lr": 0.5})
+    users = rs.DynamicEmbeddingConfig("user", 4, 128, absent="zero", tiers=tiers)
+    dynamic = rs.DynamicEmbeddingBagCollection([users], torch.optim.SGD, {"lr": 0.5})
     ids = torch.arange(900) * 7 - 100
     for part in ids.split(100):
-        dynamic(KeyedJaggedTensor(["user"], part, lengths=torch.ones(100, dtype=torch.int64))).values().sum().backward()
+        dynamic(
+            rs.KeyedJaggedTensor(["user"], part, lengths=torch.ones(100, dtype=torch.int64))
+        ).values().sum().backward()
     table = dynamic.table("user")
     assert table.size <= 128
     assert table.total_size == 900
@@ -131,8 +108,8 @@ def test_rows_of_all_tiers_are_exported(tmp_path: Path) -> None:
     same(dict(from_dump.state_dict()), dict(serving.state_dict()), 0)
 
 
-def single(ids: Tensor) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["user"], ids, lengths=torch.ones(len(ids), dtype=torch.int64))
+def single(ids: Tensor) -> rs.KeyedJaggedTensor:
+    return rs.KeyedJaggedTensor(["user"], ids, lengths=torch.ones(len(ids), dtype=torch.int64))
 
 
 def test_a_dump_and_its_deltas_are_exported(tmp_path: Path) -> None:
@@ -166,19 +143,14 @@ def test_a_delta_on_the_dump_of_another_run_is_refused(tmp_path: Path) -> None:
 def test_a_variable_batch_looks_up_the_bags_of_its_samples() -> None:
     dynamic = trained(collection("weighted"), range(2))
     serving = export_static(dynamic)
-    full = batch(99)
-    rng = torch.Generator().manual_seed(0)
-    counts = [SAMPLES, 7, 11]
-    bags = [full[key] for key in full.keys()]  # noqa: SIM118
-    lengths = [own.lengths()[:count] for own, count in zip(bags, counts, strict=True)]
-    ends = [int(own.sum()) for own in lengths]
-    features = KeyedJaggedTensor(
+    full, counts = batch(99), [40, 39, 11]  # of the bags of the full batch
+    features = rs.KeyedJaggedTensor(
         full.keys(),
-        torch.cat([own.values()[:end] for own, end in zip(bags, ends, strict=True)]),
-        torch.cat([own.weights()[:end] for own, end in zip(bags, ends, strict=True)]),
-        torch.cat(lengths),
+        full.values(),
+        full.weights(),
+        full.lengths(),
         stride_per_key_per_rank=[[count] for count in counts],
-        inverse_indices=(full.keys(), torch.stack([torch.randint(0, n, (40,), generator=rng) for n in counts])),
+        inverse_indices=(full.keys(), torch.stack([torch.randint(0, count, (40,)) for count in counts])),
     )
     assert 0 < absent_share(serving, features) < 1
     same(outputs(serving, features), outputs(dynamic, features))
@@ -188,21 +160,14 @@ def test_a_table_without_ids_and_a_batch_without_ids() -> None:
     dynamic = collection("pooled").eval()
     same(outputs(export_static(dynamic), batch(1)), outputs(dynamic, batch(1)))
     serving = export_static(trained(dynamic, range(1)))
-    none = KeyedJaggedTensor(
+    none = rs.KeyedJaggedTensor(
         ["u", "v", "w"], torch.empty(0, dtype=torch.int64), lengths=torch.zeros(6, dtype=torch.int64)
     )
     assert not serving(none).values().any()
 
 
-def test_an_export_can_be_quantized() -> None:
-    dynamic = trained(collection("pooled", absent="initial"), range(3))
-    features, small = batch(99), quantize_embeddings(export_static(dynamic))
-    assert small.state_dict()["collection.embedding_bags.user.weight"].dtype == torch.uint8
-    same(outputs(small, features), outputs(dynamic, features), 0.05)
-
-
 def test_wrong_collections_and_states_are_refused() -> None:
-    static = EmbeddingBagCollection([EmbeddingBagConfig(4, 4, "t", feature_names=["f"])])
+    static = rs.EmbeddingBagCollection([rs.EmbeddingBagConfig(4, 4, "t", feature_names=["f"])])
     for wrong, why in (
         (static, "'t' is not dynamic"),
         (torch.nn.Linear(2, 2), "is not a collection of dynamic tables"),

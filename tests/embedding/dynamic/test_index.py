@@ -10,15 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recshard_lab.embedding.dynamic.index import EVICT, ScoredIndex
-from recshard_lab.embedding.dynamic.index_rounds import partitions_of
 from recshard_lab.embedding.kernels import available
 from tests.embedding.dynamic.reference import ReferenceIndex
 from tests.grid import examples
 
-BACKENDS = [
-    "native",
-    pytest.param("numba", marks=pytest.mark.skipif("numba" not in available(), reason="needs numba")),
-]
+BACKENDS = ["native", pytest.param("numba", marks=pytest.mark.skipif("numba" not in available(), reason="needs numba"))]
 #: few distinct ids, so that batches repeat them; the extremes of int64 among them
 POOL = [-(1 << 63), (1 << 63) - 1, 0, -1, *((i * 0x9E3779B97F4A7C15) % (1 << 62) for i in range(900))]
 
@@ -128,51 +124,6 @@ def test_an_index_grows_around_a_pinned_batch_and_never_evicts_it() -> None:
     assert bool(index.contains(torch.arange(1500)).all())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shards", [2, 3, 4])
-def test_shards_of_an_index_choose_the_ids_that_the_whole_chooses(backend: str, shards: int) -> None:
-    whole = ScoredIndex(1024, evict="lfu", backend=backend)
-    assert whole.partitions == 8
-    edges = [8 * i // shards for i in range(shards + 1)]
-    parts = [ScoredIndex(1024, evict="lfu", backend=backend, shard=(edges[i], edges[i + 1])) for i in range(shards)]
-    torch.manual_seed(2)
-    for _ in range(12):
-        ids = (torch.randn(600) * 2000).long() * 7919
-        found = whole.find_or_insert(ids)
-        partition = partitions_of(ids, 8)
-        evicted = []
-        for one in parts:
-            mine = (partition >= one.shard[0]) & (partition < one.shard[1])
-            own = one.find_or_insert(ids[mine])
-            assert torch.equal(own.slots + one.shard[0] * 128, found.slots[mine])
-            evicted += own.evicted_ids.tolist()
-        assert sorted(evicted) == sorted(found.evicted_ids.tolist())
-    assert whole.counters.evictions > 1000
-    with pytest.raises(ValueError, match=r"id \d+ is not of the partitions of this shard"):
-        parts[0].find(torch.arange(100))
-
-
-def test_erased_slots_are_used_again_and_hide_no_id_behind_them() -> None:
-    index = ScoredIndex(128)
-    index.find_or_insert(torch.arange(128))
-    index.erase(torch.arange(0, 128, 2))
-    kept = torch.arange(1, 128, 2)
-    assert bool((index.find(kept) >= 0).all())
-    index.find_or_insert(torch.arange(1000, 1064))
-    assert index.counters.evictions == 0
-    assert bool((index.find(torch.cat([kept, torch.arange(1000, 1064)])) >= 0).all())
-
-
-def test_state_is_everything() -> None:
-    index, other = ScoredIndex(300, evict="epoch_lfu"), ScoredIndex(128, evict="epoch_lfu")
-    index.epoch = 3
-    index.find_or_insert(torch.randint(0, 500, (400,)))
-    other.load_state(index.state())
-    again = torch.randint(0, 1000, (400,))
-    assert torch.equal(index.find_or_insert(again).slots, other.find_or_insert(again).slots)
-    assert index.counters == other.counters
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -191,6 +142,8 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
 def test_ids_and_scores_of_other_kinds_are_refused() -> None:
     with pytest.raises(ValueError, match=r"ids must be int64 or int32 of one axis, got torch.float32 \[2\]"):
         ScoredIndex(128).find(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"id \d+ is not of the partitions of this shard"):
+        ScoredIndex(1024, shard=(0, 2)).find(torch.arange(100))
     with pytest.raises(ValueError, match="evict='custom' needs scores"):
         ScoredIndex(128, evict="custom").find_or_insert(torch.tensor([1]))
     with pytest.raises(ValueError, match="evict='lru' computes scores"):

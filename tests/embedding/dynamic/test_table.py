@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
-from recshard_lab.embedding.dynamic.table import DynamicTable, Memory, Rows
+from recshard_lab.embedding.dynamic.table import DynamicTable
 
 
 def table(capacity: int = 128, **more: Any) -> DynamicTable:
@@ -37,54 +37,6 @@ def test_initial_rows_depend_on_seed_table_and_id_alone() -> None:
         assert not torch.equal(DynamicTable(changed).initial(ids(3)), first.initial(ids(3)))
     columns = DynamicTable(config, columns=(2, 4)).initial(many)
     assert torch.equal(columns, rows[:, 2:])
-
-
-def test_an_absent_id_reads_its_initial_row_or_zeros_and_is_not_inserted() -> None:
-    for absent in ("initial", "zero"):
-        one = table(absent=absent)
-        rows, found = one.find(ids(7))
-        expected = one.initial(ids(7)) if absent == "initial" else torch.zeros(1, 4)
-        assert torch.equal(rows, expected)
-        assert not found.any()
-        assert one.size == 0
-
-
-def test_an_evicted_id_comes_back_with_its_initial_row_and_states_of_zero() -> None:
-    one = table()
-    one.states = {"sum": torch.zeros(128), "momentum": torch.zeros(128, 4), "iter": torch.zeros(1)}
-    gone: list[Rows] = []
-    one.on_evict = gone.append
-    one.find_or_insert(ids(5))
-    slot = one.slots_of(ids(5))
-    one.weight[slot] = 3.0
-    one.states["sum"][slot], one.states["momentum"][slot], one.states["iter"][0] = 2.0, 4.0, 9.0
-    one.slots_for(torch.arange(1000, 1128))
-    assert gone[0].ids.tolist() == [5]
-    assert gone[0].weight.tolist() == [[3.0] * 4]
-    assert {name: state.flatten().tolist() for name, state in gone[0].states.items()} == {
-        "sum": [2.0],
-        "momentum": [4.0] * 4,
-    }
-    assert torch.equal(one.weight[one.slots_of(ids(*range(1000, 1128)))], one.initial(torch.arange(1000, 1128)))
-    assert one.states["sum"].abs().sum() == one.states["momentum"].abs().sum() == 0
-    assert one.states["iter"].tolist() == [9.0]
-    assert torch.equal(one.find_or_insert(ids(5)), one.initial(ids(5)))
-
-
-def test_assign_and_accumulate_change_the_rows_they_name_and_no_others() -> None:
-    one = table()
-    one.find_or_insert(ids(1, 2))
-    known = one.assign(ids(1, 9, 1), torch.stack([torch.full((4,), float(i)) for i in (5, 6, 7)]))
-    assert known.tolist() == [True, False, True]
-    assert one.find(ids(1))[0].tolist() == [[7.0] * 4]
-    assert one.size == 2
-    ones = torch.ones(4, 4)
-    done = one.accum_or_assign(ids(1, 2, 3, 4), ones, torch.tensor([True, False, True, False]))
-    assert done.tolist() == [True, False, False, True]
-    assert one.find(ids(1))[0].tolist() == [[8.0] * 4]
-    assert torch.equal(one.find(ids(2))[0], one.initial(ids(2)))
-    assert one.find(ids(4))[0].tolist() == [[1.0] * 4]
-    assert one.size == 3
 
 
 def test_insert_and_evict_returns_exactly_what_lost_its_slot() -> None:
@@ -140,41 +92,12 @@ def test_counts_of_absent_ids_have_the_steps_of_the_table() -> None:
     assert one.admission_counts.step == one.index.step == 3
 
 
-@pytest.mark.parametrize("admit", [3, 0.3])
-def test_admission_continues_from_a_state(admit: float) -> None:
-    first, second = table(2048, admit=admit), table(2048, admit=admit)
-    for seed in range(4):
-        first.slots_for(torch.randint(0, 500, (300,), generator=torch.Generator().manual_seed(seed)))
-    second.load_state(first.state())
-    again = torch.randint(0, 500, (300,), generator=torch.Generator().manual_seed(9))
-    assert torch.equal(first.slots_for(again), second.slots_for(again))
-    assert 0 < first.size < 500
-
-
 def test_a_function_scores_ids() -> None:
     one = table(evict=lambda batch: -batch)
     one.slots_for(torch.arange(128))
     one.slots_for(ids(200))
     assert one.slots_of(ids(127)).tolist() == [-1]
     assert one.slots_of(ids(0)).tolist() != [-1]
-
-
-def test_growth_moves_rows_and_states() -> None:
-    def memory() -> Memory:
-        rows = one.capacity
-        return torch.zeros(rows, 4), {"sum": torch.zeros(rows), "iter": torch.zeros(1)}
-
-    one = DynamicTable(DynamicEmbeddingConfig("user", 4, 1024, max_capacity=1 << 14), memory=memory)
-    one.weight, one.states = memory()
-    first = torch.arange(900)
-    one.assign(first, one.find_or_insert(first) + 1)
-    one.states["sum"][one.slots_of(first)] = first.float()
-    one.states["iter"][0] = 5
-    one.slots_for(torch.arange(5000, 12000))
-    assert one.capacity == 1 << 14 == len(one.weight)
-    assert torch.equal(one.find(first)[0], one.initial(first) + 1)
-    assert torch.equal(one.states["sum"][one.slots_of(first)], first.float())
-    assert one.states["iter"].tolist() == [5]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Managed collision in front of collections: no row is read by an id that another one trained."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,25 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recshard_lab import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    FusedEmbeddingBagCollection,
-    KeyedJaggedTensor,
-)
-from recshard_lab.embedding import (
-    EmbOptimType,
-    FusedEmbeddingCollection,
-    HashZchEvictionPolicyName,
-    HashZchManagedCollisionModule,
-    LRU_EvictionPolicy,
-    ManagedCollisionCollection,
-    ManagedCollisionEmbeddingBagCollection,
-    ManagedCollisionEmbeddingCollection,
-    MCHManagedCollisionModule,
-)
+import recshard_lab as rs
+from recshard_lab import embedding
 from recshard_lab.embedding.managed_collision.reset import first_rows
 from recshard_lab.optim import RowWiseAdagrad
 
@@ -41,13 +23,13 @@ DENSE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 FUSED: dict[str, tuple[Any, dict[str, float]]] = {
     "fused sgd": (torch.optim.SGD, {"lr": 0.5}),
     "fused adagrad": (torch.optim.Adagrad, {"lr": 0.5}),
-    "fused adam": (EmbOptimType.ADAM, {"lr": 0.5}),
+    "fused adam": (embedding.EmbOptimType.ADAM, {"lr": 0.5}),
     "fused row-wise adagrad": (RowWiseAdagrad, {"lr": 0.5}),
 }
 MODULES: dict[str, Callable[[int], Any]] = {
-    "mch": lambda rows: MCHManagedCollisionModule(rows, "cpu", LRU_EvictionPolicy(), 1),
-    "zch": lambda rows: HashZchManagedCollisionModule(
-        rows, "cpu", 1, eviction_policy_name=HashZchEvictionPolicyName.LRU_EVICTION
+    "mch": lambda rows: embedding.MCHManagedCollisionModule(rows, "cpu", embedding.LRU_EvictionPolicy(), 1),
+    "zch": lambda rows: embedding.HashZchManagedCollisionModule(
+        rows, "cpu", 1, eviction_policy_name=embedding.HashZchEvictionPolicyName.LRU_EVICTION
     ),
 }
 
@@ -55,23 +37,25 @@ MODULES: dict[str, Callable[[int], Any]] = {
 def made(pooled: bool, optimizer: str, module: str, **more: Any) -> tuple[Any, torch.optim.Optimizer | None]:
     """A collection of one table, and its torch optimizer."""
     torch.manual_seed(0)
-    kind = EmbeddingBagConfig if pooled else EmbeddingConfig
+    kind = rs.EmbeddingBagConfig if pooled else rs.EmbeddingConfig
     tables: Any = [kind(ROWS, DIM, "t", feature_names=["f"], **more)]
-    modules = ManagedCollisionCollection({"t": MODULES[module](ROWS)}, tables)
+    modules = embedding.ManagedCollisionCollection({"t": MODULES[module](ROWS)}, tables)
     inner: Any
     if optimizer in FUSED:
-        which: Any = FusedEmbeddingBagCollection if pooled else FusedEmbeddingCollection
+        which: Any = rs.FusedEmbeddingBagCollection if pooled else embedding.FusedEmbeddingCollection
         inner = which(tables, *FUSED[optimizer])
     else:
-        inner = EmbeddingBagCollection(tables) if pooled else EmbeddingCollection(tables)
-    outer = ManagedCollisionEmbeddingBagCollection if pooled else ManagedCollisionEmbeddingCollection
+        inner = rs.EmbeddingBagCollection(tables) if pooled else rs.EmbeddingCollection(tables)
+    outer = (
+        embedding.ManagedCollisionEmbeddingBagCollection if pooled else embedding.ManagedCollisionEmbeddingCollection
+    )
     collection = outer(inner, modules, True)
     return collection, DENSE[optimizer](collection.parameters()) if optimizer in DENSE else None
 
 
-def batch_of(*ids: int) -> KeyedJaggedTensor:
+def batch_of(*ids: int) -> rs.KeyedJaggedTensor:
     """Each id is a bag."""
-    return KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.ones(len(ids), dtype=torch.int64))
+    return rs.KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.ones(len(ids), dtype=torch.int64))
 
 
 def values_of(output: Any) -> Tensor:
@@ -152,25 +136,6 @@ def test_ids_do_not_share_rows_that_are_free(pooled: bool) -> None:
     assert torch.equal(values_of(out), first(collection, *ids))
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "fused adagrad"])
-def test_without_eviction_it_is_the_collection_of_the_remapped_ids(optimizer: str) -> None:
-    collection, stepping = made(True, optimizer, "zch")
-    ids = torch.tensor([10**12, -4, 7, 2**62, 10**12, 7])
-    collection(batch_of(*ids.tolist()))
-    plain = copy.deepcopy(collection.embedding_module)
-    plain_stepping = DENSE[optimizer](plain.parameters()) if optimizer in DENSE else None
-    for _ in range(4):
-        _, rows = collection(batch_of(*ids.tolist()))
-        mine = step(collection, stepping, *ids.tolist())
-        if plain_stepping is not None:
-            plain_stepping.zero_grad()
-        expected = plain(rows).values()
-        assert torch.equal(mine, expected)
-        (expected * torch.arange(1.0, 7)[:, None]).sum().backward()
-        if plain_stepping is not None:
-            plain_stepping.step()
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "fused sgd"])
 @pytest.mark.parametrize("module", MODULES)
 def test_a_gradient_reaches_the_id_that_was_looked_up(optimizer: str, module: str) -> None:
@@ -204,37 +169,21 @@ def test_reset_rows_get_the_tables_init_function() -> None:
     assert torch.equal(step(collection, stepping, *range(50, 58)), torch.full((8, DIM), 7.0))
 
 
-def test_rows_come_from_the_module_only_on_request() -> None:
-    collection, _ = made(True, "sgd", "zch")
-    collection._return_remapped_features = False
-    assert collection(batch_of(1))[1] is None
-
-
-@pytest.mark.parametrize("optimizer", ["adagrad", "fused adagrad"])
-def test_copies_train_alone(optimizer: str) -> None:
-    collection, stepping = made(True, optimizer, "zch")
-    step(collection, stepping, *range(8))
-    other = copy.deepcopy(collection)
-    kept = collection(batch_of(3))[0].values().detach().clone()
-    using = DENSE[optimizer](other.parameters()) if optimizer in DENSE else None
-    step(other, using, *range(50, 58))
-    collection.eval()
-    assert torch.equal(collection(batch_of(3))[0].values(), kept)
-
-
 @pytest.mark.parametrize("variable", [False, True])
 def test_any_order_of_keys_and_variable_batches(variable: bool) -> None:
-    tables = [EmbeddingBagConfig(ROWS, DIM, f"t{name}", feature_names=[name]) for name in "ab"]
+    tables = [rs.EmbeddingBagConfig(ROWS, DIM, f"t{name}", feature_names=[name]) for name in "ab"]
     modules = {table.name: MODULES["zch"](ROWS) for table in tables}
-    collection = ManagedCollisionEmbeddingBagCollection(
-        EmbeddingBagCollection(tables), ManagedCollisionCollection(modules, tables), True
+    collection = embedding.ManagedCollisionEmbeddingBagCollection(
+        rs.EmbeddingBagCollection(tables), embedding.ManagedCollisionCollection(modules, tables), True
     )
     more: dict[str, Any] = {}
     if variable:
         inverse = (["b", "x", "a"], torch.tensor([[0, 0, 0], [0, 0, 0], [0, 1, 0]]))
         more = {"stride_per_key_per_rank": [[1], [1], [2]], "inverse_indices": inverse}
     lengths = [2, 1, 1, 2] if variable else [2, 1, 1, 0, 0, 0, 1, 2, 0]
-    batch = KeyedJaggedTensor(["b", "x", "a"], torch.arange(sum(lengths)) + 1000, lengths=torch.tensor(lengths), **more)
+    batch = rs.KeyedJaggedTensor(
+        ["b", "x", "a"], torch.arange(sum(lengths)) + 1000, lengths=torch.tensor(lengths), **more
+    )
     out, rows = collection(batch)
     assert out.keys() == ["a", "b"]
     assert rows.keys() == ["a", "b"]
@@ -244,9 +193,9 @@ def test_any_order_of_keys_and_variable_batches(variable: bool) -> None:
 
 
 def test_other_tables_or_collections_are_refused() -> None:
-    table, other = (EmbeddingBagConfig(ROWS, DIM, "t", feature_names=[name]) for name in "fg")
-    modules = ManagedCollisionCollection({"t": MODULES["zch"](ROWS)}, [other])
+    table, other = (rs.EmbeddingBagConfig(ROWS, DIM, "t", feature_names=[name]) for name in "fg")
+    modules = embedding.ManagedCollisionCollection({"t": MODULES["zch"](ROWS)}, [other])
     with pytest.raises(ValueError, match="different tables"):
-        ManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection([table]), modules)
+        embedding.ManagedCollisionEmbeddingBagCollection(rs.EmbeddingBagCollection([table]), modules)
     with pytest.raises(ValueError, match="the collection is a Linear"):
-        ManagedCollisionEmbeddingBagCollection(nn.Linear(2, 2), modules)
+        embedding.ManagedCollisionEmbeddingBagCollection(nn.Linear(2, 2), modules)

@@ -16,21 +16,12 @@ from torch import Tensor
 from recshard_lab import JaggedTensor, KeyedJaggedTensor
 from recshard_lab.compat import torchrec as shim
 from recshard_lab.embedding import BaseEmbeddingConfig
-from recshard_lab.embedding.managed_collision import (
-    HashZchEvictionConfig,
-    HashZchEvictionPolicyName,
-    HashZchManagedCollisionModule,
-    LFU_EvictionPolicy,
-    LRU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHEvictionPolicy,
-    MCHManagedCollisionModule,
-)
-from recshard_lab.embedding.managed_collision.finder import Owners, RowFinder
+from recshard_lab.embedding import managed_collision as mc
 from tests.embedding.managed_collision import peer_facts
 
 CPU = torch.device("cpu")
-LRU, LFU = HashZchEvictionPolicyName.LRU_EVICTION, HashZchEvictionPolicyName.LFU_EVICTION
+LRU, LFU = mc.HashZchEvictionPolicyName.LRU_EVICTION, mc.HashZchEvictionPolicyName.LFU_EVICTION
+SINGLE_TTL = mc.HashZchEvictionPolicyName.SINGLE_TTL_EVICTION
 FACTS = json.loads((Path(__file__).parent / "peer_facts.json").read_text())
 
 
@@ -40,14 +31,12 @@ def rows_of(module: Any, *ids: int) -> list[int]:
     return module({"t": batch})["t"].values().tolist()  # type: ignore[no-any-return]
 
 
-def zch(rows: int, buckets: int = 1, **more: Any) -> HashZchManagedCollisionModule:
-    return HashZchManagedCollisionModule(rows, CPU, buckets, **more)
+def zch(rows: int, buckets: int = 1, **more: Any) -> mc.HashZchManagedCollisionModule:
+    return mc.HashZchManagedCollisionModule(rows, CPU, buckets, **more)
 
 
-def mch(
-    rows: int, policy: MCHEvictionPolicy | None = None, interval: int = 1, **more: Any
-) -> MCHManagedCollisionModule:
-    return MCHManagedCollisionModule(rows, CPU, policy or LRU_EvictionPolicy(), interval, **more)
+def mch(rows: int, policy: Any = None, interval: int = 1, **more: Any) -> mc.MCHManagedCollisionModule:
+    return mc.MCHManagedCollisionModule(rows, CPU, policy or mc.LRU_EvictionPolicy(), interval, **more)
 
 
 # ---- the decisions of TorchRec 1.8, from `peer_facts.py` under its environment ----
@@ -100,13 +89,6 @@ def test_no_two_ids_share_a_row_until_their_bucket_is_full(batches: list[list[in
         assert counters.inserts - counters.evictions == module.size
 
 
-def test_a_full_table_has_every_row_in_use() -> None:
-    module = zch(1000, disable_fallback=True)
-    rows = module.rows_of(torch.arange(1000) * 7919, True, [1000])
-    assert sorted(rows.tolist()) == list(range(1000))
-    assert int(module.open_slots()) == 0
-
-
 @pytest.mark.parametrize("extra", [0, 3])
 def test_a_batch_is_a_multiset(extra: int) -> None:
     ids = torch.tensor([5, 9, 5, -2, 10**15, 9] + [77] * extra)
@@ -138,13 +120,8 @@ def test_lfu_evicts_the_id_that_was_used_least() -> None:
 def test_ids_expire_after_their_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     hours = [1000]
     monkeypatch.setattr(time, "time", lambda: hours[0] * 3600)
-    config = HashZchEvictionConfig(["f"], single_ttl=5)
-    module = zch(
-        2,
-        eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
-        eviction_config=config,
-        disable_fallback=True,
-    )
+    config = mc.HashZchEvictionConfig(["f"], single_ttl=5)
+    module = zch(2, eviction_policy_name=SINGLE_TTL, eviction_config=config, disable_fallback=True)
     old = dict(zip((10, 11), rows_of(module, 10, 11), strict=True))
     hours[0] += 5
     assert module.rows_of(torch.tensor([12]), True, [1]).tolist() == [-1], "nothing has expired"
@@ -156,11 +133,11 @@ def test_ids_expire_after_their_hours(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hours_of_each_feature(monkeypatch: pytest.MonkeyPatch) -> None:
     hours = [1000]
     monkeypatch.setattr(time, "time", lambda: hours[0] * 3600)
-    config = HashZchEvictionConfig(["a", "b"], per_feature_ttl=[2, 9])
-    policy = HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
+    config = mc.HashZchEvictionConfig(["a", "b"], per_feature_ttl=[2, 9])
+    policy = mc.HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
     module = zch(3, eviction_policy_name=policy, eviction_config=config)
     table = BaseEmbeddingConfig(3, 4, "t", feature_names=["a", "b"])
-    modules = ManagedCollisionCollection({"t": module}, [table])
+    modules = mc.ManagedCollisionCollection({"t": module}, [table])
     batch = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]))
     old = dict(zip((1, 2, 3), modules(batch).values().tolist(), strict=True))
     hours[0] += 3
@@ -232,7 +209,7 @@ def test_evaluation_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: mch(64, LFU_EvictionPolicy(), 2, buckets=4), lambda: zch(64, 4, eviction_policy_name=LRU)],
+    [lambda: mch(64, mc.LFU_EvictionPolicy(), 2, buckets=4), lambda: zch(64, 4, eviction_policy_name=LRU)],
     ids=["mch", "zch"],
 )
 def test_modules_of_whole_buckets_decide_as_the_whole_one(make: Any) -> None:
@@ -280,17 +257,12 @@ def test_a_state_of_other_buckets_is_refused_unless_its_ids_are_in_theirs() -> N
     assert rows_of(joined, *range(8)) == rows
 
 
-def test_the_finder_follows_what_others_write() -> None:
-    owners = Owners(torch.zeros(300, dtype=torch.int64), torch.zeros(300, dtype=torch.uint8))
-    finder = RowFinder()
-    finder.assign(owners, torch.arange(10), torch.arange(10) + 100)
-    owners.ids[5], owners.ids[20], owners.owned[20] = -1, 7, 1
-    assert finder.find(owners, torch.tensor([105, -1, 7, 104])).tolist() == [-1, 5, 20, 4]
-    finder.assign(owners, torch.arange(300), torch.arange(300) * 2**40)
-    assert finder.find(owners, torch.arange(300) * 2**40).tolist() == list(range(300))
-
-
 # ---- arguments ----
+
+
+def collection_of(modules: Any, *names: str) -> mc.ManagedCollisionCollection:
+    tables = [BaseEmbeddingConfig(4, 4, name, feature_names=["f"]) for name in names]
+    return mc.ManagedCollisionCollection(modules, tables)
 
 
 @pytest.mark.parametrize(
@@ -301,26 +273,11 @@ def test_the_finder_follows_what_others_write() -> None:
         (lambda: mch(4, interval=0), "eviction_interval=0 is below 1"),
         (lambda: zch(10, opt_in_prob=5), "needs reserved rows"),
         (lambda: zch(10, percent_reserved_slots=100), "is not in"),
-        (
-            lambda: zch(10, eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION),
-            "needs eviction_config with single_ttl",
-        ),
+        (lambda: zch(10, eviction_policy_name=SINGLE_TTL), "needs eviction_config with single_ttl"),
         (lambda: zch(8, 4).rebuild_with_output_id_range((0, 3)), r"row_wise\(num_buckets=4\)"),
-        (
-            lambda: ManagedCollisionCollection({}, [BaseEmbeddingConfig(4, 4, "t", feature_names=["f"])]),
-            "table 't' has no module",
-        ),
-        (
-            lambda: ManagedCollisionCollection({"t": zch(5)}, [BaseEmbeddingConfig(4, 4, "t", feature_names=["f"])]),
-            "has 4 rows, and its module 5. Fix: zch_size=4",
-        ),
-        (
-            lambda: ManagedCollisionCollection(
-                {"t": zch(4), "u": zch(4)},
-                [BaseEmbeddingConfig(4, 4, name, feature_names=["f"]) for name in "tu"],
-            ),
-            "feature 'f' is read by tables 't' and 'u'",
-        ),
+        (lambda: collection_of({}, "t"), "table 't' has no module"),
+        (lambda: collection_of({"t": zch(5)}, "t"), "has 4 rows, and its module 5. Fix: zch_size=4"),
+        (lambda: collection_of({"t": zch(4), "u": zch(4)}, *"tu"), "feature 'f' is read by tables 't' and 'u'"),
     ],
 )
 def test_wrong_arguments_are_named(make: Any, says: str) -> None:
@@ -329,8 +286,7 @@ def test_wrong_arguments_are_named(make: Any, says: str) -> None:
 
 
 def test_weights_of_ids_without_a_row_are_refused() -> None:
-    table = BaseEmbeddingConfig(4, 4, "t", feature_names=["f"])
-    modules = ManagedCollisionCollection({"t": zch(4, disable_fallback=True)}, [table]).eval()
+    modules = collection_of({"t": zch(4, disable_fallback=True)}, "t").eval()
     batch = KeyedJaggedTensor(["f"], torch.tensor([1]), torch.tensor([0.5]), lengths=torch.tensor([1]))
     with pytest.raises(ValueError, match="1 ids look up no row, and the batch has weights"):
         modules(batch)

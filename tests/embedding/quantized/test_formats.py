@@ -64,16 +64,6 @@ def test_floats_are_rounded_to_nearest(kind: DataType) -> None:
     assert found.dtype is torch.float32
 
 
-@coded
-def test_one_row_of_an_odd_number_of_bytes(kind: DataType) -> None:
-    given = torch.linspace(-1, 1, 8 // CODE_BITS[kind])[None, :]
-    packed = pack(given, kind)
-    assert packed.shape == (1, 5)
-    bound = most_error(packed, kind)
-    assert bound is not None
-    assert bool(((unpack(packed, kind) - given).abs().amax(1) <= bound + 1e-6).all())
-
-
 def test_names_of_formats() -> None:
     assert served_type(torch.qint8) is served_type(torch.quint8) is served_type("int8") is DataType.INT8
     assert served_type(torch.quint4x2) is DataType.INT4

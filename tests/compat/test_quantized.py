@@ -11,14 +11,6 @@ from torch import nn
 import recshard_lab as rs
 from recshard_lab.compat.inference.modules import quantize_embeddings, quantize_inference_model, shard_quant_model
 from recshard_lab.compat.quant import modules, sharded
-from recshard_lab.embedding import (
-    LFU_EvictionPolicy,
-    ManagedCollisionCollection,
-    ManagedCollisionEmbeddingBagCollection,
-    ManagedCollisionEmbeddingCollection,
-    MCHManagedCollisionModule,
-)
-from recshard_lab.models import FeatureProcessedEmbeddingBagCollection, PositionWeightedModuleCollection
 from recshard_lab.sharding import ParameterConstraints, construct_module_sharding_plan, row_wise, table_wise
 
 TWO = SimpleNamespace(world_size=2)
@@ -86,83 +78,10 @@ def test_a_further_type_needs_its_quantized_form() -> None:
         quantize_embeddings(nn.Sequential(bags()), torch.int8, True, additional_qconfig_spec_keys=[nn.Linear])
 
 
-def feature_processed() -> Any:
-    """A quantized collection after position weights."""
-    torch.manual_seed(4)
-    tables = [rs.EmbeddingBagConfig(10, 8, f"t{n}", feature_names=[f"f{n}"]) for n in range(2)]
-    processors = PositionWeightedModuleCollection({"f0": 3, "f1": 3})
-    for weight in processors.position_weights.values():
-        weight.data.copy_(torch.tensor([0.5, 2.0, 4.0]))
-    inner = rs.EmbeddingBagCollection(tables, is_weighted=True)
-    return modules.FeatureProcessedEmbeddingBagCollection.from_float(
-        FeatureProcessedEmbeddingBagCollection(inner, processors)
-    )
-
-
-def managed(pooled: bool) -> Any:
-    """A quantized managed collection that knows the ids 70, 80 and 90."""
-    torch.manual_seed(5)
-    config = rs.EmbeddingBagConfig if pooled else rs.EmbeddingConfig
-    tables = [config(8, 8, f"t{n}", feature_names=[f"f{n}"]) for n in range(2)]
-    inner = (rs.EmbeddingBagCollection if pooled else rs.EmbeddingCollection)(tables)
-    device, policy = torch.device("cpu"), LFU_EvictionPolicy
-    rows = ManagedCollisionCollection(
-        {t.name: MCHManagedCollisionModule(8, device, policy(), 1) for t in tables}, tables
-    )
-    kind = ManagedCollisionEmbeddingBagCollection if pooled else ManagedCollisionEmbeddingCollection
-    module = kind(inner, rows)
-    with torch.no_grad():
-        module(RAW)
-    quantized_kind = (
-        modules.QuantManagedCollisionEmbeddingBagCollection
-        if pooled
-        else modules.QuantManagedCollisionEmbeddingCollection
-    )
-    return quantized_kind.from_float(module)
-
-
-RAW = rs.KeyedJaggedTensor(["f0", "f1"], torch.tensor([70, 90, 70, 80, 10**12]), lengths=torch.tensor([2, 0, 1, 2]))
-
-
 def rows_of(output: Any) -> torch.Tensor:
     """All rows of an output, also beside the rows of ids."""
     output = output[0] if isinstance(output, tuple) else output
     return torch.cat([part.values() for part in output.values()]) if isinstance(output, dict) else output.values()
-
-
-@pytest.mark.parametrize(
-    ("make", "sharder", "batch"),
-    [
-        (feature_processed, sharded.QuantFeatureProcessedEmbeddingBagCollectionSharder(), BATCH),
-        (
-            lambda: managed(True),
-            sharded.QuantManagedCollisionEmbeddingBagCollectionSharder(
-                sharded.QuantEmbeddingBagCollectionSharder(), sharded.InferManagedCollisionCollectionSharder()
-            ),
-            RAW,
-        ),
-        (
-            lambda: managed(False),
-            sharded.QuantManagedCollisionEmbeddingCollectionSharder(
-                sharded.QuantEmbeddingCollectionSharder(), sharded.InferManagedCollisionCollectionSharder()
-            ),
-            RAW,
-        ),
-    ],
-    ids=["feature processor", "managed bags", "managed sequences"],
-)
-def test_steps_before_a_quantized_lookup_run_before_a_sharded_one(make: Any, sharder: Any, batch: Any) -> None:
-    collection = make()
-    expected = rows_of(collection(batch))
-    assert expected.abs().max() > 0
-    assert type(collection) is sharder.module_type
-    plan = construct_module_sharding_plan(collection, {"t0": row_wise(), "t1": table_wise(rank=1)}, world_size=2)
-    served = sharder.shard(collection, plan, TWO)
-    assert torch.equal(rows_of(served(batch)), expected)
-    assert [device.memory().table_bytes > 0 for device in served.devices] == [True, True]
-    for model in (collection, nn.Sequential(collection)):
-        again, _ = shard_quant_model(model, 2, "cpu")
-        assert torch.equal(rows_of(again(batch)), expected)
 
 
 def test_quantized_sequences_over_two_devices() -> None:
@@ -173,13 +92,3 @@ def test_quantized_sequences_over_two_devices() -> None:
     plan = construct_module_sharding_plan(collection, {"t0": row_wise(), "t1": table_wise(rank=1)}, world_size=2)
     served = sharded.QuantEmbeddingCollectionSharder().shard(collection, plan, TWO)
     assert torch.equal(rows_of(served(BATCH)), rows_of(collection(BATCH)))
-
-
-def test_quantized_sharders_allow_the_schemes_of_torchrec() -> None:
-    both = sharded.QuantManagedCollisionEmbeddingBagCollectionSharder(
-        sharded.QuantEmbeddingBagCollectionSharder({"a": 1}), sharded.InferManagedCollisionCollectionSharder()
-    )
-    assert both.sharding_types("cpu") == ["row_wise"]
-    assert both.fused_params == {"a": 1}
-    processed = sharded.QuantFeatureProcessedEmbeddingBagCollectionSharder()
-    assert processed.sharding_types("cpu") == ["table_wise", "column_wise"]

@@ -91,69 +91,6 @@ def test_fbgemms_own_names_of_optimizers_are_understood(served: None) -> None:
     assert sharder.spec.optimizer is recshard_lab.embedding.EmbOptimType.EXACT_ADAGRAD
 
 
-def a_dlrm(rank: int) -> list[float]:
-    """TorchRec's training example, small; the loss of each step on this rank."""
-    from recshard_lab.compat.torchrec import install
-
-    install(shadow=True)
-    from torchrec.datasets.criteo import DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES
-    from torchrec.datasets.random import RandomRecDataset
-    from torchrec.distributed import TrainPipelineSparseDist
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
-    from torchrec.distributed.model_parallel import DistributedModelParallel
-    from torchrec.models.dlrm import DLRM, DLRMTrain
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
-    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-    from torchrec.optim.keyed import KeyedOptimizerWrapper
-    from torchrec.optim.optimizers import in_backward_optimizer_filter
-    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
-
-    torch.manual_seed(rank)
-    names = DEFAULT_CAT_NAMES[:4]
-    tables = [
-        EmbeddingBagConfig(name=f"t_{name}", embedding_dim=8, num_embeddings=50, feature_names=[name]) for name in names
-    ]
-    dlrm = DLRM(
-        embedding_bag_collection=EmbeddingBagCollection(tables=tables, device=torch.device("meta")),
-        dense_in_features=len(DEFAULT_INT_NAMES),
-        dense_arch_layer_sizes=[16, 8],
-        over_arch_layer_sizes=[16, 1],
-        dense_device=torch.device("cpu"),
-    )
-    model = DLRMTrain(dlrm)
-    apply_optimizer_in_backward(RowWiseAdagrad, model.model.sparse_arch.parameters(), {"lr": 0.1})
-    codecs = get_qcomm_codecs_registry(
-        qcomms_config=QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
-    )
-    sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)
-    sharded = DistributedModelParallel(module=model, device=torch.device("cpu"), sharders=[sharder])
-    rest = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(sharded.named_parameters())), lambda ps: torch.optim.Adagrad(ps, lr=0.1)
-    )
-    pipeline = TrainPipelineSparseDist(sharded, rest, torch.device("cpu"))
-    data = RandomRecDataset(
-        keys=names, batch_size=16, hash_size=50, ids_per_feature=1, num_dense=len(DEFAULT_INT_NAMES),
-        manual_seed=rank, num_batches=40, num_generated_batches=2,
-    )  # fmt: skip
-    batches, losses = iter(data), []
-    while True:
-        try:
-            losses.append(float(pipeline.progress(batches)[0]))
-        except StopIteration:
-            return losses
-
-
-@pytest.mark.nightly
-def test_the_training_example_runs_on_ranks_and_learns_its_batches_by_heart() -> None:
-    with recshard_lab.launch(2) as ranks:
-        results = ranks.run(lambda: a_dlrm(torch.distributed.get_rank()))
-    for losses in results:
-        assert len(losses) == 40
-        assert sum(losses[-4:]) < sum(losses[:4])
-
-
 SPAWNING = """
 import multiprocess
 import torchrec

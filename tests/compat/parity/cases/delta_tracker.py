@@ -9,15 +9,7 @@ from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.model_tracker import (
-    SUPPORTED_MODULES,
-    DeltaStore,
-    ModelDeltaTracker,
-    UpdateMode,
-)
-from torchrec.distributed.model_tracker.delta_store import DeltaStoreTrec
-from torchrec.distributed.model_tracker.model_delta_tracker import UPDATE_MODE_MAP, ModelDeltaTrackerTrec
-from torchrec.distributed.model_tracker.types import DeltaTrackerConfig, TrackingMode
+from torchrec.distributed.model_tracker.types import DeltaTrackerConfig
 from torchrec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,
@@ -177,74 +169,3 @@ def lookups_without_a_step() -> Any:
         return [*found, rows(tracker.get_unique_ids())]
 
     return tracked(job)
-
-
-@case(f"{T}.ModelDeltaTracker")
-def reads_of_what_was_compacted() -> Any:
-    def job(model: Any, tracker: Any) -> Any:
-        train(model, tracker, range(3))
-        tracker.trigger_compaction()
-        found = [rows(tracker.get_unique())]
-        train(model, tracker, range(3, 5))
-        return [*found, rows(tracker.get_unique())]
-
-    settings = [{"delete_on_read": delete, "auto_compact": compact} for delete in (True, False) for compact in (0, 1)]
-    return [tracked(job, **one) for one in settings]
-
-
-@case(f"{T}.ModelDeltaTracker", f"{T}.SUPPORTED_MODULES")
-def tracked_modules_and_features() -> Any:
-    def job(model: Any, tracker: Any) -> Any:
-        return [
-            sorted(tracker.get_tracked_modules()),
-            dict(tracker.fqn_to_feature_names()),
-            isinstance(tracker, ModelDeltaTracker),
-            isinstance(tracker, ModelDeltaTrackerTrec),
-            tracker.DEFAULT_CONSUMER,
-            model.get_delta_tracker() is tracker,
-            model.init_torchrec_delta_tracker(DeltaTrackerConfig()) is tracker,
-            len(SUPPORTED_MODULES),
-            rows(tracker.get_unique()),
-        ]
-
-    def none(rank: int) -> Any:
-        return built().get_delta_tracker()
-
-    return [tracked(job), tracked(job, fqns_to_skip=["tables"]), on_ranks(1, none)]
-
-
-def stored(mode: Any) -> Any:
-    """A store with lookups of three batches of two tables."""
-    store = DeltaStoreTrec(mode)
-    draw = torch.Generator().manual_seed(0)
-    for step in range(3):
-        for table in ("a", "b"):
-            ids = torch.randint(0, 6, (5,), generator=draw)
-            states = None if mode is UpdateMode.NONE else torch.rand(5, 2, generator=draw)
-            store.append(step, table, ids, states)
-    return store
-
-
-@case(f"{T}.DeltaStore", f"{T}.UpdateMode", f"{T}.delta_store.DeltaStoreTrec")
-def stores_of_lookups() -> Any:
-    found = []
-    for mode in UpdateMode:
-        store = stored(mode)
-        found.append([rows(store.get_unique()), rows(store.get_unique(from_idx=2))])
-        store.compact(0, 2)
-        found.append(rows(store.get_unique()))
-        store.delete(up_to_idx=2)
-        found.append(rows(store.get_unique()))
-        store.delete()
-        found.append([raised(store.get_unique) == "nothing", isinstance(store, DeltaStore)])
-    return found
-
-
-@case(f"{T}.types.DeltaTrackerConfig", f"{T}.UpdateMode")
-def settings_of_trackers() -> Any:
-    delta = DeltaTrackerConfig()
-    return {
-        "delta": [delta.tracking_mode, delta.consumers, delta.delete_on_read, delta.auto_compact, delta.fqns_to_skip],
-        "update": {mode.name: mode.value for mode in UpdateMode},
-        "modes": {mode.name: UPDATE_MODE_MAP[mode].name for mode in TrackingMode},
-    }

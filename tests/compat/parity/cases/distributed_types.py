@@ -62,16 +62,6 @@ def lazy_awaitables() -> Any:
     }
 
 
-@case(f"{TYPES}.Awaitable", f"{TYPES}.ModuleSharder", f"{TYPES}.ShardedModule", f"{TYPES}.GenericMeta")
-def generics_take_parameters() -> Any:
-    names = ("Awaitable", "LazyAwaitable", "NoWait", "LazyNoWait", "ModuleSharder", "QuantizedCommCodec")
-    return {
-        **{name: getattr(T, name)[torch.Tensor] is not None for name in names},
-        "ShardedModule": T.ShardedModule[int, int, int, int] is not None,
-        "meta": isinstance(T.ModuleSharder, T.GenericMeta),
-    }
-
-
 @case(
     f"{TYPES}.ComputeDevice",
     f"{TYPES}.EmbeddingEvent",
@@ -98,24 +88,6 @@ def schemes() -> Any:
         kind.name: kind.value
         for kind in T.ShardingType
         if kind.value in ("data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "grid_shard")
-    }
-
-
-@case(f"{TYPES}.NoOpQuantizedCommCodec", f"{TYPES}.QuantizedCommCodecs", f"{TYPES}.QuantizationContext")
-def a_codec_without_effect() -> Any:
-    codec, tensor = T.NoOpQuantizedCommCodec(), torch.tensor([1.5, -2.0])
-    codecs = T.QuantizedCommCodecs()
-    return {
-        "encoded": codec.encode(tensor),
-        "decoded": codec.decode(tensor),
-        "dtype": codec.quantized_dtype() if callable(codec.quantized_dtype) else codec.quantized_dtype,
-        "size": codec.calc_quantized_size(7),
-        "context": codec.create_context(),
-        "forward": codecs.forward.encode(tensor),
-        "backward": codecs.backward.decode(tensor),
-        "padded": list(codec.padded_size(tensor, [2, 2], 0, None)),
-        "codec": isinstance(codec, T.QuantizedCommCodec),
-        "variable": str(T.QuantizationContext),
     }
 
 

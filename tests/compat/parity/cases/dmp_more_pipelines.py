@@ -8,7 +8,7 @@ from torchrec.distributed.train_pipeline import (
 )
 
 from tests.compat.parity.case import case, on_ranks, raised
-from tests.compat.parity.cases.pipelines import CPU, Batch, parts, trained
+from tests.compat.parity.cases.pipelines import CPU, parts, trained
 
 PIPELINES = "torchrec.distributed.train_pipeline"
 SPARSE = f"{PIPELINES}.TrainPipelineSparseDist"
@@ -40,30 +40,6 @@ def replicas_are_never_averaged() -> Any:
         ),
         3,
     )
-
-
-@case(SPARSE)
-def positional_arguments_of_the_pipeline() -> Any:
-    def make(dmp: Any, optimizer: Any) -> Any:
-        def forward(batch: Batch) -> Any:
-            return dmp(batch)
-
-        if TrainPipelineSparseDist.__module__.startswith("torchrec."):
-            from torchrec.distributed.train_pipeline import TrainPipelineContext as kind
-        else:
-            kind = None
-        return TrainPipelineSparseDist(dmp, optimizer, CPU, True, False, kind, True, forward, 1, True, True)
-
-    return trained(make, 3)
-
-
-@case(SPARSE, differs="refused: the features of a batch may share memory with the user's data, so they are not freed")
-def batches_free_their_features() -> Any:
-    def job(rank: int) -> Any:
-        dmp, optimizer = parts(rank)
-        return raised(lambda: TrainPipelineSparseDist(dmp, optimizer, CPU, free_features_storage_early=True))
-
-    return on_ranks(2, job)
 
 
 @case(SPARSE)

@@ -25,7 +25,6 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
     average_threshold_filter,
     dynamic_threshold_filter,
-    probabilistic_threshold_filter,
 )
 
 from tests.compat.parity.case import case, raised
@@ -114,16 +113,6 @@ def filters_of_ids_by_counts() -> Any:
         dynamic_threshold_filter(counts, threshold_skew_multiplier=20.0),
     ]
     return [(kept, float(threshold)) for kept, threshold in found]
-
-
-@case(f"{M}.probabilistic_threshold_filter")
-def a_filter_of_ids_by_chance() -> Any:
-    counts = torch.tensor([1, 5, 1000])
-    return [
-        probabilistic_threshold_filter(counts, per_id_probability=1.0)[0],
-        probabilistic_threshold_filter(counts, per_id_probability=0.0)[0],
-        probabilistic_threshold_filter(counts, per_id_probability=0.5)[0][2],
-    ]
 
 
 @case(f"{M}.ManagedCollisionCollection")

@@ -20,10 +20,7 @@ from torchrec.metrics.metrics_config import (
     DefaultMetricsConfig,
     DefaultTaskInfo,
     EmptyMetricsConfig,
-    MetricsConfig,
     RecComputeMode,
-    RecMetricDef,
-    RecMetricEnum,
     RecTaskInfo,
     SessionMetricDef,
     StateMetricEnum,
@@ -41,7 +38,6 @@ from torchrec.metrics.rec_metric import (
 )
 from torchrec.metrics.recall import RecallMetric
 from torchrec.metrics.recall_session import RecallSessionMetric
-from torchrec.metrics.throughput import MAX_WINDOW_TS, ThroughputMetric
 from torchrec.metrics.weighted_avg import WeightedAvgMetric
 from torchrec.metrics.xauc import XAUCMetric
 
@@ -107,13 +103,6 @@ def a_task_without_predictions_is_skipped() -> Any:
 
 
 @case(f"{M}.rec_metric.RecMetric")
-def steps_without_weight_are_skipped_if_validated() -> Any:
-    metric = made(NEMetric, should_validate_update=True)
-    found = [updated(metric, weights=torch.zeros(4)).compute()]
-    return [*found, updated(metric).compute()]
-
-
-@case(f"{M}.rec_metric.RecMetric")
 def steps_that_are_joined() -> Any:
     metric = made(NEMetric, fused_update_limit=3)
     for scale in (1.0, 0.5):
@@ -160,15 +149,6 @@ def area_of_a_window() -> Any:
         found.append(updated(metric, PREDICTIONS * scale).compute())
     equal = updated(made(AUCMetric), torch.tensor([0.5, 0.5, 0.5, 0.2]), torch.tensor([1.0, 0.0, 1.0, 0.0]))
     return [*found, equal.compute(), metric.state_dict()]
-
-
-@case(f"{M}.auc.AUCMetric", f"{M}.auc.GROUPING_KEYS", f"{M}.auc.REQUIRED_INPUTS")
-def area_of_groups_of_a_window() -> Any:
-    metric = made(AUCMetric, grouped_auc=True)
-    found = [sorted(metric.get_required_inputs())]
-    for labels in (LABELS, torch.tensor([1.0, 0.0, 1.0, 0.0])):
-        found.append(updated(metric, labels=labels, required_inputs={"grouping_keys": GROUPS}).compute())
-    return found
 
 
 @case(f"{M}.gauc.GAUCMetric")
@@ -336,35 +316,3 @@ def outputs_that_are_missing() -> Any:
     empty.update({})
     partial_outputs = [{key: OUTPUT[key] for key in OUTPUT if key != missing} for missing in OUTPUT]
     return [*(raised(partial(module.update, output)) for output in partial_outputs), dict(empty.compute())]
-
-
-@case(f"{M}.metric_module.generate_metric_module", f"{M}.metrics_config.RecMetricDef")
-def tasks_of_a_config() -> Any:
-    def config(metric: Any, **more: Any) -> Any:
-        return MetricsConfig(
-            rec_tasks=[DefaultTaskInfo, RecTaskInfo(name="b")], rec_metrics={metric: RecMetricDef(**more)}
-        )
-
-    module = module_of(config(RecMetricEnum.AUC, rec_task_indices=[0], window_size=8))
-    module.update(OUTPUT)
-    return [
-        dict(module.compute()),
-        raised(lambda: module_of(config(RecMetricEnum.NE))),
-        raised(lambda: module_of(config(RecMetricEnum.NE, rec_tasks=[DefaultTaskInfo], rec_task_indices=[0]))),
-        raised(lambda: module_of(config("mine", rec_tasks=[DefaultTaskInfo]))),
-    ]
-
-
-@case(f"{M}.throughput.ThroughputMetric", f"{M}.throughput.MAX_WINDOW_TS")
-def samples_per_second() -> Any:
-    metric = ThroughputMetric(batch_size=4, world_size=2, window_seconds=10, warmup_steps=2)
-    found = []
-    for _ in range(4):
-        metric.update()
-        values = metric.compute()
-        found.append({key: int(value) if "examples" in key else str(value.dtype) for key, value in values.items()})
-    refused = [
-        raised(lambda: ThroughputMetric(batch_size=1, world_size=1, window_seconds=0)),
-        raised(lambda: ThroughputMetric(batch_size=1, world_size=1, window_seconds=1, warmup_steps=0)),
-    ]
-    return [found, refused, MAX_WINDOW_TS, sorted(metric.state_dict())]

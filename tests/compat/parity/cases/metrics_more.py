@@ -1,6 +1,5 @@
 """Metrics of each name in ``RecMetricEnum``: random samples, windows, fused tasks, ranks, and what they refuse."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -141,40 +140,6 @@ def entropy_without_the_error_of_the_mean() -> Any:
     return [made(E.CALI_FREE_NE).compute(), values(E.CALI_FREE_NE)]
 
 
-@case(f"{M}.ne_with_recalibration.RecalibratedNEMetric", f"{M}.ne_with_recalibration.RecalibratedNEMetricComputation")
-def entropy_after_downsampling() -> Any:
-    return [values(E.RECALIBRATED_NE), values(E.RECALIBRATED_NE, recalibration_coefficient=0.1)]
-
-
-@case(
-    f"{M}.ne_with_recalibration.RecalibratedNEMetric",
-    differs="include_logloss=True reports the cross entropy, as the argument says; TorchRec does not report it",
-)
-def cross_entropy_after_downsampling() -> Any:
-    return sorted(made(E.RECALIBRATED_NE, include_logloss=True).compute())
-
-
-@case(
-    f"{M}.calibration_with_recalibration.RecalibratedCalibrationMetric",
-    f"{M}.calibration_with_recalibration.RecalibratedCalibrationMetricComputation",
-)
-def calibration_after_downsampling() -> Any:
-    kind = E.RECALIBRATED_CALIBRATION
-    return [values(kind), values(kind, recalibration_coefficient=0.1), values(kind, recalibration_coefficient=4.0)]
-
-
-@case(f"{M}.serving_ne.ServingNEMetric", f"{M}.serving_ne.ServingNEMetricComputation")
-def entropy_of_samples_with_weight() -> Any:
-    return [made(E.SERVING_NE).compute(), values(E.SERVING_NE)]
-
-
-@case(
-    f"{M}.serving_calibration.ServingCalibrationMetric", f"{M}.serving_calibration.ServingCalibrationMetricComputation"
-)
-def calibration_of_samples_with_weight() -> Any:
-    return [made(E.SERVING_CALIBRATION).compute(), values(E.SERVING_CALIBRATION)]
-
-
 @case(f"{M}.segmented_ne.SegmentedNEMetric", f"{M}.segmented_ne.SegmentedNEMetricComputation")
 def entropy_of_groups() -> Any:
     one = required(grouping_keys=groups(3))
@@ -190,22 +155,10 @@ def precision_recall_curve_of_a_window() -> Any:
     return values(E.AUPRC, modes=(UNFUSED,))
 
 
-@case(f"{M}.auprc.AUPRCMetric")
-def precision_recall_curves_of_groups() -> Any:
-    return values(E.AUPRC, required(grouping_keys=groups(3)), modes=(UNFUSED,), grouped_auprc=True)
-
-
 @case(f"{M}.rauc.RAUCMetric", f"{M}.rauc.RAUCMetricComputation")
 def regression_area_of_a_window() -> Any:
     graded = lambda step, given: {**given, "labels": {task: floats(step + 5) for task in TASKS}}  # noqa: E731
     return [values(E.RAUC), values(E.RAUC, graded)]
-
-
-@case(f"{M}.rauc.RAUCMetric")
-def regression_areas_of_groups() -> Any:
-    metric = made(E.RAUC, grouped_rauc=True)
-    metric.update(**required(grouping_keys=groups(3))(0, samples(0)))
-    return [metric.compute(), sorted(metric.get_required_inputs())]
 
 
 @case(f"{M}.precision_session.PrecisionSessionMetric", f"{M}.precision_session.PrecisionSessionMetricComputation")
@@ -297,57 +250,12 @@ def mean_of_a_required_input() -> Any:
     return [*found, sorted(metric.get_required_inputs())]
 
 
-def timed(sizes: Any = (3, 2), **more: Any) -> Any:
-    """Values and states after five steps, by a clock of the case."""
-    now = [100.0]
-    clocks = {name: getattr(time, name) for name in ("perf_counter", "monotonic", "time")}
-    try:
-        for name in clocks:
-            setattr(time, name, lambda: now[0])
-        metric = made(E.TOWER_QPS, **{"batch_size": 4, "window_size": 8, **more})
-        found = []
-        for seconds, size in ((1, 4), (2, sizes[0]), (3, 4), (5, sizes[1]), (7, 4)):
-            now[0] += seconds
-            metric.update(**samples(size, size))
-        found += [metric.compute(), metric.state_dict()]
-    finally:
-        for name, clock in clocks.items():
-            setattr(time, name, clock)
-    return found
-
-
-@case(f"{M}.tower_qps.TowerQPSMetric", f"{M}.tower_qps.TowerQPSMetricComputation")
-def samples_per_second_of_tasks() -> Any:
-    return [timed(warmup_steps=1), timed(warmup_steps=3), timed((4, 4), warmup_steps=1, compute_mode=FUSED), timed()]
-
-
 @case(f"{M}.rec_metric.RecMetric")
 def sums_over_two_ranks() -> Any:
     kinds = (E.AVERAGE, E.NMSE, E.NE_POSITIVE, E.UNWEIGHTED_NE, E.CALI_FREE_NE, E.RECALIBRATED_NE, E.SERVING_NE)
     more = (E.RECALIBRATED_CALIBRATION, E.SERVING_CALIBRATION, E.SUM_WEIGHTS, E.NUM_POSITIVE_SAMPLES)
     plain = [(kind, same, {}) for kind in (*kinds, *more, E.WEIGHTED_SUM_PREDICTIONS)]
     return on_two_ranks(*plain, (E.NUM_MISSING_LABELS, missing, {}))
-
-
-@case(f"{M}.auprc.AUPRCMetric", f"{M}.rauc.RAUCMetric")
-def windows_of_two_ranks() -> Any:
-    return on_two_ranks((E.AUPRC, same, {}), (E.RAUC, same, {}))
-
-
-@case(f"{M}.segmented_ne.SegmentedNEMetric", f"{M}.multiclass_recall.MulticlassRecallMetric")
-def groups_and_classes_of_two_ranks() -> Any:
-    task = {"session_metric_def": SessionMetricDef("visit", top_threshold=2)}
-    return on_two_ranks(
-        (E.SEGMENTED_NE, required(grouping_keys=groups(3)), {"num_groups": 3}),
-        (E.MULTICLASS_RECALL, classes, {"number_of_classes": 3}),
-        (E.MULTI_LABEL_PRECISION, encoded, {"num_labels": 2}),
-        (E.PRECISION_SESSION_LEVEL, required(visit=groups(5)), {"task": task}),
-    )
-
-
-@case(f"{M}.scalar.ScalarMetric", f"{M}.output.OutputMetric")
-def reported_numbers_of_two_ranks() -> Any:
-    return on_two_ranks((E.SCALAR, same, {}), (E.OUTPUT, IMPRESSIONS, {}))
 
 
 @case(f"{M}.metric_module.REC_METRICS_MAPPING", f"{M}.metrics_config.RecMetricEnum")

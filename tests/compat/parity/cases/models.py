@@ -58,15 +58,6 @@ def dlrm_logits_and_gradients() -> Any:
 
 
 @case(f"{DLRM}.DLRM")
-def dlrm_submodules() -> Any:
-    model = plain()
-    return {
-        "children": [name for name, _ in model.named_children()],
-        "features": model.sparse_arch.sparse_feature_names,
-    }
-
-
-@case(f"{DLRM}.DLRM")
 def dlrm_tables_at_their_path() -> Any:
     return list(plain().sparse_arch.embedding_bag_collection.embedding_bags)
 
@@ -194,24 +185,6 @@ def over_arch() -> Any:
 def sparse_arch() -> Any:
     arch = dlrm.SparseArch(tables())
     return {"names": list(arch.state_dict()), "out": arch(ids()), "features": arch.sparse_feature_names}
-
-
-@case(f"{DLRM}.choose")
-def binomials() -> Any:
-    return [dlrm.choose(n, k) for n, k in ((5, 2), (3, 5), (0, 0), (5, -1), (4, 0), (26, 2))]
-
-
-def model_input() -> Any:
-    return SimpleNamespace(
-        float_features=torch.ones(2, 3), idlist_features=ids(), idscore_features=None, label=torch.tensor([1.0, 0.0])
-    )
-
-
-@case(f"{DLRM}.DLRMWrapper")
-def dlrm_wrapper() -> Any:
-    model = dlrm.DLRMWrapper(tables(), 3, [5, 4], [6, 1])
-    loss, predictions = model(model_input())
-    return {"loss": loss, "predictions": predictions, "evaluated": model.eval()(model_input()), **weights(model)}
 
 
 @case(f"{DEEPFM}.SimpleDeepFMNN")

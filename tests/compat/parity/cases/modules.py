@@ -15,11 +15,6 @@ from torchrec import (
 )
 from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, VectorCrossNet
 from torchrec.modules.deepfm import DeepFM, FactorizationMachine
-from torchrec.modules.embedding_modules import (
-    EmbeddingBagCollectionInterface,
-    EmbeddingCollectionInterface,
-    get_embedding_names_by_table,
-)
 from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
 )
@@ -98,16 +93,6 @@ def bags_of_one_name_twice() -> Any:
     return raised(lambda: EmbeddingBagCollection([bag("a", ["f"]), bag("a", ["g"])]))
 
 
-@case(f"{BAGS}.EmbeddingBagCollectionInterface", f"{BAGS}.EmbeddingCollectionInterface")
-def interfaces() -> Any:
-    pooled, rows = EmbeddingBagCollection([bag("a", ["f"])]), EmbeddingCollection([sequence("a", ["f"])])
-    return [
-        isinstance(module, kind)
-        for module in (pooled, rows)
-        for kind in (EmbeddingBagCollectionInterface, EmbeddingCollectionInterface, nn.Module)
-    ]
-
-
 @case(f"{BAGS}.EmbeddingBagCollection")
 def bags_configs() -> Any:
     module = EmbeddingBagCollection([bag("a", ["f"]), bag("b", ["g"])])
@@ -134,20 +119,6 @@ def rows_looked_up() -> Any:
 def rows_of_a_feature_in_two_tables() -> Any:
     module = given(EmbeddingCollection([sequence("a", ["f"]), sequence("b", ["f", "g"])]))
     return {**module(ids()), "need_indices": module.need_indices()}
-
-
-@case(f"{BAGS}.EmbeddingCollection")
-def rows_by_another_kernel() -> Any:
-    found = []
-    for options in ({}, {"use_gather_select": True}, {"use_gather_select_per_sharding": {"table_wise": True}}):
-        module = given(EmbeddingCollection([sequence("a", ["f", "g"])], **options))
-        found.append([module(ids())["f"], module.use_gather_select(), module.use_gather_select_per_sharding()])
-    return found
-
-
-@case(f"{BAGS}.get_embedding_names_by_table")
-def names_by_table() -> Any:
-    return get_embedding_names_by_table([bag("a", ["f", "g"]), bag("b", ["g"])])
 
 
 @case(f"{MODULES}.mlp.MLP")

@@ -5,13 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.embedding import (
-    EmbeddingCollectionContext,
-    EmbeddingCollectionSharder,
-)
-from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.embeddingbag import (
-    EmbeddingBagCollectionContext,
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
@@ -23,12 +17,11 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import Awaitable, ModuleSharder, ShardingEnv
+from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-from torchrec.streamable import Multistreamable
 
 from tests.compat.parity.case import case, on_ranks
 
@@ -130,40 +123,6 @@ def stages_give_what_forward_gives() -> Any:
             return [by_stages(module, batch(rank)).values(), module(batch(rank)).values()]
 
     return on_ranks(2, job)
-
-
-@case(SHARDED_BAG, f"{BAG}.EmbeddingBagCollectionContext", f"{SEQ}.EmbeddingCollectionContext")
-def contexts() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags(), EmbeddingBagCollectionSharder())
-        ctx, other = module.create_context(), sharded(sequences(), EmbeddingCollectionSharder()).create_context()
-        waiting = module.input_dist(ctx, batch(rank))
-        first = waiting.wait()
-        first.wait()
-        return {
-            "types": [isinstance(ctx, EmbeddingBagCollectionContext), isinstance(other, EmbeddingCollectionContext)],
-            "streamable": isinstance(ctx, Multistreamable),
-            "inverse": ctx.inverse_indices,
-            "variable": ctx.variable_batch_per_feature,
-            "awaitables": [isinstance(waiting, Awaitable), isinstance(first, Awaitable)],
-        }
-
-    return on_ranks(2, job)
-
-
-@case(f"{BAG}.EmbeddingBagCollectionSharder", f"{SEQ}.EmbeddingCollectionSharder")
-def settings_of_sharders() -> Any:
-    sharder = EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.5, "eps": 0.1})
-    return {
-        "fused": [sharder.fused_params["learning_rate"], sharder.fused_params["eps"]],
-        "none": EmbeddingBagCollectionSharder().qcomm_codecs_registry,
-        "types": [
-            EmbeddingBagCollectionSharder().module_type.__name__,
-            EmbeddingCollectionSharder().module_type.__name__,
-        ],
-        "parameters": {name: list(own.shape) for name, own in sharder.shardable_parameters(bags("ab")).items()},
-        "sharders": [isinstance(sharder, ModuleSharder), isinstance(sharder, BaseEmbeddingSharder)],
-    }
 
 
 class OnlyRows(EmbeddingBagCollectionSharder):

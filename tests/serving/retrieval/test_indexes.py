@@ -40,17 +40,6 @@ def test_a_search_is_a_sort_of_all_scores(kind: str, metric: str) -> None:
 
 
 @KINDS
-def test_one_query_gives_its_row_of_a_batch(kind: str) -> None:
-    vectors, ids, queries = space()
-    index = MAKERS[kind](vectors, ids)
-    batch, single = index.search(queries, 5), index.search(queries[2], 5)
-    assert single.ids.shape == single.scores.shape == (5,)
-    assert torch.equal(single.ids, batch.ids[2])
-    torch.testing.assert_close(single.scores, batch.scores[2])
-    assert single.counts.shape == ()
-
-
-@KINDS
 def test_excluded_items_make_room_for_the_next(kind: str) -> None:
     vectors, ids, queries = space()
     index = MAKERS[kind](vectors, ids)
@@ -84,22 +73,6 @@ def test_added_replaced_and_removed_items(kind: str) -> None:
     assert torch.equal(index.ids(), torch.tensor(sorted(table)))
 
 
-@KINDS
-def test_removing_almost_everything_leaves_the_rest(kind: str) -> None:
-    vectors, ids, queries = space()
-    index = MAKERS[kind](vectors, ids)
-    index.remove(ids[3:])
-    check(index, table_of(vectors[:3], ids[:3]), queries, 3)
-    check(index, table_of(vectors[:3], ids[:3]), queries, 10)
-    index.remove(ids[:3])
-    assert len(index) == 0
-    check(index, {}, queries, 4)
-    with pytest.raises(ValueError, match=r"the index is empty.*Fix: index.add"):
-        index.search(queries, 1)
-    index.add(vectors[:9], ids[:9])
-    check(index, table_of(vectors[:9], ids[:9]), queries, 5)
-
-
 @pytest.mark.parametrize("slice_rows", [4, 90])
 def test_equal_scores_come_by_id(slice_rows: int) -> None:
     vectors, ids, queries = whole_numbers()
@@ -129,25 +102,6 @@ def test_smaller_storage_finds_nearly_the_same(storage: Any) -> None:
     assert saved == 2000 * 32 * (4 - width) - (2000 * 4 if storage == "int8" else 0)
     bound = {"float16": 2**-11, "int8": 0.5 / 127}[storage] * vectors.abs().amax(1, keepdim=True)
     assert bool(((small.vectors(ids) - vectors).abs() <= 1.001 * bound).all())
-
-
-def test_more_cells_and_longer_walks_find_more() -> None:
-    vectors, ids, queries = space(3000, 40, 16)
-    truth = ExactIndex(vectors, ids).search(queries, 10).ids
-
-    def recall(index: CandidateIndex) -> float:
-        found = index.search(queries, 10).ids
-        return float((truth.unsqueeze(2) == found.unsqueeze(1)).any(2).double().mean())
-
-    ivf = FaissIndex(vectors, ids, kind="ivf", cells=30, nprobe=1)
-    few = recall(ivf)
-    ivf.nprobe = 30
-    assert few < 0.9 < recall(ivf) == 1.0
-    hnsw = FaissIndex(vectors, ids, kind="hnsw", links=4, ef_search=1)
-    few = recall(hnsw)
-    hnsw.ef_search = 500
-    assert few < 0.9 < recall(hnsw)
-    assert (ivf.info().settings["nprobe"], hnsw.info().settings["ef_search"]) == (30, 500)
 
 
 @KINDS

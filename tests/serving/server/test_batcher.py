@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recshard_lab.serving import Batch
-from recshard_lab.serving.server.batcher import Batcher, Disconnected
+from recshard_lab.serving.server.batcher import Batcher
 from recshard_lab.serving.server.bodies import Decoder
 from recshard_lab.serving.server.errors import Refused
 from recshard_lab.serving.server.metrics import Metrics
@@ -70,25 +70,6 @@ def test_waiting_requests_are_one_call_and_each_gets_its_own_answer() -> None:
     run(test())
 
 
-def test_versions_are_not_mixed() -> None:
-    async def test() -> None:
-        held, old, new = Held(), Stub({"scale": 1.0}), Stub({"scale": 3.0})
-        batcher = Batcher(Metrics())
-        first = await holding(batcher, held)
-        one, other = version(old), version(new)
-        order = [one, one, other, other, other]
-        tasks = [asyncio.create_task(batcher.predict(each, batch(2), 20, connected)) for each in order]
-        await asyncio.sleep(0)
-        held.go.set()
-        await first
-        answers = [answer["probability"].item() for answer in await asyncio.gather(*tasks)]
-        assert answers == [2, 2, 6, 6, 6]
-        assert (old.calls, new.calls) == ([2], [3])
-        assert batcher.close()
-
-    run(test())
-
-
 def test_the_first_request_waits_for_others_only_as_long_as_the_delay() -> None:
     async def test() -> None:
         model = Stub({})
@@ -130,34 +111,6 @@ def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
     run(test())
 
 
-def test_a_client_that_disconnects_frees_its_place_before_the_model_computes() -> None:
-    async def test() -> None:
-        held, model, metrics = Held(), Stub({}), Metrics()
-        batcher = Batcher(metrics, queue=1)
-        first = await holding(batcher, held)
-        gone = asyncio.Event()
-
-        async def disconnects() -> Any:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        task = asyncio.create_task(batcher.predict(version(model), batch(1), 20, disconnects))
-        await asyncio.sleep(0)
-        assert len(batcher) == 1
-        gone.set()
-        with pytest.raises(Disconnected):
-            await task
-        assert len(batcher) == 0
-        held.go.set()
-        await first
-        assert (await batcher.predict(version(model), batch(3), 20, connected))["probability"].item() == 3
-        assert model.calls == [1]
-        assert 'recshard_dropped_total{reason="disconnected"} 1.0' in metrics.text().decode()
-        assert batcher.close()
-
-    run(test())
-
-
 def test_a_deadline_is_a_504_in_the_queue_and_in_the_model() -> None:
     async def test() -> None:
         held, model, metrics = Held(), Stub({}), Metrics()
@@ -194,19 +147,6 @@ def test_a_request_that_fails_does_not_fail_the_others_of_its_batch() -> None:
             "13 is refused",
             14,
         ]
-        assert batcher.close()
-
-    run(test())
-
-
-def test_several_threads_answer_everything() -> None:
-    async def test() -> None:
-        model = Stub({"sleep_s": 0.001})
-        batcher, served = Batcher(Metrics(), threads=3, max_batch=4), version(model)
-        tasks = [asyncio.create_task(batcher.predict(served, batch(100 + i), 20, connected)) for i in range(200)]
-        answers = await asyncio.gather(*tasks)
-        assert [answer["probability"].item() for answer in answers] == list(range(100, 300))
-        assert sum(model.calls) == 200
         assert batcher.close()
 
     run(test())

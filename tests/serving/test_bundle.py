@@ -291,15 +291,6 @@ def test_a_model_that_cannot_be_exported_stays_as_it_was(tmp_path: Path) -> None
     check_weights(model, own)
 
 
-def test_outputs_can_be_functions_of_what_the_model_returns(tmp_path: Path) -> None:
-    model = dlrm()
-    inputs = Inputs.of(model, COLUMNS)
-    save_bundle(model, tmp_path / "1", inputs=inputs, outputs={"probability": torch.sigmoid})
-    batch = batch_of(inputs, 4)
-    answer = load_bundle(tmp_path / "1").predict(batch)["probability"]
-    assert torch.equal(answer, torch.sigmoid(answer_of(model, inputs, batch)[0]))
-
-
 def test_a_quantized_bundle_has_the_bytes_of_its_tables_once(tmp_path: Path) -> None:
     tables = [EmbeddingBagConfig(20_000, 64, f"t{i}", feature_names=[f"f{i}"]) for i in range(2)]
     exact = EmbeddingBagCollection(tables).eval()

@@ -222,17 +222,6 @@ def test_archives_that_readers_understand_differently_are_harmless(bundle: Path,
     assert not mark.exists()
 
 
-def test_a_program_that_torch_itself_wrote_to_a_file_is_read(bundle: Path, tmp_path: Path) -> None:
-    """Up to version 0.2, torch wrote the file. The names of its members begin with that of the file."""
-    program = torch.export.load(bundle / "program.pt2")
-    torch.export.save(program, tmp_path / "program.pt2")
-    with zipfile.ZipFile(tmp_path / "program.pt2") as archive:
-        assert archive.namelist()[0].startswith("program/")
-    loaded = load_bundle(crafted(bundle, tmp_path, (tmp_path / "program.pt2").read_bytes()), check_hashes=True)
-    batch = batch_of(loaded.inputs, 3)
-    assert torch.equal(loaded.predict(batch)["score"], load_bundle(bundle).predict(batch)["score"])
-
-
 def test_a_program_that_would_not_be_read_is_not_written(tmp_path: Path) -> None:
     program = torch.export.export(nn.ReLU(), (torch.zeros(1),))  # has its example inputs
     with pytest.raises(

@@ -46,10 +46,6 @@ def test_every_optimizer_is_measured_and_every_figure_told(found: Calibration) -
         assert name in found._repr_html_()
 
 
-def test_it_explains_what_it_was_fitted_to_better_than_the_defaults(found: Calibration) -> None:
-    assert found.profile.error < 0.8 * found.before_error
-
-
 def test_held_out_models_are_predicted_better_than_by_the_defaults(ranks: Any, found: Calibration) -> None:
     held_out = bench.measure_held_out(ranks, 6.0, turns=5)
     after, before = held_out.judge(found.topology), held_out.judge(found.before)

@@ -39,16 +39,9 @@ def test_operators_and_collectives_give_back_the_figures_that_made_their_times(r
 
 @pytest.mark.gate
 def test_device_times_come_from_events_with_one_wait_at_the_end(ranks: Any) -> None:
-    order, times, _ = ranks.run(simulated.order_of_real_clock)[0]
+    order, times = ranks.run(simulated.order_of_real_clock)[0]
     assert order == ["event", "run", "event"] * clock.REPEATS + ["wait"]
     assert times == [0.5] * clock.REPEATS
-
-
-@pytest.mark.gate
-def test_the_device_is_busy_while_the_host_enqueues_a_call(ranks: Any) -> None:
-    _, _, overwritten = ranks.run(simulated.order_of_real_clock, 0.005)[0]
-    busy_ms = 0.5 * (overwritten / clock.REPEATS - 1)  # the first ones are timed alone
-    assert busy_ms >= 2 * 5
 
 
 @pytest.mark.gate

@@ -144,13 +144,6 @@ def test_from_a_training_model_of_one_process_and_from_its_checkpoint(tmp_path: 
     same(read(batch_of(case.steps[0][0]))[1], expected)
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    case = jobs.case(1)
-    rl.save_checkpoint(tmp_path / "run", nn.Linear(2, 1))
-    with pytest.raises(rl.distributed.CheckpointError, match=r"exactly one tensor 'collection\.embedding_bags"):
-        shard_for_inference(Model(case), ShardingPlan.from_json(case.plan), ["cpu"], checkpoint=tmp_path / "run")
-
-
 def test_wrong_arguments_are_named() -> None:
     ebc = tables_that_share()
     for devices in ([], "cpu", [None]):

@@ -25,7 +25,12 @@ PAGES = sorted(
 NAMES = [page.relative_to(DOCS).with_suffix("").as_posix() for page in PAGES]
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<output>.*?)```)?", re.DOTALL)
 BLOCKS = [
-    pytest.param(found["code"], found["output"], id=f"{name}-{number}")
+    pytest.param(
+        found["code"],
+        found["output"],
+        id=f"{name}-{number}",
+        marks=[pytest.mark.nightly] if "calibrate(" in found["code"] else [],  # measures for 15 s
+    )
     for page, name in zip(PAGES, NAMES, strict=True)
     if page.parent.name != "concepts"  # tests/test_concepts.py runs them
     for number, found in enumerate(BLOCK.finditer(page.read_text()))

@@ -66,35 +66,6 @@ def test_12_the_one_table_of_trust_holds_the_recorded_figures() -> None:
     assert "81-88%" in page
 
 
-def test_12_conclusions_follow_from_the_errors() -> None:
-    trust = stored("12")
-    cell, verdict = trust.cell("mean error"), trust.cell("gain, noise =").output
-    errors = {name: cell.row(f"{name:14} mean error")[0] for name in ("defaults", "calibrated", "measured once")}
-    gain, noise = errors["defaults"] - errors["calibrated"], errors["measured once"]
-    if abs(gain) > noise / 2 + 2:  # printed without decimals
-        assert ("nearer." in verdict) == (gain > 0)
-    if abs(noise - 20) > 1:
-        assert ("too busy" in verdict) == (noise > 20)
-    chosen = trust.cell("Shortest steps here")
-    lost = {name: chosen.row(f"{name:18} fastest in")[2] for name in (*errors, "always table_wise")}
-    assert min(lost, key=lost.__getitem__) in chosen.line("Shortest steps here")
-
-
-def test_13_the_answer_names_its_figures_and_the_one_it_depends_on() -> None:
-    what_if = stored("13")
-    speedup = what_if.cell("mine_times").number(after="It is")
-    assert 1 < speedup < 16
-    varied = what_if.cell("speedups[name, factor]")
-    same = {name: varied.row(f"{name:18} x 1 ")[-1] for name in ("launch_ms", "inter_host_bw", "hbm_mem_bw")}
-    assert list(same.values()) == pytest.approx([speedup] * 3, abs=0.06)  # one set of figures: both ways agree
-    told = what_if.cell("moves the speed-up")
-    moved = {name: told.row(f"{name:18} moves")[0] for name in (*same, "tf32_flops_per_ms")}
-    worst = max(moved, key=moved.__getitem__)
-    ends = sorted(varied.row(f"{worst:18} x {factor}")[-1] for factor in ("0.5", "2 "))
-    assert told.row("Say: 16 times the GPUs give") == pytest.approx(ends, abs=0.06)
-    assert told.line("Say:").endswith(f"{worst}.")
-
-
 def test_13_published_and_predicted_steps() -> None:
     what_if = stored("13")
     cell, text = what_if.cell("before / after:"), what_if.prose("NVIDIA trained this model")

@@ -67,14 +67,6 @@ def test_a_policy_that_keeps_frequent_users_finds_more_ids_than_lru() -> None:
     assert f"lru {lru}%." in best
 
 
-def test_an_evicted_row_is_lost_without_a_tier_and_comes_back_from_one() -> None:
-    assert "An evicted row is lost, unless a tier keeps it" in DYNAMIC.prose("## 3.")
-    assert DYNAMIC.cell("lab.guess(guess_alone").output.splitlines() == [
-        "No guess yet. It is initial.",
-        "No guess yet. It is trained.",
-    ]
-
-
 def test_a_delta_has_some_of_the_rows_and_loads_bit_for_bit() -> None:
     assert "A *delta* has only the rows that changed" in DYNAMIC.prose("`model.dump` writes")
     cell = DYNAMIC.cell("lab.guess(guess_delta")
@@ -102,15 +94,6 @@ def test_a_bundle_answers_without_this_library() -> None:
 
 
 RETRIEVAL = stored("19")
-
-
-def test_popularity_is_strong_and_the_correction_is_needed() -> None:
-    prose = RETRIEVAL.prose("Popularity is a strong guess.")
-    assert "Without the correction, popular movies get low scores" in prose
-    cell = RETRIEVAL.cell("lab.guess(guess_popular")
-    popular, plain, corrected, random = *cell.numbers[:3], cell.number(after="100 random movies:")
-    assert random < plain < popular < corrected
-    assert "Best with 100 candidates: towers, corrected" in cell.output
 
 
 def test_ivf_is_faster_than_the_exact_search_at_95_percent() -> None:
@@ -201,18 +184,6 @@ def test_the_model_is_built_and_the_step_runs_out_on_rank_0() -> None:
     assert "and were freed" in raised
     assert "The tables fit, so the model is built." in MEMORY.prose("The message has the rank")
     assert "One step is done on every rank." in MEMORY.cell('{"plan": moved}').output
-
-
-def test_the_step_adds_to_what_stays_and_measured_is_above_predicted() -> None:
-    stays, more = MEMORY.cell("stays / 1e6").row("At the peak")
-    assert stays > more > 0
-    figure = MEMORY.cell("measured, topology=cap").output
-    totals = [
-        float(row.split()[-4])
-        for row in figure.splitlines()
-        if row.split()[:2] in (["0", "predicted"], ["0", "measured"])
-    ]
-    assert totals[0] < totals[1]
 
 
 def test_two_thirds_of_row_wise_bytes_cross_and_table_row_wise_sends_half_of_them() -> None:

@@ -16,18 +16,6 @@ def test_01_curves_of_all_schemes_coincide_and_quality_is_the_same() -> None:
     assert "the same for all schemes, up to rounding" in first.prose("**AUC**")
 
 
-def test_01_the_scheme_that_sends_most_is_computed_from_the_table() -> None:
-    first = stored("01")
-    table = first.cell("'sent per step'")
-    sent = {name: table.row(name)[1] for name in ("table_wise", "row_wise", "data_parallel")}
-    most, least = max(sent, key=sent.__getitem__), min(sent, key=sent.__getitem__)
-    assert table.line("times the bytes").startswith(most)
-    assert table.line("times the bytes").endswith(f"{least}.")
-    assert first.output_of("lab.guess(mine, max(sent").startswith(f"No guess yet. It is {most}.")
-    assert "Under `row_wise` every rank" in PAGE
-    assert most == "row_wise"
-
-
 def test_02_weights_count_and_are_learned() -> None:
     second = stored("02")
     weighted = second.cell("reads_weights(weighted)")

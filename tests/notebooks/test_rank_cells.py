@@ -53,8 +53,6 @@ out = model(batch).values()"""
 
 WRONG = {
     "a tensor": ("%%recshard\nx = torch.ones(3)", "x (torch.float32 [3])"),
-    "a moved one beside it": ("%%recshard\nx, y = torch.ones(3), torch.ones(2).to(device)", "x (torch.float32 [3])"),
-    "inside containers": ("%%recshard\nfound = {'a': [torch.ones(3)]}", "found['a'][0] (torch.float32 [3])"),
     "a module": ("%%recshard\nlayer = torch.nn.Linear(2, 1, bias=False)", "layer.weight (torch.float32 [1, 2])"),
     "a batch of ids": (
         "%%recshard\nimport recshard_lab as rs\n"
@@ -65,7 +63,6 @@ WRONG = {
         "%%recshard\ndist.all_reduce(torch.ones(2))",
         "all_reduce: its argument (torch.float32 [2])",
     ),
-    "a string that runs on ranks": ("ranks.exec('x = torch.ones(3)')", "x (torch.float32 [3])"),
     "a batch for a model": (MODEL.format(""), "ids (torch.int64 [4])"),
     "a mixture": (
         "%%recshard\nx = torch.ones(2, device=device) + torch.ones(2)",

@@ -24,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.gate
 @needs_compiler
 def test_machine_code_answers_as_the_program(folder: Path) -> None:
     fast, plain = load_bundle(folder, compiled=True), load_bundle(folder, compiled=False)
@@ -42,6 +43,7 @@ def test_machine_code_answers_as_the_program(folder: Path) -> None:
         fast.predict(wrong)
 
 
+@pytest.mark.gate
 @needs_compiler
 def test_another_machine_runs_the_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = compiled.machine()

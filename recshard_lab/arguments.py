@@ -57,7 +57,7 @@ def checks_arguments(call: _F) -> _F:
 MPS = "MPS (Apple's GPU) is not supported: torch.distributed has no backend for its tensors"
 
 
-def device_named(device: Any) -> Any:
+def device_named(device: Any, name: str = "device") -> Any:
     """``torch.device(device)``, None for None. MPS is refused by name.
 
     >>> device_named("x")
@@ -71,9 +71,9 @@ def device_named(device: Any) -> Any:
         named = None if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
         wanted = "a torch.device or a name such as 'cuda:0'"
-        raise ValueError(f"device must be {wanted}, got {_shown(device)}. Fix: pass device='cpu'") from error
+        raise ValueError(f"{name} must be {wanted}, got {_shown(device)}. Fix: pass {name}='cpu'") from error
     if named is not None and named.type == "mps":
-        raise ValueError(f"device={str(device)!r}: {MPS}. Fix: pass device='cpu'")
+        raise ValueError(f"{name}={str(device)!r}: {MPS}. Fix: pass {name}='cpu'")
     return named
 
 

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 import recshard_lab as rs
 from recshard_lab import launcher
-from recshard_lab.cli import training_demo as demo
 from recshard_lab.data import SyntheticRatings
 from recshard_lab.embedding import kernels
 from recshard_lab.lab import views
-from recshard_lab.lab.demo import training
 from recshard_lab.lab.demo.experiment import plan_of_scheme, run_under, run_unsharded
 from recshard_lab.sharding import schemes
 from recshard_lab.train import Recipe
@@ -153,19 +150,6 @@ def test_a_new_scheme_is_drawn_by_every_view(scheme: str, ratings: SyntheticRati
     assert "top quarter" in views.placement(plan, tables).svg
 
 
-@pytest.mark.gate
-def test_a_new_scheme_is_offered_by_the_comparison_and_by_the_demo(scheme: str, ratings: SyntheticRatings) -> None:
-    widget = rs.PlanCompare(Recipe().tables(ratings), rs.Topology(2))
-    widget.set({"movie": scheme})
-    assert widget.mine.plan is not None
-    assert widget.mine.plan.tables()["movie"].sharding_type == scheme
-    found = training.compare_schemes(ratings, 2, [scheme], Recipe(epochs=1))
-    console = Console(width=100)
-    with console.capture() as shown:
-        console.print(demo.summary_table(found))
-    assert scheme in shown.get()
-
-
 def test_a_new_scheme_trains_as_the_unsharded_model_does(scheme: str, ratings: SyntheticRatings) -> None:
     train, test = ratings.split("random")
     recipe = Recipe(epochs=1, batch_size=256)
@@ -174,12 +158,6 @@ def test_a_new_scheme_trains_as_the_unsharded_model_does(scheme: str, ratings: S
         sharded = run_under(ranks, plan, train, test, recipe)
     truth = run_unsharded(train, test, recipe)
     torch.testing.assert_close(sharded.losses, truth.losses, rtol=1e-3, atol=0)  # Adam magnifies rounding
-
-
-def test_a_new_kernel_is_known_by_name_and_taken_when_asked_for(kernel: str) -> None:
-    assert kernel in kernels.kernel_names()
-    assert kernel in kernels.available()
-    assert rs_model(kernel).backends() == {"a": kernel, "b": kernel}
 
 
 def test_a_new_kernel_refuses_in_its_own_words_what_it_cannot_do(kernel: str) -> None:

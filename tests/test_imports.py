@@ -35,60 +35,6 @@ def test_importing_the_library_loads_no_other_package() -> None:
     assert loaded.split() == ["recshard_lab"]
 
 
-def test_the_public_names_are_these() -> None:
-    """Whoever adds one here decides that it is typed more than the names of its room."""
-    names = [
-        "DLRM",
-        "DataType",
-        "DistributedModelParallel",
-        "DynamicEmbeddingBagCollection",
-        "DynamicEmbeddingCollection",
-        "DynamicEmbeddingConfig",
-        "EmbeddingBagCollection",
-        "EmbeddingBagConfig",
-        "EmbeddingCollection",
-        "EmbeddingConfig",
-        "EmbeddingShardingPlanner",
-        "FusedEmbeddingBagCollection",
-        "JaggedTensor",
-        "KeyedJaggedTensor",
-        "KeyedTensor",
-        "LaunchError",
-        "MovieLens",
-        "ParameterConstraints",
-        "ParameterSharding",
-        "PlanCompare",
-        "PlanError",
-        "PoolingType",
-        "RankError",
-        "Ranks",
-        "Shard",
-        "ShardingPlan",
-        "Topology",
-        "Workload",
-        "column_wise",
-        "compare_plans",
-        "data_parallel",
-        "estimate",
-        "export",
-        "flex_shard",
-        "grid_shard",
-        "launch",
-        "load_checkpoint",
-        "plan",
-        "quantize_embeddings",
-        "row_wise",
-        "save_checkpoint",
-        "shard_for_inference",
-        "sweep",
-        "table_column_wise",
-        "table_row_wise",
-        "table_wise",
-    ]
-    hooks = ["__version__", "load_ipython_extension", "unload_ipython_extension"]
-    assert dir(recshard_lab) == sorted([*names, *ROOMS, *hooks])
-
-
 def test_every_room_is_an_attribute_of_the_library_in_a_fresh_interpreter() -> None:
     code = f"import recshard_lab as rs; [print(getattr(rs, room).__name__) for room in {ROOMS}]"
     assert run_python(code).split() == [f"recshard_lab.{room}" for room in ROOMS]
@@ -130,16 +76,6 @@ def test_importing_the_rooms_that_a_rank_needs_loads_no_notebook_library() -> No
     modules = ", ".join(name for name in LATER if name.startswith("recshard_lab"))
     loaded = {module.partition(".")[0] for module in loaded_beyond_torch(f"import {modules}, recshard_lab.data")}
     assert not loaded & {"IPython", "ipywidgets", "plotly", "jupyterlab", "anywidget", "scipy"}
-
-
-def test_the_job_that_the_demo_runs_on_ranks_loads_no_notebook_library() -> None:
-    loaded = {module.partition(".")[0] for module in loaded_beyond_torch("import recshard_lab.lab.demo.experiment")}
-    assert not loaded & {"IPython", "ipywidgets", "plotly", "jupyterlab", "anywidget", "scipy"}
-
-
-@pytest.mark.parametrize("name", recshard_lab.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(recshard_lab, name) is not None
 
 
 def test_an_unknown_name_is_refused_by_name() -> None:

@@ -70,19 +70,6 @@ def test_where_every_program_must_be_there_it_fails(outcome: pytest.RunResult) -
     outcome.stdout.no_fnmatch_line("*a fixture was started*")
 
 
-def test_a_right_that_is_missing_has_another_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(programs.RIGHTS, "the right to mount", lambda: False)
-    reason = "needs the right to mount. Fix: run the tests as root; a container needs --privileged"
-    assert programs.missing(["the right to mount"]) == reason
-    monkeypatch.setitem(programs.RIGHTS, "the right to mount", lambda: True)
-    assert programs.missing(["the right to mount"]) == ""
-
-
-def test_a_program_without_a_package_is_refused() -> None:
-    with pytest.raises(KeyError, match="redis_server"):
-        programs.missing(["redis_server"])
-
-
 def test_only_the_cases_of_redis_need_its_server() -> None:
     file, chosen = "tests/embedding/dynamic/test_tiers.py", "comes_back and ADAM and cache"
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "", "-p", "no:cacheprovider", file, "-k", chosen]

@@ -54,11 +54,6 @@ def test_values_of_the_gate_are_not_in_cases_of_the_day() -> None:
     assert sorted(in_the_gate) == sorted((scheme, ranks) for scheme in "abc" for ranks in (1, 3))
 
 
-def test_an_unknown_axis_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no axis is named \['world'\]; axes: \['ranks'\]"):
-        grid(gate={"world": [1]}, ranks=[1, 2])
-
-
 def test_pre_commit_has_the_ruff_of_the_gate() -> None:
     (pinned,) = re.findall(r"^ruff==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert f"rev: v{pinned}\n" in (ROOT / ".pre-commit-config.yaml").read_text()

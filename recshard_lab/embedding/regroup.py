@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import wrap
 
+from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.sparse import KeyedTensor
@@ -15,6 +16,7 @@ from recshard_lab.sparse.keyed_tensor import Place, join_regrouped, plan_regroup
 from recshard_lab.sparse.tracing import Traceable
 
 
+@names_wrong_arguments
 class KTRegroupAsDict(nn.Module):
     """`KeyedTensor.regroup_as_dict` as a module that caches the columns of each group.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import wrap
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import device_named, names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection, embedding_names_by_table
 from recshard_lab.models.dlrm import checked_dense
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
@@ -176,6 +176,7 @@ class SimpleDeepFMNN(nn.Module):
         dense_device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        dense_device = device_named(dense_device, "dense_device")
         tables = embedding_bag_collection.embedding_bag_configs()
         widths = {table.name: table.embedding_dim for table in tables}
         if len(set(widths.values())) != 1:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import wrap
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import device_named, names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection
 from recshard_lab.models.dlrm import OverArch, checked_dense
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -78,6 +78,7 @@ class DeepFMNN(nn.Module):
         dense_device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        dense_device = device_named(dense_device, "dense_device")
         tables = embedding_bag_collection.embedding_bag_configs()
         widths = {table.name: table.embedding_dim for table in tables}
         if len(set(widths.values())) != 1 or tables[0].embedding_dim < 2:

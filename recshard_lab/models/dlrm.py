@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import wrap
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import device_named, names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models.layers import MLP, InteractionArch
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -189,6 +189,7 @@ class DLRM(nn.Module):
         dense_device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        dense_device = device_named(dense_device, "dense_device")
         tables = embedding_bag_collection.embedding_bag_configs()
         bottom, over = checked_sizes(tables, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes)
         self.embedding_dim = tables[0].embedding_dim

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import wrap
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import device_named, names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -70,7 +70,7 @@ class PositionWeightedModule(FeatureProcessor):
     def __init__(self, max_feature_length: int, device: torch.device | str | None = None) -> None:
         super().__init__()
         self._pre_processed = False
-        self.position_weight = nn.Parameter(torch.empty(_length(max_feature_length), device=device))
+        self.position_weight = nn.Parameter(torch.empty(_length(max_feature_length), device=device_named(device)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -122,6 +122,7 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
     def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None) -> None:
         super().__init__()
         self._pre_processed = False
+        device = device_named(device)
         if not max_feature_lengths:
             raise ValueError("max_feature_lengths is empty. Fix: pass {feature: length of its longest bag}")
         self.max_feature_lengths = {name: _length(longest, name) for name, longest in max_feature_lengths.items()}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import device_named, names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection, embedding_names_by_table
 from recshard_lab.models.layers import MLP
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
@@ -63,6 +63,7 @@ class TwoTower(nn.Module):
         normalize: bool = False,
     ) -> None:
         super().__init__()
+        device = device_named(device)
         tables = embedding_bag_collection.embedding_bag_configs()
         names = [table.name for table in tables]
         chosen = names[:1] if query_tables is None else list(query_tables)

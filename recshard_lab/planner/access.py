@@ -108,6 +108,7 @@ class AccessProfile:
         )
 
     @classmethod
+    @names_wrong_arguments
     def of_ids(cls, batches: Iterable[Any], source: str = "") -> "AccessProfile":
         """Counts ids.
 

@@ -4,7 +4,7 @@ Shape letters: B batch (samples of one rank), E rows, W ranks, T tables.
 """
 
 import numbers
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,7 +122,7 @@ class Workload:
             ("weighted", "True or False", "True", isinstance(self.weighted, numbers.Integral | np.bool_)),
             ("index_dedup", "True or False", "True", isinstance(self.index_dedup, bool)),
             ("frequency_ordered", "True, False or names of tables", "['movies']",
-             isinstance(ordered, bool | Collection) and not isinstance(ordered, str)),
+             isinstance(ordered, bool | list | tuple | Set)),
             ("batch_size", "a whole number from 1 up", "512",
              isinstance(batch, numbers.Integral) and not isinstance(batch, bool) and batch > 0),
         ):  # fmt: skip

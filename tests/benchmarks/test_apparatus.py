@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 import os
 import socket
-import sys
 import tempfile
 import venv
 from pathlib import Path
 
-import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -18,9 +16,9 @@ import benchmarks
 from benchmarks import Figure, launch_peers
 from benchmarks.apparatus import environments
 from benchmarks.apparatus.dumps import dump_figures
-from benchmarks.apparatus.environments import Environment, PeerEnv, PeersMissing
+from benchmarks.apparatus.environments import PeerEnv
 from benchmarks.apparatus.kernel import Kernel
-from benchmarks.apparatus.peers import RECIPES, Recipe
+from benchmarks.apparatus.peers import Recipe
 from recshard_lab.cli import app
 
 NEEDS_NETWORK = pytest.mark.needs("unshare", "user namespaces")
@@ -79,17 +77,6 @@ def test_a_kernel_that_does_not_start_says_why() -> None:
 
 
 @pytest.mark.nightly
-def test_a_kernel_finds_no_program_that_kills_by_name() -> None:
-    with Kernel() as kernel:
-        assert kernel.ok("import shutil; print(shutil.which('pkill'))").text == "None\n"
-
-
-def test_peers_run_on_pinned_releases() -> None:
-    assert all("==" in recipe.package for recipe in RECIPES if recipe.package)
-    assert all("==" in requirement and "+" not in requirement for requirement in environments.base_requirements())
-
-
-@pytest.mark.nightly
 def test_an_environment_names_what_could_not_be_installed_and_is_gone_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,31 +97,6 @@ def test_an_environment_names_what_could_not_be_installed_and_is_gone_at_the_end
 
 
 @pytest.mark.nightly
-def test_without_its_base_an_environment_is_refused_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PeerEnv, "install", lambda self, requirements: "ERROR: no network")
-    peers = PeerEnv([])
-    with pytest.raises(PeersMissing, match="no network"), peers:
-        pass
-    assert not os.path.exists(peers.folder)
-
-
-def test_pip_failures_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = tmp_path / "slow"
-    slow.write_text("#!/bin/sh\nexec sleep 60\n")
-    slow.chmod(0o700)
-    for python, timeout_s, why in (
-        ("/bin/false", 60, "pip ended with code 1"),
-        ("/bin/true", 60, ""),
-        (str(slow), 0.2, "pip did not finish in 0.2 s"),
-        (sys.executable, 60, "no_such_folder"),
-    ):
-        monkeypatch.setattr(Environment, "python", python)
-        said = Environment().install(["--no-deps", str(tmp_path / "no_such_folder")], timeout_s)
-        assert why in said
-        assert bool(said) == bool(why)
-
-
-@pytest.mark.nightly
 @NEEDS_NETWORK
 def test_a_launcher_that_fails_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = Recipe("wrong", "", "", "print('sum 3.0')", "pass")
@@ -142,18 +104,6 @@ def test_a_launcher_that_fails_is_told_and_the_others_are_measured(capsys: pytes
     assert {figure.name.split(": ")[1] for figure in figures} == {"plain"}
     assert all(figure.value > 0 for figure in figures if figure.unit != "MB")
     assert "FAILED in this round: wrong" in capsys.readouterr().err
-
-
-@pytest.mark.nightly
-@NEEDS_NETWORK
-def test_our_own_recipe_runs_and_shares_pages_between_ranks() -> None:
-    warm = next(recipe for recipe in RECIPES if recipe.name == "recshard, warm")
-    (_, memory, _) = launch_peers.side_by_side([warm], "", rounds=1)
-    with Kernel() as kernel:
-        kernel.ok("import torch")
-        alone = kernel.process.memory_full_info().uss / 1e6
-    assert memory.value < 4 * alone  # four that each imported torch would be above it
-    assert not [p for p in psutil.Process().children(recursive=True) if "ipykernel" in " ".join(p.cmdline())]
 
 
 def test_with_peers_adds_their_figures_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 
 from benchmarks import benchmark_named, inference
-from benchmarks.apparatus.sides import Side
-from recshard_lab.serving.inference import latency
 
 
 def test_sizes_keep_their_targets() -> None:
@@ -31,24 +28,3 @@ def test_latencies_are_of_every_kind_and_batch(monkeypatch: pytest.MonkeyPatch) 
         assert min(times) > 0
     assert found["batch 4: int8 is faster than fused fp32 by"].target == 1.5
     assert found["batch 1: int8 is faster than fused fp32 by"].target is None
-
-
-@pytest.mark.nightly
-def test_predictions_are_beside_every_measured_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"TABLES": 3, "ROWS": 50, "BATCHES": (1, 4)}.items():
-        monkeypatch.setattr(inference, name, value)
-    monkeypatch.setattr(latency, "PROBES", (latency.Probe(2, 8, 2, 1, 20), latency.Probe(2, 8, 64, 4, 20)))
-    *plans, error = inference.predictions(2)
-    assert [figure.name.partition(", int8")[0] for figure in plans] == [
-        f"call, batch {batch}, {plan}" for batch in (1, 4) for plan in ("table-wise", "row-wise", "column-wise")
-    ]
-    assert all(figure.value > 0 and figure.beside["predicted ms"] > 0 for figure in plans)
-    assert error.value >= 1
-
-
-@pytest.mark.nightly
-def test_a_worker_has_the_tables_it_was_told_to_build() -> None:
-    with Side("ours", sys.executable, 1, 1, "lookup_worker") as side:
-        order = {"do": "build", "tables": 2, "rows": 10, "dim": 64, "pooling": 3}
-        sizes = [side.order({**order, "kind": kind})[0]["bytes"] for kind in (*inference.TRAINED, *inference.SERVED)]
-    assert sizes == [2 * 10 * 256, 2 * 10 * 256, 2 * 10 * 68, 2 * 10 * 36]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.apparatus import plan_beside
-from benchmarks.apparatus.plan_sides import NoPlan, plan_of
+from benchmarks.apparatus.plan_sides import plan_of
 from benchmarks.plan import fitting
 from recshard_lab.planner import estimate
 
@@ -49,20 +47,3 @@ def test_a_figure_is_the_ratio_of_the_steps_that_one_cost_model_predicts(monkeyp
 def test_other_numbers_than_ours_end_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="TorchRec says"):
         put(monkeypatch, found(longer=1.001))
-
-
-def test_where_torchrec_has_no_plan_that_is_said_and_nothing_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> None:
-        raise NoPlan("no plan in 1 s")
-
-    monkeypatch.setattr(plan_beside, "put_to_torchrec", none)
-    for figure in plan_beside.compared("python", "five", TABLES, TOPOLOGY, LOAD, 1.0):
-        assert math.isnan(figure.value)
-        assert figure.ok
-        assert figure.note == "five: TorchRec: no plan in 1 s"
-
-
-def test_a_kernel_that_is_not_priced_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = put(monkeypatch, found(kernel="fused_uvm"))
-    assert np.isnan([figure.value for figure in figures]).all()
-    assert "kernel 'fused_uvm'" in figures[0].note

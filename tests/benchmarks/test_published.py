@@ -1,9 +1,7 @@
 """Published points: every one is cited, every step is derived as stated, and every prediction stays in its band."""
 
-import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
@@ -18,9 +16,7 @@ from recshard_lab import mlperf
 from recshard_lab.embedding import EmbeddingBagConfig
 from recshard_lab.models.crossnet import LowRankCrossNet
 from recshard_lab.models.dlrm import DenseArch, InteractionArch, OverArch
-from recshard_lab.planner import Workload
-from recshard_lab.planner.model.cost import dense_step
-from recshard_lab.sharding import Topology
+from tests.grid import NIGHT
 
 ENTRIES = published.content()["points"]
 MODELS = published.content()["models"]
@@ -43,7 +39,8 @@ def test_every_point_names_its_page_and_every_model_its_source() -> None:
 
 @pytest.mark.gate
 def test_every_prediction_stays_in_its_recorded_band() -> None:
-    ratios = {own["name"]: (published.point(own).ratio, RECORDED[own["name"]]) for own in ENTRIES}
+    points = ENTRIES if NIGHT else ENTRIES[::3]
+    ratios = {own["name"]: (published.point(own).ratio, RECORDED[own["name"]]) for own in points}
     moved = {name: own for name, own in ratios.items() if not math.isclose(*own, rel_tol=published.MARGIN)}
     assert not moved, "predicted / published, recorded. If the cost model was to change: python -m benchmarks.published"
 
@@ -53,12 +50,6 @@ def test_a_step_follows_from_time_rate_or_log() -> None:
     log = {"eval_stop_ms": [0, 900], "eval_start_ms": [-100, 600], "epoch": [0.0, 1200_000 / published.TRAIN_SAMPLES]}
     for figure in ({"ms": 2.0}, {"samples_per_s": 2_000_000}, {"log": log}):
         assert published.published_ms(entry | {"published": figure}) == pytest.approx(2.0)
-
-
-def test_a_log_gives_less_than_the_rate_with_evaluations() -> None:
-    (entry,) = (entry for entry in ENTRIES if entry["name"].endswith("8 H200"))
-    with_evaluations = 1e3 * 55_296 / 15_041_521  # tracked_stats of that log
-    assert 0.8 * with_evaluations < published.published_ms(entry) < with_evaluations
 
 
 def test_the_benchmarks_tables_are_those_of_mlperf() -> None:
@@ -119,13 +110,6 @@ def test_traffic_and_launches_of_the_dense_part_are_those_of_its_operators(model
     assert dense.launches == pytest.approx(found.operators + after, abs=3)
 
 
-def test_dense_traffic_adds_to_the_arithmetic() -> None:
-    top = Topology.preset("a100", world_size=1)
-    plain, moved = (Workload(65_536, dense_flops_per_sample=1e6, dense_traffic_per_sample=b) for b in (0.0, 1e5))
-    added = dense_step(moved, top)[0] - dense_step(plain, top)[0]
-    assert added == pytest.approx(65_536 * 1e5 / top.hbm_mem_bw)
-
-
 def test_by_memory_deals_slices_forwards_and_backwards() -> None:
     sizes = [50, 40, 30, 20, 10]
     tables = [EmbeddingBagConfig(name=f"t{n}", num_embeddings=n, embedding_dim=4) for n in sizes]
@@ -148,14 +132,3 @@ def test_the_table_states_predicted_published_error_and_source() -> None:
         == rows[1].value
         == pytest.approx(published.mean_error([1 + rows[0].beside["error %"] / 100]))
     )
-
-
-def test_recording_writes_ratios_and_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = published.content() | {"points": ENTRIES[6:7]}
-    monkeypatch.setattr(published, "FILE", tmp_path / "published.json")
-    monkeypatch.setattr(published, "content", lambda: few)
-    (tmp_path / "published.json").write_text('{\n "left_out": [],\n "recorded": {"old": 1}\n}\n')
-    published.record()
-    written = json.loads((tmp_path / "published.json").read_text())
-    assert written["left_out"] == []
-    assert written["recorded"] == {ENTRIES[6]["name"]: round(published.point(ENTRIES[6]).ratio, 3)}

@@ -68,22 +68,6 @@ def test_the_overhead_is_the_median_difference_of_pairs(monkeypatch: pytest.Monk
     assert (cpu.value, outside.value, over.target) == pytest.approx((2, 5, 1))
 
 
-def test_calls_of_the_bare_model_have_the_pace_of_the_requests() -> None:
-    class Model:
-        calls = 0
-
-        def predict(self, batch: object) -> None:
-            self.calls += 1
-
-    model = Model()
-    assert len(serve._paced(model, None, rate=500, seconds=0.02)) == model.calls == 10
-
-
-def test_quantiles_are_times_that_were_measured() -> None:
-    times = [float(one) for one in range(1, 101)]
-    assert [serve.quantile(times, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
-
-
 @pytest.mark.nightly
 def test_the_bundle_has_the_features_of_the_figure(tmp_path: Path) -> None:
     serve.write_model(tmp_path / "v1", rows=20, width=8)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from benchmarks import Figure, benchmark_named, train_step
+from benchmarks import benchmark_named, train_step
 from benchmarks.apparatus import environments
 from benchmarks.apparatus.environments import PeersMissing
-from benchmarks.apparatus.run_cases import put_to_sides
 from benchmarks.apparatus.sides import Side, SideFailed
-from benchmarks.apparatus.step_case import ROWWISE, SGD, StepCase, rectangles, smaller
+from benchmarks.apparatus.step_case import SGD, StepCase, rectangles, smaller
 from benchmarks.apparatus.step_worker import BATCHES, PARITY_LEARNING_RATE, target_of
-from recshard_lab.cli import app
-from recshard_lab.sharding import PlanError
 
 SMALL = {"tables": 4, "rows": 40, "dim": 8, "batch": 16, "pooling": 3}
 
@@ -39,16 +33,6 @@ def test_plans_spread_tables_over_both_ranks() -> None:
     assert Counter(entry["scheme"] for entry in mixed.values()) == dict.fromkeys(
         ("table_wise", "row_wise", "column_wise", "data_parallel"), 2
     )
-
-
-def test_the_most_frequent_row_has_its_share_of_zipf() -> None:
-    case = StepCase("row_wise", SGD, "zipf", rows=1000, tables=20)
-    ids = case.bag_ids(0, 0)
-    ((_, most),) = Counter(ids.tolist()).most_common(1)
-    expected = 1 / np.sum(np.arange(1, 1001) ** -1.2)
-    assert most / len(ids) == pytest.approx(expected, rel=0.05)
-    assert not np.array_equal(ids, case.bag_ids(1, 0))
-    assert np.array_equal(ids, case.bag_ids(0, 0))
 
 
 @pytest.mark.nightly
@@ -84,16 +68,6 @@ def test_a_rank_that_cannot_build_says_why_and_one_that_ends_too() -> None:
 
 
 @pytest.mark.nightly
-def test_a_case_that_torchrec_cannot_run_is_told_without_a_target() -> None:
-    case = smaller(StepCase("table_wise", ROWWISE, "uniform"), **SMALL)
-    both = {"ours": sys.executable, "theirs": sys.executable}
-    (figure,) = put_to_sides([case], partial(train_step.one, rounds=1), both)
-    assert "TorchRec cannot: ModuleNotFoundError" in figure.name
-    assert figure.beside["ours"] > 0
-    assert figure.target is None
-
-
-@pytest.mark.nightly
 def test_a_world_of_one_is_measured_beside_the_fused_collection() -> None:
     assert {case.name for case in train_step.W1_CASES} == train_step.TARGETS.keys()
     figure = train_step.world_of_one(smaller(train_step.W1_CASES[0], **SMALL), rounds=3)
@@ -110,17 +84,3 @@ def test_options_and_cases_that_do_not_exist_are_refused_by_name(monkeypatch: py
     monkeypatch.delenv("RECSHARD_PEERS", raising=False)
     with pytest.raises(PeersMissing, match=r"torch==0\.1"), environments.TorchRecEnv():
         pass
-
-
-def test_numbers_beside_have_columns_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [Figure("a", 1.5, "x", target=1.0, at_most=False, beside={"ours": 12.0}), Figure("b", float("nan"), "x")]
-    monkeypatch.setattr(train_step, "figures", lambda **_: rows)
-    found = CliRunner().invoke(app, ["bench", "train-step"]).output
-    assert "ours" in found
-    assert "not run" in found
-    assert '"value": null' in CliRunner().invoke(app, ["bench", "train-step", "--json"]).output
-
-
-def test_a_scheme_that_is_not_registered_is_refused() -> None:
-    with pytest.raises(PlanError, match="no scheme 'diagonal'"):
-        StepCase("diagonal", SGD, "uniform").plan()

@@ -117,19 +117,8 @@ def collectives_on_ledger() -> list[collectives.Times]:
         collectives.GPU_SIZES = sizes
 
 
-def waits_of_real_clock() -> tuple[list[str], int]:
-    """On the ledger device: causes of the host's waits inside `Clock.host_times`, and kernels of one call in it."""
-    ledger.register()
-    clock = Clock(torch.device(ledger.DEVICE))
-    number = torch.zeros(1, device=clock.device)
-    with ledger.record() as counts:
-        clock.host_times("launch", (4,), lambda: number.add_(1), 4)
-    return [sync.cause for sync in counts.syncs], counts.launches
-
-
-def order_of_real_clock(host_s: float = 0.0) -> tuple[list[str], list[float], int]:
-    """What `Clock.times` does on the ledger device after its warm-up, the times that it reports, and how many buffers
-    it overwrites. The host needs `host_s` for a call; a buffer takes 0.5 ms."""
+def order_of_real_clock() -> tuple[list[str], list[float]]:
+    """What `Clock.times` does on the ledger device after its warm-up, and the times that it reports."""
     ledger.register()
     order: list[str] = []
 
@@ -153,16 +142,14 @@ def order_of_real_clock(host_s: float = 0.0) -> tuple[list[str], list[float], in
     def run() -> None:
         order.append("run")
         number.add_(1)
-        sleep(host_s)
 
     with (
         patch.object(torch, "Event", Event),
         patch.object(module, "FLUSH_BYTES", 64),
         patch.object(module, "WARM_UP_S", 0.0),
-        ledger.record() as counts,
     ):
         times = clock.times("add", (1,), run)
-    return order[-3 * module.REPEATS - 1 :], times, counts.operators["zero_"]
+    return order[-3 * module.REPEATS - 1 :], times
 
 
 def warm_up_calls(seconds: float) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
-from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.sharding import Topology
 from recshard_lab.sharding.hardware.device_profile import VERSION, DeviceProfile
 
@@ -73,16 +72,3 @@ def test_a_missing_part_is_named() -> None:
     for part in told.keys() - {"format", "version"}:
         with pytest.raises(ValueError, match=f"lacks {part}"):
             DeviceProfile.from_json(json.dumps({name: own for name, own in told.items() if name != part}))
-
-
-def test_other_ranks_than_were_measured_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"measured with world_size 2, but 4 .*recshard calibrate --ranks 4"):
-        profile().topology(world_size=4)
-    assert profile().topology(world_size=2).world_size == 2
-
-
-def test_an_optimizer_that_was_not_measured_is_refused() -> None:
-    top = profile().topology(ddr_cap=10**9)
-    assert EmbeddingShardingPlanner(top, workload=Workload(optimizer="exact_sgd")).plan_tables([TABLE])
-    with pytest.raises(ValueError, match=r"no entry for 'adam' \(it has: exact_sgd\)"):
-        EmbeddingShardingPlanner(top, workload=Workload(optimizer="adam")).plan_tables([TABLE])

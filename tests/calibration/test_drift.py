@@ -10,7 +10,6 @@ import pytest
 from recshard_lab.calibration import calibrate, check
 from recshard_lab.calibration.calibrating import REFERENCE
 from recshard_lab.calibration.clock import TimedOperator, as_dicts
-from recshard_lab.calibration.drift import compared
 from tests.calibration.simulated import FakeRanks, ms_of, simulate_check
 from tests.calibration.test_device_profile import profile
 
@@ -57,11 +56,3 @@ def test_what_cannot_be_checked_or_calibrated_is_refused_before_anything_runs() 
     shared.devices = shared.devices[:1] * 4
     with pytest.raises(ValueError, match=r"4 ranks share cuda:0: .*Fix: launch\(1\)"):
         calibrate(shared)
-
-
-def test_sizes_that_only_one_side_has_do_not_count() -> None:
-    sizes = {("gather", (8, 4)): 1.1, ("gather", (8, 16)): 9.0, ("read", (1,)): 9.0}
-    then = [TimedOperator("gather", (8, 4), 1.0), TimedOperator("gather", (8, 8), 1.0)]
-    (row,) = compared(then, [TimedOperator(op, own, ms) for (op, own), ms in sizes.items()], 0.25)
-    assert (row.op, row.moved) == ("gather", False)
-    assert row.ratio == pytest.approx(1.1)

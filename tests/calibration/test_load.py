@@ -4,17 +4,11 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 
-from recshard_lab.calibration import Calibration
-from recshard_lab.calibration.calibrating import calibrate
 from recshard_lab.calibration.load import OtherLoad, load_before
-from recshard_lab.sharding import Topology
-from tests.calibration.simulated import FakeRanks
-from tests.calibration.test_device_profile import profile
 
 
 def test_a_program_that_computes_beside_is_seen_and_this_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,24 +35,3 @@ def test_a_real_program_that_computes_beside_is_seen() -> None:
             assert load_before(None) > 0.25 / psutil.cpu_count()
         finally:
             spin.kill()
-
-
-def test_the_summary_depends_on_the_outcome() -> None:
-    for new, before, load in ((0.1, 0.3, 0.02), (0.5, 0.3, 0.8), (0.3, 0.3, 0.0)):
-        found = Calibration(profile(other_load=load), Topology(2), 0.4, (), new, before)
-        assert max(map(len, found.summary().splitlines())) <= 100
-        text = " ".join(found.summary().split())
-        assert ("Calibrated figures are nearer" in text) is (new < before)
-        assert ("Calibration did not help" in text) is (new >= before)
-        assert ("Other programs use 80% of the cores" in text) is (load > 0.1)
-
-
-def test_the_warning_comes_before_the_measuring(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    def measured(ranks: Any) -> Any:
-        raise RuntimeError("measuring began")
-
-    monkeypatch.setattr("recshard_lab.calibration.calibrating.load_before", lambda ranks: 0.8)
-    monkeypatch.setattr("recshard_lab.calibration.calibrating.time_alone", measured)
-    with pytest.raises(RuntimeError, match="measuring began"):
-        calibrate(FakeRanks(), 9.0)
-    assert "Other programs use 80% of the cores: these figures will be off. Fix: " in capsys.readouterr().out

@@ -1,8 +1,10 @@
-"""Runs of notebooks in fresh kernels, and what must hold of each."""
+"""Runs of notebooks, and what must hold of each. One kernel runs several, each in a fresh namespace without ranks."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,56 @@ FIRST = [path for path in NOTEBOOKS if path.stem[:2] in ("01", "06")]
 OTHERS = [path for path in NOTEBOOKS if path not in FIRST]
 
 
-def run(path: Path) -> tuple[Any, float]:
-    """A notebook after a run in a fresh kernel, and its seconds; raises at the first cell that does."""
-    notebook = nbformat.read(path, as_version=4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    for cell in code:
-        cell.outputs = []
+FRESH = """
+def fresh(shell):
+    import os
+
+    from ipywidgets import Widget
+
+    Widget.close_all()
+    shell.extension_manager.unload_extension("recshard_lab")
+    shell.reset()
+    os.chdir({folder!r})
+
+fresh(get_ipython())
+"""
+
+
+@contextmanager
+def kernel() -> Iterator[NotebookClient]:
+    """A client whose kernel starts once and runs notebook after notebook."""
     client = NotebookClient(
-        notebook, timeout=120, record_timing=False, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+        nbformat.v4.new_notebook(),
+        timeout=120,
+        record_timing=False,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(FOLDER)}},
     )
+    with client.setup_kernel():
+        yield client
+
+
+def run(path: Path, client: NotebookClient | None = None) -> tuple[Any, float]:
+    """A notebook after a run, and its seconds; raises at the first cell that does.
+
+    Args:
+        path: of the notebook.
+        client: of `kernel`; a fresh kernel if it is left out.
+    """
+    if client is None:
+        with kernel() as client:
+            return run(path, client)
+    notebook = nbformat.read(path, as_version=4)
     begun = time.perf_counter()
-    client.execute()
+    fresh = nbformat.v4.new_code_cell(FRESH.format(folder=str(FOLDER)))
+    client.nb = nbformat.v4.new_notebook(cells=[fresh])
+    client.execute_cell(fresh, 0, store_history=False)
+    client.nb = notebook
+    client.reset_execution_trackers()
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code":
+            cell.outputs = []
+        client.execute_cell(cell, index, execution_count=client.code_cells_executed + 1)
     return notebook, time.perf_counter() - begun
 
 

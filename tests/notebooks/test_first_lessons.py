@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nbclient import NotebookClient
 
 from tests.notebooks.runs import FIRST, check_outputs, check_run, run
 
 
 @pytest.fixture(scope="module", params=FIRST, ids=lambda path: path.stem)
-def executed(request: pytest.FixtureRequest) -> tuple[Path, Any]:
-    return request.param, run(request.param)[0]
+def executed(request: pytest.FixtureRequest, client: NotebookClient) -> tuple[Path, Any]:
+    return request.param, run(request.param, client)[0]
 
 
 def test_it_runs_top_to_bottom_and_writes_nothing_to_stderr(executed: tuple[Path, Any]) -> None:

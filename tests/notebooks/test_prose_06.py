@@ -75,30 +75,3 @@ def test_formula_cost_model_and_counts_agree_for_every_scheme() -> None:
     verdict = SCHEMES.output_of("most, least")
     assert f"Fewest bytes: {lines[0].split()[0]}." in verdict
     assert f"Most bytes: {lines[-1].split()[0]}." in verdict
-
-
-def test_rows_and_gradients_are_most_of_the_bytes_of_row_wise() -> None:
-    phases = SCHEMES.cell('predicted["row_wise"], topology')
-    (ids, _), (rows, _), (gradients, _) = (
-        phases.row(words) for words in ("ids to shards", "rows to samples: direct", "gradients to shards: direct")
-    )
-    assert rows + gradients > 10 * ids
-
-
-def test_following_an_id() -> None:
-    assert SCHEMES.cell("lab.guess").number("ranks") == 4
-    ways = SCHEMES.cell("way.summary")
-    assert "goes to ranks 0, 2, 3" in ways.line("column_wise ")
-    assert "goes to rank 2 " in ways.line("row_wise ")
-
-
-def test_a_drawing_and_a_switch_change_nothing_that_is_learned() -> None:
-    assert "The drawing trains the same table: True" in SCHEMES.output_of("board.run()")
-    switched = SCHEMES.output_of("switcher.apply()")
-    assert "Weights equal, bit for bit: True" in switched
-    assert "Outputs equal up to rounding: True" in switched
-
-
-def test_sixty_four_ranks_split_the_columns() -> None:
-    assert "column_wise, because 20 < 2 * 128 * 8 / 64 = 32" in SCHEMES.output_of("mine_b")
-    assert 2 * 128 * 8 / 64 == 32

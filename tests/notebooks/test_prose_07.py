@@ -38,20 +38,9 @@ def test_equal_rows_are_unequal_work_and_each_cure_helps() -> None:
     assert times.row("equal rows")[0] > times.row("equal lookups")[0] > times.row("hot rows on each rank")[0]
 
 
-def test_a_handful_of_hot_rows_sends_fewest_bytes() -> None:
-    assert SKEW.cell("Fewest bytes").number(before="hot rows", after="Fewest bytes:") <= 20
-    assert SKEW.prose("A handful of very hot rows").startswith("A handful of very hot rows saves bytes.")
-
-
 def test_a_cache_answers_most_lookups_of_the_hot_rank() -> None:
     caches = SKEW.cell("last.table")
     assert caches.row("rank 0:")[0] > 50 > 10 > caches.row("rank 3:")[0]
-
-
-def test_the_planner_changes_its_scheme_with_the_skew() -> None:
-    chosen = SKEW.cell("for skew in")
-    assert "'page': 'row_wise'" in chosen.line("skew 0.0:")
-    assert "'page': 'flex_shard'" in chosen.line("skew 1.2:")
 
 
 def test_the_answers_of_the_exercises() -> None:

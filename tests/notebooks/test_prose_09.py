@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recshard_lab.comm import CommType, codec_error, make_codec
+from recshard_lab.comm import CommType, make_codec
 from tests.notebooks.claims import stored
 
 FORMATS = stored("09")
@@ -35,39 +35,7 @@ def test_the_limits_of_fp16() -> None:
     assert scaled < bf16 < 1 < plain
 
 
-def test_int8_sends_fewer_bytes_than_fp16_from_nine_columns_on() -> None:
-    assert FORMATS.cell("mine_a").number(after="One solution:") == 9
-    int8 = make_codec(CommType.INT8)
-    assert next(D for D in range(1, 65) if int8.encoded_width(D) < 2 * D) == 9
-
-
-def test_ids_and_sizes_are_not_encoded() -> None:
-    sent = FORMATS.cell("bytes per step")
-    for label in ("input_dist/sizes", "input_dist/ids"):
-        assert len(set(sent.row(label))) == 1
-    fp32, fp16, int8, _ = sent.row("output_dist/rows")
-    assert fp32 == 2 * fp16 > fp16 > int8
-    totals = [sum(column) for column in zip(*(sent.row(label) for label in sent_labels()), strict=True)]
-    assert FORMATS.cell("lab.guess").number("%") == round(100 * (1 - totals[2] / totals[0]))
-
-
-def sent_labels() -> list[str]:
-    """The labels of the collectives of a step."""
-    return ["input_dist/sizes", "input_dist/ids", "output_dist/rows", "output_dist_backward/rows"]
-
-
-def test_errors_are_within_their_bounds() -> None:
-    assert FORMATS.output_of("within its bound").count("within its bound: True") == 4
-    assert codec_error(CommType.INT8, torch.rand(10, 16)).within
-
-
 def test_formats_change_the_auc_less_than_other_weights() -> None:
     verdict = FORMATS.cell("Largest change by a format")
     assert verdict.number(after="Largest change by a format:") < verdict.number(after="By other initial weights:")
     assert "Formats change less than other weights." in verdict.output
-
-
-def test_int8_saves_most_where_rows_dominate() -> None:
-    assert "One solution: row_wise" in FORMATS.output_of("mine_b")
-    saved = FORMATS.cell("% of the bytes saved")
-    assert all(first > last for _, first, last in (saved.row(name) for name in ("row-wise", "column-wise")))

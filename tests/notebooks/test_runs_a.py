@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nbclient import NotebookClient
 
 from tests.notebooks.runs import OTHERS, check_outputs, check_run, run
 
@@ -11,8 +12,8 @@ pytestmark = pytest.mark.gate
 
 
 @pytest.fixture(scope="module", params=OTHERS[::2], ids=lambda path: path.stem)
-def executed(request: pytest.FixtureRequest) -> tuple[Path, Any]:
-    return request.param, run(request.param)[0]
+def executed(request: pytest.FixtureRequest, client: NotebookClient) -> tuple[Path, Any]:
+    return request.param, run(request.param, client)[0]
 
 
 def test_it_runs_top_to_bottom_and_writes_nothing_to_stderr(executed: tuple[Path, Any]) -> None:

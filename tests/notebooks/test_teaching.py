@@ -8,9 +8,6 @@ from typing import Any
 import nbformat
 import pytest
 
-from benchmarks import benchmark_named
-from benchmarks.notebooks import rows
-
 FOLDER = Path(__file__).parents[2] / "notebooks"
 PAGE = (FOLDER / "TEACHING.md").read_text()
 TIMES = re.findall(
@@ -83,14 +80,3 @@ def test_the_map_and_the_index_show_every_lesson() -> None:
         )
     for number, name in enumerate(re.findall(r"\]\((\S+\.ipynb)\)", index), 1):
         assert name.startswith(f"{number:02}_")
-
-
-def test_the_command_prints_the_rows_of_the_times() -> None:
-    assert "`recshard bench notebooks`" in PAGE
-    assert benchmark_named("notebooks").about.startswith("Seconds that each notebook takes")
-    with pytest.raises(ValueError, match="no notebook has '99'"):
-        benchmark_named("notebooks").run(only=["99"])
-    measured = dict.fromkeys(("01_shard_your_first_model", "99_new"), (6.4, 1234.0))
-    first, other = rows(measured)
-    assert re.fullmatch(r"\| \[01 (.+)\]\(01_shard\S+\.ipynb\) \| 6 s \| \d+ min \| 1\.2 GB \| Python, .* \|", first)
-    assert other == "| [99_new](99_new.ipynb) | 6 s | ? min | 1.2 GB | |"

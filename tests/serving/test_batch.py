@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recshard_lab import EmbeddingBagCollection
-from recshard_lab.serving import Batch, Inputs, SparseInput, split_answers
-from tests.serving.bundles import COLUMNS, batch_of, dlrm, tables
+from recshard_lab.serving import Batch, Inputs, SparseInput
+from tests.serving.bundles import COLUMNS, batch_of, dlrm
 
 INPUTS = Inputs(("age",), (SparseInput("movie", 10), SparseInput("word", None), SparseInput("genre", 4)))
 WEIGHTED = Inputs((), tuple(replace(each, weighted=True) for each in INPUTS.sparse))
@@ -43,12 +42,6 @@ def test_batches_of_other_models_are_not_merged() -> None:
         Batch.cat([])
     with pytest.raises(ValueError, match="do not sum to the batch of 2"):
         batch_of(INPUTS, 2).split([1])
-
-
-def test_answers_are_split_by_request() -> None:
-    parts = split_answers({"a": torch.arange(6), "b": torch.arange(12).reshape(6, 2)}, [1, 0, 5])
-    assert [part["a"].tolist() for part in parts] == [[0], [], [1, 2, 3, 4, 5]]
-    assert parts[2]["b"].shape == (5, 2)
 
 
 def test_a_keyed_jagged_tensor_becomes_a_batch_in_the_order_of_the_inputs() -> None:
@@ -96,11 +89,6 @@ def test_a_wrong_batch_is_refused_with_its_place(change: dict[str, Tensor], mess
         Batch(**{**good(), **change}).check(INPUTS)
 
 
-def test_missing_weights_are_refused_by_feature() -> None:
-    with pytest.raises(ValueError, match="weights are missing, and feature 'movie' is weighted"):
-        replace(batch_of(WEIGHTED, 2), weights=None).check(WEIGHTED)
-
-
 def test_the_inputs_of_a_model_come_from_its_collections() -> None:
     expected = tuple(SparseInput(f"f{i}", 50 + i) for i in range(3))
     assert Inputs.of(dlrm(), COLUMNS) == Inputs(COLUMNS, expected)
@@ -108,10 +96,3 @@ def test_the_inputs_of_a_model_come_from_its_collections() -> None:
     assert {each.rows for each in Inputs.of(dlrm(out_of_range="clamp")).sparse} == {None}
     with pytest.raises(ValueError, match="Linear has no embedding collection"):
         Inputs.of(torch.nn.Linear(1, 1))
-
-
-def test_inputs_with_equal_names_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\['f0'\] occur twice"):
-        Inputs.of(EmbeddingBagCollection(tables()), ["f0"])
-    with pytest.raises(ValueError, match="inputs are empty"):
-        Inputs((), ())

@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import recshard_lab as rl
-from recshard_lab import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, shard_for_inference
+from recshard_lab import EmbeddingBagCollection, shard_for_inference
 from recshard_lab.serving.inference import ShardedInference
 from recshard_lab.sharding.schemes import scheme_names
 from tests.serving.capture_jobs import Ranker, bags, batches, collection, served_by
@@ -94,32 +92,6 @@ def test_ids_that_are_no_rows() -> None:
         assert captured.eager_calls == 1
 
 
-class Renamed(nn.Module):
-    """Its collection reads other features than the batch has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = collection("pooled")
-
-    def forward(self, batch: KeyedJaggedTensor) -> Any:
-        return self.inner(KeyedJaggedTensor(KEYS, batch.values(), lengths=batch.lengths()))
-
-
-class Summed(nn.Module):
-    """Returns one number for the whole batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = collection("pooled")
-
-    def forward(self, batch: KeyedJaggedTensor) -> Any:
-        return self.inner(batch).values().sum()
-
-
-def over_cpu(model: nn.Module) -> ShardedInference:
-    return shard_for_inference(model, devices=["cpu"])
-
-
 def test_what_cannot_be_captured_is_refused() -> None:
     served = served_by(collection("pooled"), "table_wise", ["cpu"])
     (batch,) = batches("pooled", [2])
@@ -133,18 +105,4 @@ def test_what_cannot_be_captured_is_refused() -> None:
     refused(r"ids_per_sample of .* must be a positive number, got 0", batch, ids_per_sample=0)
     refused(r"ids_per_sample lacks feature", batch, ids_per_sample={"x": 1})
     refused(r"argument 1 of the example is a str", batch, "text")
-    renamed = KeyedJaggedTensor([f"raw_{key}" for key in KEYS], batch.values(), lengths=batch.lengths())
-    refused(r"no KeyedJaggedTensor of the example has the features", renamed, model=over_cpu(Renamed()))
     refused(r"Fix: pass devices= to shard_for_inference", batch, model=shard_for_inference(collection("pooled")))
-    whole = over_cpu(Summed()).capture(batch, batch_sizes=[2], ids_per_sample=MOST)
-    with pytest.raises(ValueError, match=r"returns a tensor \[\] for 3 samples.*Fix: call the model itself"):
-        whole(batch)
-
-
-def test_sequences_keep_their_order() -> None:
-    tables = [rl.EmbeddingConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=["f"])]
-    whole = EmbeddingCollection(tables=tables)
-    served = served_by(whole, "row_wise", ["cpu"] * 2)
-    batch = bags([[8, 0, 8], [], [4]], ["f"])
-    captured = served.capture(batch, batch_sizes=[5])
-    same(captured(batch), whole(batch))

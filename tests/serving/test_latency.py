@@ -106,14 +106,3 @@ def test_fitted_figures_predict_what_was_measured(monkeypatch: pytest.MonkeyPatc
         load = replace(load, dense_parameters=0, dense_flops_per_sample=0.0)
         one, other = (latency._estimated(model, load, each).step_ms for each in (found, true))
         assert one == pytest.approx(other, rel=0.05)
-
-
-def test_refusals() -> None:
-    served = sharded()
-    alone = shard_for_inference(Towers(), devices=["cpu"])
-    with pytest.raises(ValueError, match="is on cpu, and 'row_wise' on cpu, cpu"):
-        compare_latencies({"row_wise": served["row_wise"], "alone": alone}, batch())
-    with pytest.raises(ValueError, match="one model or more"):
-        compare_latencies({}, batch())
-    with pytest.raises(ValueError, match="no KeyedJaggedTensor"):
-        alone.latency(torch.ones(1), topology=Topology(1))

@@ -50,16 +50,6 @@ class Fails(nn.Module):
         raise KeyError("nothing")
 
 
-class Several(nn.Module):
-    def forward(self, dense: Tensor, _: object) -> Any:
-        return {"one": dense, "two": dense}
-
-
-class Strings(nn.Module):
-    def forward(self, *_: object) -> Any:
-        return "answer"
-
-
 def hooked() -> nn.Module:
     model = nn.Sequential(nn.Linear(2, 1)).eval()
     model[0].register_forward_hook(lambda *_: None)
@@ -113,8 +103,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Fails().eval(),
         r"raises KeyError while it is traced at test_refusals.py:\d+ in forward: 'nothing'",
     ),
-    "names": (lambda: Several().eval(), r"returns \['one', 'two'\], not 'score'. Fix: correct outputs="),
-    "no tensor": (lambda: Strings().eval(), "output 'score' is a str, not a tensor. Fix: return a tensor"),
 }
 
 

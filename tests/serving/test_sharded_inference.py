@@ -15,8 +15,6 @@ from recshard_lab import (
     DataType,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
     KeyedJaggedTensor,
     PlanError,
     PoolingType,
@@ -26,6 +24,7 @@ from recshard_lab import (
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import Case, Model, batch_of
+from tests.grid import worlds
 from tests.serving import inference_jobs as jobs
 
 BIT_EXACT = ["table_wise", "column_wise", "data_parallel", "table_column_wise"]  # no row is a sum over devices
@@ -117,36 +116,6 @@ def test_shared_features_number_formats_and_unread_features() -> None:
         same(one.values(), other.values().detach())
 
 
-def test_sequences_keep_ids_and_lengths() -> None:
-    tables = [EmbeddingConfig(20, 4, "movies", feature_names=["seen", "liked"])]
-    ec = EmbeddingCollection(tables, need_indices=True)
-    plan = ShardingPlan({"": rl.sharding.construct_module_sharding_plan(ec, {"movies": rl.row_wise()}, world_size=3)})
-    one, other = shard_for_inference(ec, plan, ["cpu"] * 3)(shared_batch()), ec(shared_batch())
-    assert list(one) == list(other)
-    for key in other:
-        for part in ("values", "lengths", "weights"):
-            assert torch.equal(getattr(one[key], part)(), getattr(other[key], part)())
-
-
-def test_memory_accounts_are_those_of_the_plan() -> None:
-    ebc = EmbeddingBagCollection([EmbeddingBagConfig(100, 8, "t", feature_names=["seen"])])
-    plan = ShardingPlan({"": rl.sharding.construct_module_sharding_plan(ebc, {"t": rl.row_wise()}, world_size=4)})
-    served = shard_for_inference(ebc, plan, ["cpu"] * 4)
-    served(shared_batch())
-    accounts = served.memory()
-    assert [account.table_bytes for account in accounts] == [26 * 8 * 4] * 4  # 25 rows, and one of zeros
-    assert sum(account.output_bytes for account in accounts) == 4 * 2 * 8 * 4
-    assert accounts[0].input_bytes > accounts[3].input_bytes  # the ids are rows of the first shard
-
-
-def test_the_default_plan_replicates_nothing() -> None:
-    ebc = tables_that_share()
-    served = shard_for_inference(ebc, devices=["cpu", "cpu"])
-    schemes = {own.sharding_type for own in served.plan.tables().values()}
-    assert "data_parallel" not in schemes
-    same(served(shared_batch()).values(), ebc(shared_batch()).values().detach())
-
-
 def test_a_model_is_not_changed_and_its_dense_part_is_copied() -> None:
     case = jobs.case(2)
     model = Model(case)
@@ -175,25 +144,6 @@ def test_from_a_training_model_of_one_process_and_from_its_checkpoint(tmp_path: 
     same(read(batch_of(case.steps[0][0]))[1], expected)
 
 
-def test_from_a_state_dict_in_a_file(tmp_path: Path) -> None:
-    case = jobs.case(3)
-    model = Model(case).eval()
-    torch.save({f"module.{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "model.pt")
-    with torch.device("meta"):
-        empty = Model(case)
-    plan = ShardingPlan.from_json(case.plan)
-    served = shard_for_inference(empty, plan, ["cpu"] * 3, checkpoint=tmp_path / "model.pt")
-    batch = batch_of(case.steps[0][0])
-    same(served(batch)[1], model(batch)[1].detach())
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    case = jobs.case(1)
-    rl.save_checkpoint(tmp_path / "run", nn.Linear(2, 1))
-    with pytest.raises(rl.distributed.CheckpointError, match=r"exactly one tensor 'collection\.embedding_bags"):
-        shard_for_inference(Model(case), ShardingPlan.from_json(case.plan), ["cpu"], checkpoint=tmp_path / "run")
-
-
 def test_wrong_arguments_are_named() -> None:
     ebc = tables_that_share()
     for devices in ([], "cpu", [None]):
@@ -209,29 +159,21 @@ def test_wrong_arguments_are_named() -> None:
         shard_for_inference(ebc, output_device="cpu")
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"W{n}")
+@pytest.fixture(scope="module", params=worlds(1, 2, 4))
 def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
     with rl.launch(request.param) as launched:
         yield launched
 
 
-def test_over_launched_ranks(ranks: Any, tmp_path: Path) -> None:
-    for sequence in (False, True):
-        case = jobs.case(ranks.world_size, sequence=sequence)
-        folder = str(tmp_path / f"run{sequence}")
-        for found in ranks.run(jobs.over_ranks, case, folder):
-            assert found["states"] == 0
-            assert not found["gradients"]
-            for one in ("unsharded", "live", "checkpoint", "planned"):
-                same(found[one], found["expected"])
-
-
-def test_quantized_tables_over_launched_ranks(ranks: Any, tmp_path: Path) -> None:
-    case = jobs.case(ranks.world_size)
-    for found in ranks.run(jobs.packed_over_ranks, case, str(tmp_path / "run")):
-        for one in ("live", "unsharded", "quantized", "checkpoint", "planned"):
+@pytest.mark.parametrize(("sequence", "dtype"), [(False, None), (True, None), (False, "int8")])
+def test_over_launched_ranks(ranks: Any, sequence: bool, dtype: str | None, tmp_path: Path) -> None:
+    case = jobs.case(ranks.world_size, sequence=sequence)
+    plain = ranks.run(jobs.over_ranks, case, str(tmp_path / "plain"))
+    for found, fp32 in zip(ranks.run(jobs.over_ranks, case, str(tmp_path / "run"), dtype), plain, strict=True):
+        assert (found["states"], found["gradients"]) == (0, [])
+        for one in ("unsharded", "live", "quantized", "checkpoint", "planned"):
             same(found[one], found["expected"])
-        assert found["bytes"] < found["as fp32"]
+        assert dtype is None or found["bytes"] < fp32["bytes"]
 
 
 def test_devices_need_all_rows_in_the_process(ranks: Any) -> None:
@@ -239,11 +181,3 @@ def test_devices_need_all_rows_in_the_process(ranks: Any) -> None:
         return
     with pytest.raises(rl.RankError, match="is sharded over"):
         ranks.run(jobs.devices_of_a_sharded_model, jobs.case(ranks.world_size))
-
-
-def test_latency_over_launched_ranks(ranks: Any) -> None:
-    world = ranks.world_size
-    for predicted, measured, devices in ranks.run(jobs.latency, jobs.case(world)):
-        assert predicted > 0
-        assert measured > 0
-        assert devices == ("1 rank" if world == 1 else f"{world} ranks")

@@ -126,21 +126,6 @@ def test_rows_are_read_and_packed_by_chunk(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(target.view(torch.float32), torch.arange(12.0, 32).unsqueeze(1).expand(-1, 8))
 
 
-def test_the_planner_counts_packed_rows() -> None:
-    for kind in FORMATS:
-        small: Any = quantize_embeddings(trained(), kind)
-        assert sum(table.weight_bytes for table in small.embedding_bag_configs()) == small.weight_bytes()
-    model = EmbeddingBagCollection([EmbeddingBagConfig(100_000, 64, "movies", feature_names=["seen"])])
-    bytes_of = {}
-    for kind in ("FP32", "INT8", "INT4"):
-        served = shard_for_inference(model, devices=["cpu", "cpu"], dtype=kind)
-        found = served.plan.estimate
-        bytes_of[kind] = found.memory_bytes[:, found.memory_categories.index("weights")].sum()
-        held = sum(account.table_bytes for account in served.memory())
-        assert bytes_of[kind] == pytest.approx(held, rel=1e-3)  # a tile has a row of zeros
-    assert bytes_of["INT4"] < bytes_of["INT8"] < bytes_of["FP32"] / 3
-
-
 def test_packed_rows_are_not_trained() -> None:
     slots = [Slot("movies", 4, 8, rl.DataType.INT8, 8)]
     options: dict[str, Any] = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu"}
@@ -149,13 +134,3 @@ def test_packed_rows_are_not_trained() -> None:
     kernel = choose_kernel(slots, None, backend="packed", **options)(slots, [0], None, pooled=True, device="cpu")
     with pytest.raises(RuntimeError, match="have no gradients"):
         kernel.backward(None, torch.zeros(1, 8))
-
-
-def test_wrong_formats_are_named() -> None:
-    model = trained()
-    with pytest.raises(ValueError, match="is not a number format"):
-        shard_for_inference(model, devices=["cpu"], dtype="int3")
-    with pytest.raises(ValueError, match="names table 'films'"):
-        shard_for_inference(model, devices=["cpu"], dtype={"films": "int8"})
-    with pytest.raises(ValueError, match="this model is quantized"):
-        shard_for_inference(quantize_embeddings(model), devices=["cpu"], dtype="int4")

@@ -146,14 +146,6 @@ CASES: dict[str, tuple[Callable[[Members, Path], Any], str]] = {
         ),
         r"has the member 'program/data/constants/opaque_obj_0', which may be a pickle",
     ),
-    "an object of TorchScript": (
-        lambda m, mark: (m.update({"data/constants/custom_obj_0": b""}), constant(m, path_name="custom_obj_0")),
-        r"has the member 'program/data/constants/custom_obj_0', which may be a pickle",
-    ),
-    "weights of an older torch": (
-        lambda m, mark: m.update({"data/weights/model.pt": saved({"x": Payload(mark)})}),
-        r"has the member 'program/data/weights/model.pt', which may be a pickle",
-    ),
     "machine code": (
         lambda m, mark: m.update({"data/aotinductor/model/model.so": b""}),
         r"has the member 'program/data/aotinductor/model/model.so', which may be a pickle or machine code",
@@ -161,18 +153,6 @@ CASES: dict[str, tuple[Callable[[Members, Path], Any], str]] = {
     "a size": (
         lambda m, mark: text(m, lambda graph: every(graph, "expr_str", call(mark))),
         r"has the text \"__import__.* in the member 'models/model.json', which Python would evaluate",
-    ),
-    "a size of calls alone": (
-        lambda m, mark: text(m, lambda graph: every(graph, "expr_str", "exec('name')")),
-        r"has the text \"exec\('name'\)\" in the member 'models/model.json'",
-    ),
-    "a guard": (
-        lambda m, mark: text(m, lambda graph: graph.update(guards_code=[call(mark)])),
-        r"has the text \"__import__.* in the member 'models/model.json'",
-    ),
-    "a name": (
-        lambda m, mark: text(m, lambda graph: every(graph, "tensor_constant_name", f"x={call(mark)}")),
-        r"has the text \"x=__import__",
     ),
     "a keyword argument": (
         lambda m, mark: text(m, lambda graph: specs(graph, [LEAF], '["x=exit()"]')),
@@ -202,17 +182,14 @@ CASES: dict[str, tuple[Callable[[Members, Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("check_hashes", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_code_in_a_program_is_refused_by_member_and_does_not_run(
-    name: str, check_hashes: bool, bundle: Path, tmp_path: Path
-) -> None:
+def test_code_in_a_program_is_refused_by_member_and_does_not_run(name: str, bundle: Path, tmp_path: Path) -> None:
     edit, why = CASES[name]
     mark, members = tmp_path / "ran", members_of(bundle / "program.pt2")
     edit(members, mark)
     folder = crafted(bundle, tmp_path, archive_of(members))
     with pytest.raises(BundleError, match=f"/crafted/program.pt2 {why}") as refused:
-        load_bundle(folder, check_hashes=check_hashes)
+        load_bundle(folder, check_hashes=True)
     assert str(refused.value).endswith(". Fix: save the bundle again with save_bundle, or get it again")
     assert not mark.exists()
 
@@ -243,17 +220,6 @@ def test_archives_that_readers_understand_differently_are_harmless(bundle: Path,
         with pytest.raises(BundleError, match=r"program.pt2 (has packed members|has the member 'version'|is damaged)"):
             load_bundle(folder)
     assert not mark.exists()
-
-
-def test_a_program_that_torch_itself_wrote_to_a_file_is_read(bundle: Path, tmp_path: Path) -> None:
-    """Up to version 0.2, torch wrote the file. The names of its members begin with that of the file."""
-    program = torch.export.load(bundle / "program.pt2")
-    torch.export.save(program, tmp_path / "program.pt2")
-    with zipfile.ZipFile(tmp_path / "program.pt2") as archive:
-        assert archive.namelist()[0].startswith("program/")
-    loaded = load_bundle(crafted(bundle, tmp_path, (tmp_path / "program.pt2").read_bytes()), check_hashes=True)
-    batch = batch_of(loaded.inputs, 3)
-    assert torch.equal(loaded.predict(batch)["score"], load_bundle(bundle).predict(batch)["score"])
 
 
 def test_a_program_that_would_not_be_read_is_not_written(tmp_path: Path) -> None:

@@ -74,10 +74,10 @@ class ParameterConstraints:
                 raise ValueError(
                     f"{name} must be a list with at least one entry or None, got {shown(value)}. Fix: leave {name} out"
                 )
-        for name in ("sharding_types", "compute_kernels"):
+        for name in ("sharding_types", "compute_kernels", "forbidden_sharding_types"):
             value = getattr(self, name)
-            if value is not None and not all(isinstance(entry, str) for entry in value):
-                raise ValueError(f"{name} must be names, got {shown(value)}. Fix: write them as strings")
+            if value is not None and (isinstance(value, str) or not all(isinstance(entry, str) for entry in value)):
+                raise ValueError(f"{name} must be a list of names, got {shown(value)}. Fix: write them as strings")
         for name in ("ranks", "forbidden_ranks"):
             value = getattr(self, name)
             if value is None:

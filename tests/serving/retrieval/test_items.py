@@ -45,16 +45,6 @@ def test_bags_of_items_come_in_any_order_and_number() -> None:
     torch.testing.assert_close(tags.weights(), torch.tensor([0.3, 0.1, 0.2]))
 
 
-def test_further_items_are_joined() -> None:
-    both = jobs.items(0, 20).with_items(jobs.items(20, jobs.ITEMS))
-    every = both.ids.flip(0)
-    for ours, theirs in zip(
-        both.bags(every, ["movie", "genre"]), jobs.items().bags(every, ["movie", "genre"]), strict=True
-    ):
-        assert torch.equal(ours.values(), theirs.values())
-        assert torch.equal(ours.lengths(), theirs.lengths())
-
-
 def test_wrong_item_features_are_refused_by_name() -> None:
     items = jobs.items()
     with pytest.raises(ValueError, match="item 5 has no features"):

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from recshard_lab.serving.retrieval import CandidateIndex, ExactIndex
-from recshard_lab.serving.retrieval.shared_lock import SharedLock
+from recshard_lab.serving.retrieval import ExactIndex
 from tests.serving.retrieval.spaces import MAKERS
 
 ROUNDS = 40
@@ -50,52 +49,3 @@ def test_each_search_sees_whole_changes(kind: str) -> None:
     assert not wrong
     assert index.search(torch.ones(4), 2).scores.tolist() == [4.0 * ROUNDS] * 2
     assert len(index) == 302
-
-
-def test_threads_add_their_own_items() -> None:
-    for kind in ("exact", "ivf", "hnsw"):
-        index: CandidateIndex = MAKERS[kind](torch.randn(160, 4), torch.arange(160))
-
-        def add(thread: int, index: CandidateIndex = index) -> None:
-            for step in range(20):
-                index.add(torch.ones(3, 4), 1000 * thread + 10 * step + torch.arange(3))
-
-        threads = [threading.Thread(target=add, args=(n,)) for n in (1, 2, 3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(index) == len(index.ids().unique()) == 160 + 3 * 20 * 3
-        if kind != "hnsw":  # a walk does not reach all of many equal vectors
-            assert int(index.search(torch.ones(4), 340).counts) == 340
-
-
-def test_a_writer_waits_for_readers_and_readers_for_a_writer() -> None:
-    lock, seen = SharedLock(), list[str]()
-    reading, release = threading.Event(), threading.Event()
-
-    def read() -> None:
-        with lock.shared():
-            reading.set()
-            release.wait()
-            seen.append("read")
-
-    def write() -> None:
-        with lock.alone():
-            seen.append("write")
-
-    reader, writer = threading.Thread(target=read), threading.Thread(target=write)
-    reader.start()
-    reading.wait()
-    writer.start()
-    while not lock._writers:
-        pass
-    late = threading.Thread(target=lambda: (lock.shared().__enter__(), seen.append("late")))
-    late.start()
-    late.join(0.02)
-    assert late.is_alive()
-    assert seen == []
-    release.set()
-    for thread in (reader, writer, late):
-        thread.join()
-    assert seen == ["read", "write", "late"]

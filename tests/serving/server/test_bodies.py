@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from recshard_lab.serving import Batch, Inputs, SparseInput
-from recshard_lab.serving.server.bodies import BINARY, JSON, Decoder, encode, example, json_example
+from recshard_lab.serving.server.bodies import BINARY, JSON, Decoder, encode
 from recshard_lab.serving.server.errors import Refused
 
 INPUTS = Inputs(("age", "price"), (SparseInput("movie", 1000), SparseInput("user", None)))
@@ -103,28 +103,19 @@ def test_random_batches_are_read_as_they_were_sent(data: st.DataObject) -> None:
     ("body", "status", "words"),
     [
         (b"", 400, "not JSON"),
-        (b'{"dense": ', 400, "not JSON"),
         (b"[" * 100_000, 400, "not JSON"),
         (b'{"a":' * 5_000 + b"1" + b"}" * 5_000, 400, "not JSON"),
         (b"\xff\xfe", 400, "not JSON"),
-        (b"NaN", 400, "not JSON"),
         (b"[]", 422, "the body is a list"),
-        (b"null", 422, "the body is null"),
         (changed("extra", 1), 422, "unknown name 'extra'"),
         (changed("sparse", ...), 422, "sparse.movie is missing"),
-        (changed("sparse", [1]), 422, "sparse is a list"),
         (changed("dense/age", ...), 422, "dense.age is missing"),
-        (changed("dense/size", [1, 2]), 422, "unknown name 'size'"),
-        (changed("dense/age", 3), 422, "dense.age: it is the number 3"),
         (changed("dense/age", [1]), 422, "dense.price: it has 2 samples, but dense.age has 1"),
         (changed("dense/age", [1, None]), 422, "dense.age[1]: the value is null"),
-        (changed("dense/age", [True, 1]), 422, "dense.age[0]: the value is true"),
         (changed("dense/age", [1, "a"]), 422, "dense.age[1]: the value is a string"),
         (changed("dense/age", [1, 1e39]), 422, "dense.age[1]: inf is not a finite float32"),
-        (changed("sparse/movie", "ab"), 422, "sparse.movie: it is a string"),
         (changed("sparse/movie", [[1], 2]), 422, "sparse.movie[1]: a sample is the number 2"),
         (changed("sparse/movie", [[1], [2.0]]), 422, "sparse.movie[1]: an id is the number 2.0"),
-        (changed("sparse/movie", [[1], [[2]]]), 422, "sparse.movie[1]: an id is a list"),
         (changed("sparse/movie", [[True], [2]]), 422, "sparse.movie[0]: an id is true"),
         (changed("sparse/movie", [[1], [5, 1000]]), 422, "sparse.movie[1]: id 1,000 is not below 1,000"),
         (changed("sparse/movie", [[1], [5, -1]]), 422, "sparse.movie[1]: id -1 is negative"),
@@ -146,14 +137,11 @@ def test_json_is_refused_with_its_place(body: bytes, status: int, words: str) ->
     ("body", "status", "words"),
     [
         (b"", 400, "safetensors"),
-        (b"\xff" * 200, 400, "safetensors"),
         (tensors()[:-1], 400, "safetensors"),
         (tensors(extra=torch.zeros(1)), 422, "extra: the tensor is unknown"),
         (tensors(dense=None), 422, "dense: the tensor is missing"),
-        (tensors(values=None), 422, "values: the tensor is missing"),
         (tensors(values=torch.zeros(4)), 422, "values: its dtype is F32"),
         (tensors(dense=torch.zeros(2, 3)), 422, "dense: its shape is [2, 3]"),
-        (tensors(dense=torch.zeros(4)), 422, "dense: its shape is [4]"),
         (tensors(dense=torch.tensor([[0, 0], [0, torch.nan]])), 422, "dense.price[1]: nan is not a finite"),
         (tensors(values=torch.zeros(2, 2, dtype=torch.int64)), 422, "values: it has 2 dimensions"),
         (tensors(lengths=torch.tensor([2, 1, 1])), 422, "lengths: it has 3 values, but 2 features of 2 samples need 4"),
@@ -214,9 +202,3 @@ def test_answers_in_both_formats() -> None:
     found = load(encode(BINARY, answer))
     assert found["items"].tolist() == [[1, 2], [3, 4]]
     assert found["score"].dtype == torch.float32
-
-
-@pytest.mark.parametrize("inputs", [INPUTS, WEIGHTED])
-def test_examples_are_accepted(inputs: Inputs) -> None:
-    example(inputs, 3).check(inputs)
-    Decoder(inputs).decode(JSON, orjson.dumps(json_example(inputs))).check(inputs)

@@ -1,9 +1,8 @@
 """`load_test` against a real server."""
 
 import pytest
-import torch
 
-from recshard_lab.serving import Batch, LoadTest, ServeError, Server, load_test
+from recshard_lab.serving import LoadTest, Server, load_test
 from tests.serving.server.stub import batch
 
 
@@ -24,14 +23,6 @@ def test_percentiles_of_known_latencies() -> None:
     assert (found.percentile(0), found.percentile(50), found.percentile(99), found.percentile(100)) == (1, 51, 100, 100)
     with pytest.raises(ValueError, match="percent must be 0 to 100, got 101"):
         found.percentile(101)
-
-
-def test_a_refused_request_and_wrong_counts_raise(server: Server) -> None:
-    refused = Batch(torch.zeros(1, 2), torch.tensor([13]), torch.tensor([1, 0]))
-    with pytest.raises(ServeError):
-        load_test(server, refused)
-    with pytest.raises(ValueError, match="at least 1, got 0 and 100"):
-        load_test(server, batch(), connections=0)
 
 
 def _answered(server: Server) -> int:

@@ -54,17 +54,6 @@ def test_lines_that_do_not_fit_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
     assert kept[-1] == 303
 
 
-def test_a_reader_that_is_gone_is_ignored() -> None:
-    with stderr_on_a_pipe() as pipe:
-        lines = log.Log("info")
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, pipe)  # closes the only reading end
-        os.close(null)
-        for _ in range(100):
-            lines.info("request")
-        lines.close()
-
-
 @pytest.mark.gate
 @pytest.mark.usefixtures("real_start")
 def test_a_log_that_is_not_read_blocks_no_request_and_no_end(folder: Path) -> None:

@@ -9,8 +9,6 @@ import os
 import signal
 import struct
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET
 
@@ -19,18 +17,12 @@ import pytest
 
 from recshard_lab.serving.server import Server, serve
 from tests.grid import NIGHT
+from tests.patience import wait_until
 from tests.serving.server.stub import LOADER, request, write
 from tests.serving.server.traffic import ROUNDS, Traffic, connect, post, raw
 
 DISCONNECTS = 1000
 GOOD = json.dumps(request()).encode()
-
-
-def wait_until(true: Callable[[], bool], patience_s: float = 40) -> None:
-    end = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def held(server: Server) -> tuple[int, int]:
@@ -91,22 +83,6 @@ def test_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
         assert grown < 30e6
         with server.client() as client:
             assert client.predict(**request()) == {"probability": [12.0]}
-
-
-def test_a_full_queue_refuses_the_rest_and_answers_what_it_took(tmp_path: Path) -> None:
-    write(tmp_path, "v1", sleep_s=0.05)
-
-    async def test(server: Server) -> Traffic:
-        async with Traffic(server.address, 40, {"v1": 1.0}) as traffic:
-            await traffic.answered(400 * ROUNDS)
-        return traffic
-
-    options = {"queue": 8, "max_batch": 4, "watch_s": 0, "log_level": "warning", "drain_s": 0}
-    with serve(tmp_path, loader=LOADER, **options) as server:  # type: ignore[arg-type]
-        traffic = asyncio.run(test(server))
-        assert set(traffic.statuses) == {200, 503}
-        assert (traffic.lost, traffic.refused, traffic.wrong) == (0, 0, [])
-        wait_until(lambda: is_empty(server))
 
 
 def test_sigterm_under_load_answers_every_accepted_request(tmp_path: Path) -> None:

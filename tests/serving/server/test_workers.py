@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,15 +10,9 @@ import psutil
 import pytest
 
 from recshard_lab.serving.server import Server, serve
+from tests.patience import wait_until
 from tests.serving.server.stub import LOADER, write
 from tests.serving.server.traffic import ROUNDS, Traffic
-
-
-def wait_until(true: Callable[[], bool], patience_s: float = 40) -> None:
-    end = time.monotonic() + patience_s
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def workers_of(server: Server) -> list[psutil.Process]:
@@ -68,15 +60,3 @@ def test_a_killed_worker_is_restarted_and_nothing_else_is_lost(folder: Path) -> 
         running = workers_of(server)
         assert server.stop() == 0
         assert not any(worker.is_running() for worker in running)
-
-
-@pytest.mark.nightly
-def test_workers_end_with_a_supervisor_that_is_killed_and_a_broken_model_ends_all(folder: Path, tmp_path: Path) -> None:
-    server = serve(folder, workers=2, loader=LOADER, watch_s=0, drain_s=0)
-    running = workers_of(server)
-    os.kill(server.pid, signal.SIGKILL)
-    wait_until(lambda: not any(worker.is_running() for worker in running))
-    server.stop()
-    write(tmp_path / "broken", "v1", broken=True)
-    with pytest.raises(RuntimeError, match=r"status 2.*this version is broken"):
-        serve(tmp_path / "broken", workers=2, loader=LOADER)

@@ -508,12 +508,6 @@ CALLS: list[Callable[[Any], Any]] = [
         lambda folder: call(distributed.async_save_checkpoint, folder / "run", model=ebc(), extra={"epoch": 1}).result()
     ),
     lambda call: in_folder(
-        lambda folder: (
-            rl.save_checkpoint(folder / "run", ebc()),
-            call(rl.load_checkpoint, folder / "run", model=ebc()),
-        )
-    ),
-    lambda call: in_folder(
         lambda folder: (rl.save_checkpoint(folder, ebc()), call(rl.load_checkpoint, path=folder, model=ebc()))
     ),
     lambda call: call(distributed.DefaultDataParallelWrapper),
@@ -610,7 +604,7 @@ def test_the_error_of_an_argument_of_a_wrong_type_names_its_fix() -> None:
     wrapper: Any = distributed.DefaultDataParallelWrapper
     cases: dict[str, Callable[[], Any]] = {
         "must be bool, got 'yes' .*Fix: pass static_graph=True": lambda: wrapper(static_graph="yes"),
-        "env must be .*, got 3 .*Fix: pass env=<.*ShardingEnv": lambda: rl.DistributedModelParallel(ebc(), env=3),  # type: ignore[arg-type]
+        "env must be .*, got 3 .*Fix: pass env=<.*ShardingEnv": lambda: rl.DistributedModelParallel(ebc(), env=3),
         "device must be .* Fix: pass device='cpu'": lambda: rl.DistributedModelParallel(ebc(), device="x"),
     }
     assert not not_refused((call, words) for words, call in cases.items())

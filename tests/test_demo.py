@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from recshard_lab.cli import training_demo as demo
 from recshard_lab.data import RatingsDataset, SyntheticRatings
 from recshard_lab.lab import export
 from recshard_lab.lab.demo.training import (
@@ -91,23 +89,6 @@ def test_the_time_left_is_right_to_30_percent_if_the_estimates_are_wrong_by_15(s
             if now > 10.0 or slower_by <= 1.3:  # the first 10 s show that the machine is slower than measured
                 assert predicted == pytest.approx(remains, rel=0.3), (job, step)
             now += took / 100
-
-
-def test_a_short_run_says_what_it_does_not_cover(found: Comparison) -> None:
-    runs = tuple(
-        replace(run, outcomes={"random": run.outcomes["random"]})
-        for run in found.runs
-        if run.name in ("unsharded", "table_wise", "row_wise", "column_wise")
-    )
-    short = replace(found, runs=runs, same={})
-    note = next(note for note in short.notes() if "short run" in note)
-    assert "flex_shard, data_parallel, split by time. Run recshard demo --full." in note
-    assert "row_wise, " not in note.replace("table_row_wise, ", "")
-    assert [words for _, words in short.verdicts()] == [words for _, words in found.verdicts() if "random" in words]
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(demo.summary_table(short))
-    assert "AUC: random split. " in console.export_text()
-    console.file.close()
 
 
 def test_plans_with_the_same_shards_are_trained_once_and_said(found: Comparison) -> None:

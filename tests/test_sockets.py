@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from recshard_lab import sockets
+from tests.patience import scaled
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -31,11 +32,11 @@ def test_a_connection_is_judged_only_after_an_acknowledgement_was_requested(
         socket.create_connection(server.getsockname()) as ours,
         server.accept()[0] as theirs,
     ):
-        theirs.settimeout(10)
+        theirs.settimeout(scaled(10))
         try:
             sockets.watch_hosts({"127.0.0.1": "the other host"})
             if answers:
-                assert enough.wait(10)
+                assert enough.wait(scaled(10))
                 ours.sendall(b"x")
             assert theirs.recv(1) == (b"x" if answers else b"")
             assert sockets.silent_hosts() == ([] if answers else ["the other host"])

@@ -13,6 +13,7 @@ from recshard_lab.serving.server.bodies import Decoder
 from recshard_lab.serving.server.errors import Refused
 from recshard_lab.serving.server.metrics import Metrics
 from recshard_lab.serving.server.versions import Version
+from tests.patience import scaled
 from tests.serving.server.stub import INPUTS, Stub, batch
 
 
@@ -25,7 +26,7 @@ class Held(Stub):
 
     def predict(self, merged: Batch) -> Any:
         self.entered.set()
-        assert self.go.wait(20)
+        assert self.go.wait(scaled(20))
         return super().predict(merged)
 
 
@@ -41,7 +42,7 @@ def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     """A test that is a coroutine."""
 
     def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 30))
+        asyncio.run(asyncio.wait_for(test(), scaled(30)))
 
     return run
 
@@ -79,7 +80,8 @@ async def test_the_first_request_waits_for_others_only_as_long_as_the_delay() ->
     await asyncio.gather(*tasks)  # a whole batch does not wait
     assert model.calls == [3]
     late = asyncio.create_task(batcher.predict(served, batch(1), 20, connected))
-    await asyncio.sleep(0.1)
+    while not len(batcher):
+        await asyncio.sleep(0)
     assert not late.done()
     assert batcher.close()  # neither does the end of the server
     assert (await late)["probability"].item() == 1

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.grid import NIGHT
+from tests.patience import scaled
 from tests.serving.server.stub import request
 
 ROUNDS = 10 if NIGHT else 1
@@ -89,18 +90,18 @@ class Traffic:
 
     async def __aexit__(self, *error: object) -> None:
         self._stop = True
-        await asyncio.wait_for(asyncio.gather(*self._tasks), 30)
+        await asyncio.wait_for(asyncio.gather(*self._tasks), scaled(30))
 
     async def answered(self, more: int) -> None:
         """Waits for so many further answers."""
         goal = self.statuses.total() + more
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(scaled(60)):
             while self.statuses.total() < goal:
                 await asyncio.sleep(0.01)
 
     async def version(self, name: str) -> None:
         """Waits for an answer of a version."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(scaled(60)):
             while not self.versions[name]:
                 await asyncio.sleep(0.01)
 

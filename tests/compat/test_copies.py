@@ -12,7 +12,6 @@ from recshard_lab import (
     EmbeddingBagConfig,
     KeyedJaggedTensor,
 )
-from recshard_lab.compat.distributed.utils import copy_to_device
 
 
 class Model(nn.Module):
@@ -42,15 +41,6 @@ def test_a_copy_of_a_model_trains_alone() -> None:
     assert not torch.equal(twin(batches()[0]), first)
     twin.fused_optimizer.param_groups[0]["lr"] = 0.0
     assert dmp.fused_optimizer.param_groups[0]["lr"] != 0.0
-
-
-def test_a_sharded_module_is_copied_with_the_others() -> None:
-    dmp = DistributedModelParallel(Model())
-    copied = copy_to_device(dmp.module, torch.device("cpu"), torch.device("cpu"))
-    assert torch.equal(copied(batches()[0]), dmp(batches()[0]))
-    with torch.no_grad():
-        copied.over.weight.zero_()
-    assert dmp.module.over.weight.any()
 
 
 def test_a_stage_refuses_arguments_of_another_type() -> None:

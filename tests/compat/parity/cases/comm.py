@@ -60,11 +60,6 @@ def groups_of_one_node() -> Any:
     return on_ranks(2, job)
 
 
-@case(f"{COMM}.intra_and_cross_node_pg")
-def groups_of_the_meta_device() -> Any:
-    return list(C.intra_and_cross_node_pg(torch.device("meta")))
-
-
 @case(f"{CODEC}.CommType", f"{CODEC}.QCommsConfig")
 def settings_of_formats() -> Any:
     config = QCommsConfig()

@@ -120,12 +120,6 @@ def copying_into_a_buffer() -> Any:
 
 
 @case(f"{MODULE}.JaggedTensor")
-def one_feature_as_text() -> Any:
-    ids = JaggedTensor(torch.arange(3), lengths=torch.tensor([1, 0, 2]))
-    return [str(jt) for jt in (weighted(), ids, JaggedTensor.empty())]
-
-
-@case(f"{MODULE}.JaggedTensor")
 def one_feature_pickled_and_as_a_tree() -> Any:
     leaves, spec = pytree.tree_flatten(weighted())
     back = pytree.tree_unflatten(leaves, spec)

@@ -10,9 +10,7 @@ from torchrec.sparse.jagged_tensor import (
     ComputeKJTToJTDict,
     JaggedTensor,
     KeyedJaggedTensor,
-    flatten_kjt_list,
     kjt_is_equal,
-    unflatten_kjt_list,
 )
 from torchrec.sparse.jagged_tensor_validator import validate_keyed_jagged_tensor
 
@@ -263,12 +261,6 @@ def all_values_of_a_batch_with_more_values() -> Any:
 
 
 @case(KJT)
-def as_text() -> Any:
-    empty = KeyedJaggedTensor.empty(is_weighted=True)
-    return [str(kjt) for kjt in (batch(), weighted(), variable(), empty)] + [f"{batch()}"]
-
-
-@case(KJT)
 def pickled() -> Any:
     kjt = variable(inverse_indices=(["a", "b"], torch.tensor([[0, 0], [0, 1]])))
     back = [pickle.loads(pickle.dumps(one)) for one in (batch(), weighted(), kjt)]
@@ -298,12 +290,6 @@ def equality() -> Any:
 def modules_over_dicts() -> Any:
     parts = ComputeKJTToJTDict()(weighted())
     return [parts, ComputeJTDictToKJT()(parts)]
-
-
-@case(f"{MODULE}.flatten_kjt_list", f"{MODULE}.unflatten_kjt_list")
-def lists_of_batches_as_tensors() -> Any:
-    tensors, contexts = flatten_kjt_list([batch(), weighted()])
-    return [tensors, contexts, unflatten_kjt_list(tensors, contexts)]
 
 
 @case("torchrec.sparse.jagged_tensor_validator.validate_keyed_jagged_tensor")

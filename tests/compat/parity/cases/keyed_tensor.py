@@ -94,11 +94,6 @@ def regrouping_as_a_module() -> Any:
 
 
 @case(KT)
-def as_text() -> Any:
-    return [str(tensors()[0]), f"{tensors()[1]}"]
-
-
-@case(KT)
 def pickled() -> Any:
     return pickle.loads(pickle.dumps(tensors()[0]))
 

@@ -1,7 +1,7 @@
 """Any value of any argument of a public name gives a result or a ValueError that names the fault.
 
-Each call below is right. Its arguments are those that it names and those with a default. Each in turn gets other values,
-and the test uses what the call returns. The structures of ``sparse`` have such a test in tests/sparse.
+Each call below is right. Its arguments are those that it names and those with a default. Each in turn
+gets other values, and the test uses what the call returns. tests/sparse has such a test of its structures.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""Whatever is given for an argument of a public name: a result or a ValueError that says what is wrong, nothing else.
+"""Any value of any argument of a public name gives a result or a ValueError that names the fault.
 
-Each call below is right. Its arguments are those that it names and those with a default. Each in turn becomes anything
-else, and what the call returns is used. The structures of ``sparse`` have such a test in tests/sparse.
+Each call below is right. Its arguments are those that it names and those with a default. Each in turn
+gets other values, and the test uses what the call returns. tests/sparse has such a test of its structures.
 """
 
 import contextlib

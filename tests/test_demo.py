@@ -36,7 +36,7 @@ OUTCOMES: list[tuple[str, str]] = []
 
 @pytest.fixture(scope="module")
 def found() -> Comparison:
-    ratings = SyntheticRatings(4000, num_users=150, num_movies=200, why="a test")
+    ratings = SyntheticRatings(1600, num_users=150, num_movies=200, why="a test")
 
     def on_outcome(run: Run, split: str) -> None:
         assert 0.0 < run.outcomes[split].auc < 1.0

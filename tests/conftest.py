@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def place(item: pytest.Item) -> int:
         room = item.path.relative_to(item.config.rootpath).parts[:2][-1]
-        return FIRST.index(room) if room in FIRST else len(FIRST) + (room in LAST)
+        return FIRST.index(room) if room in FIRST else len(FIRST) + (1 + LAST.index(room) if room in LAST else 0)
 
     items.sort(key=place)
     for item in items:

@@ -97,8 +97,9 @@ def worlds(*sizes: int) -> list[Any]:
     return [pytest.param(n, id=f"W{n}", marks=[] if n == BY_DAY else [pytest.mark.gate]) for n in sizes]
 
 
-def on_ranks(*sizes: int, **axes: Sequence[Any]) -> pytest.MarkDecorator:
+def on_ranks(*sizes: int, night: Sequence[int] = (), **axes: Sequence[Any]) -> pytest.MarkDecorator:
     """Parametrizes a test by its fixture ``ranks`` and other axes: two ranks by day, other sizes in the gate."""
+    sizes = (*sizes, *(night if NIGHT else ()))
     names, cases = grid(gate={"ranks": [n for n in sizes if n != BY_DAY]}, ranks=sizes, **axes)
     return pytest.mark.parametrize(names, cases, indirect=["ranks"])
 

@@ -87,6 +87,7 @@ def ask(page: Any, expression: str, *, first: str = "") -> Any:
     return pickle.loads(base64.b64decode(answer["data"]["text/plain"].strip("'")))
 
 
+@pytest.mark.nightly
 def test_the_first_notebook_compares_plans_and_measures_one(read: Callable[[str], Any]) -> None:
     page = read(FIRST)
     tables, load = ask(page, "(tables, workload)", first=COMPARED)

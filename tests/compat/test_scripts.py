@@ -13,11 +13,14 @@ from tests.compat.scripts.record import HERE, LOSSES, RUNS, SCRIPTS, losses_of
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = os.environ.get("RECSHARD_TUTORIALS", "")
+BY_DAY = ("criteo_dlrm on 2", "planned_pipeline on 2", "walk_through on 2")
 COPIES = sorted(path for kind in ("*.py", "*.ipynb") for path in Path(TUTORIALS).glob(kind)) if TUTORIALS else []
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=[] if run in BY_DAY else [pytest.mark.nightly]) for run in RUNS]
+)
 def test_a_script_gives_the_losses_of_torchrec(run: str) -> None:
     name, ranks = RUNS[run]
     ours = losses_of(ranks, sys.executable, "-m", "recshard_lab.compat", "--shadow", "--translate", f"{name}.py")

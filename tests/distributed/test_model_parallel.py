@@ -54,7 +54,7 @@ def states_under(plan: str) -> list[str]:
     return wrong + state_jobs.same(other, again.full_state_dict())
 
 
-@on_ranks(2, 3, 4, scheme=scheme_names())
+@on_ranks(2, 3, night=[4], scheme=scheme_names())
 def test_weights_of_rank_0_names_and_loaded_states_survive_sharding(ranks: Any, scheme: str) -> None:
     plan = cases.plan_of(cases.TABLES, [scheme], ranks.world_size)
     plan = ShardingPlan({"inner.sparse": plan.plan[cases.PATH]})

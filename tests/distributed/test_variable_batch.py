@@ -20,7 +20,7 @@ def variable_case(tables: list[dict[str, Any]], schemes: list[str], world_size: 
     return Case(tables, plan.to_json(), steps, inverse=inverse, **kwargs)
 
 
-@on_ranks(2, 3, 4, scheme=scheme_names())
+@on_ranks(2, 3, night=[4], scheme=scheme_names())
 def test_every_scheme_equals_the_full_batch(ranks: Any, scheme: str) -> None:
     check(variable_case(cases.TABLES, [scheme], ranks.world_size, 1, optimizer="exact_row_wise_adagrad"), ranks)
 

@@ -16,7 +16,7 @@ from tests.notebooks import rank_cells
 from tests.notebooks.runs import FOLDER
 
 NOTEBOOKS = {path.stem: path for path in sorted(FOLDER.glob("*.ipynb")) if rank_cells.world_size(path)}
-SLOW = ("15_the_training_pipeline",)  # test_recipes_and_pipelines_train_on_the_ranks_device runs its pipelines
+SLOW = ("01_shard_your_first_model", "15_the_training_pipeline")  # tests below run their model and pipelines
 QUICK: dict[str, Any] = {  # in place of 60 to 80 steps
     "recipe": Recipe(epochs=1, batch_size=20_000),
     "course": {"epochs": 1, "batch_size": 500},

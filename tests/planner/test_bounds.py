@@ -166,7 +166,7 @@ def test_plans_of_random_models_are_near_the_best_plan_of_the_exact_solver() -> 
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize(("count", "ranks"), [(500, 8), (300, 256)])
+@pytest.mark.parametrize(("count", "ranks"), [(500, 8), pytest.param(300, 256, marks=pytest.mark.nightly)])
 def test_many_tables_on_many_ranks_get_a_plan_that_fits(count: int, ranks: int) -> None:
     tables, workload = random_tables(count, 0)
     topology = Topology(ranks, "cuda", hbm_cap=120 * 10**9, local_world_size=8)

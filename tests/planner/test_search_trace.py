@@ -138,7 +138,7 @@ def test_where_nothing_fits_the_search_is_kept_and_none_of_it_fits() -> None:
     assert found.single_schemes["row_wise"].memory_bytes < found.single_schemes["table_wise"].memory_bytes
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_a_search_by_local_moves_is_kept_move_by_move() -> None:
     tables, workload = random_tables(90, 1)
     plan = best_plan(tables, Topology(16, "cuda"), workload=workload, keep_search=True)

@@ -11,7 +11,7 @@ from tests import durations, night
 from tests.grid import grid, pairwise
 
 ROOT = Path(__file__).parents[1]
-MINUTES = {"pytest": 10, "gate": 15}
+MINUTES = {"pytest": 10, "gate": 12}
 WORKERS = 2
 
 

@@ -46,7 +46,9 @@ def selftest(
     if kept is not None and kept.exists():
         before = Report.from_json(kept.read_text())
         if not before.same_build(now):
-            raise ValueError(f"{kept} is of another machine or build. Fix: name a new file, or delete this one")
+            raise ValueError(
+                f"{kept} has results of another machine, or of other sources. Fix: name a new file, or delete this one"
+            )
         known = {result.name: result for result in before.results}
 
     def show(result: Result) -> None:
@@ -55,7 +57,9 @@ def selftest(
         if kept is not None:
             written = {result.name for result in so_far}
             rest = [result for name, result in known.items() if name not in written]
-            kept.write_text(Report(now.facts, [*so_far, *rest]).as_json() + "\n")
+            part = kept.with_name(kept.name + ".part")  # a run that is killed leaves the whole file before
+            part.write_text(Report(now.facts, [*so_far, *rest]).as_json() + "\n")
+            part.replace(kept)
 
     report = run_checks(gpu, show, skip=skip or (), full=full, known=known)
     print(report.as_json() if json else report.markdown())

@@ -5,7 +5,7 @@
     report.py      Result, Report: Markdown and JSON, and the facts of the machine
     checks.py      the checks, in order; each is a function that raises where something is wrong
     on_ranks.py    what the ranks run for them
-    full.py        the pieces of --full: every scheme, optimizer and codec; full_on_ranks.py is what ranks run for them
+    full.py        the checks of --full: every scheme, optimizer and codec; full_on_ranks.py is what ranks run for them
     checkout.py    what only a checkout of the repository can run: tests and notebooks
 """
 

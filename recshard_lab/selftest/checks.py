@@ -116,7 +116,8 @@ def run_checks(
         on_result: called with each result as soon as it is known.
         checks: run these instead.
         skip: checks whose names contain one of these texts are not run. The report lists them as skipped.
-        full: run the pieces of `recshard_lab.selftest.full`, on the CPU and on all GPUs that there are.
+        full: run the checks of `recshard_lab.selftest.full` on the CPU and on the GPUs that torch finds. With ``gpu``
+            also those that only GPUs have.
         known: results of an earlier run, by name. A check that passed then is not run again.
 
     Raises:
@@ -133,10 +134,12 @@ def run_checks(
         results = []
         for check in _chosen(launched, gpu, full) if checks is None else checks:
             before = (known or {}).get(check.name)
-            if any(text in check.name for text in skip):
+            if before is not None and before.status == "passed":
+                results.append(before)
+            elif any(text in check.name for text in skip):
                 results.append(Result(check.name, "skipped", 0.0, "left out"))
             else:
-                results.append(before if before and before.status == "passed" else run_check(check))
+                results.append(run_check(check))
             on_result(results[-1])
     finally:
         launched.stop()
@@ -153,7 +156,7 @@ def _chosen(launched: Launched, gpu: bool, full: bool) -> list[Check]:
         return all_checks(launched, gpu)
     from recshard_lab.selftest.full import full_checks
 
-    return full_checks(launched)
+    return [*full_checks(launched), *(gpu_checks(launched) if gpu else [])]
 
 
 def run_check(check: Check) -> Result:
@@ -178,22 +181,39 @@ def all_checks(launched: Launched, gpu: bool) -> list[Check]:
     cpu = Way("2 CPU ranks, Gloo", 2, {"backend": "gloo"}, "cpu")
     found = [Check("checkup", partial(check_machine, launched)), *checks_of(launched, cpu)]
     if gpu:
-        gpus = torch.cuda.device_count()
-        nccl = Way(f"{gpus} rank{'s' if gpus > 1 else ''}, NCCL", gpus, {"backend": "nccl"}, "cuda")
-        shared = Way("2 ranks share a GPU", 2, {"share_gpu": True}, "cuda")
-        for way in (nccl, shared):
+        for way in (nccl(), shared(2)):
             found += checks_of(launched, way)
-            found.append(Check(f"allocator within 10% of predicted: {way.name}", partial(check_memory, launched, way)))
-        found += [
-            Check(f"CUDA graphs: {nccl.name}", partial(check_graphs, launched, nccl)),
-            Check(f"pinned copies: {nccl.name}", partial(check_pinned, launched, nccl)),
-            Check(f"bandwidth: {nccl.name}", partial(check_bandwidth, launched, nccl)),
-            Check(f"lookups: {nccl.name}", partial(check_lookups, launched, nccl)),
-        ]
-        from recshard_lab.selftest.checkout import checkout_checks
-
-        found += checkout_checks(launched.stop)
+        found += gpu_checks(launched)
     return found
+
+
+def nccl() -> Way:
+    """A rank on each GPU."""
+    gpus = torch.cuda.device_count()
+    return Way(f"{gpus} rank{'s' if gpus > 1 else ''}, NCCL", gpus, {"backend": "nccl"}, "cuda")
+
+
+def shared(ranks: int) -> Way:
+    """Ranks on one GPU, over Gloo."""
+    return Way(f"{ranks} ranks share a GPU", ranks, {"share_gpu": True}, "cuda")
+
+
+def gpu_checks(launched: Launched) -> list[Check]:
+    """What only GPUs have: their memory, graphs and speeds, then the tests and notebooks of a checkout."""
+    from recshard_lab.selftest.checkout import checkout_checks
+
+    one = nccl()
+    found = [
+        Check(f"allocator within 10% of predicted: {way.name}", partial(check_memory, launched, way))
+        for way in (one, shared(2))
+    ]
+    found += [
+        Check(f"CUDA graphs: {one.name}", partial(check_graphs, launched, one)),
+        Check(f"pinned copies: {one.name}", partial(check_pinned, launched, one)),
+        Check(f"bandwidth: {one.name}", partial(check_bandwidth, launched, one)),
+        Check(f"lookups: {one.name}", partial(check_lookups, launched, one)),
+    ]
+    return [*found, *checkout_checks(launched.stop)]
 
 
 def checks_of(launched: Launched, way: Way) -> list[Check]:

@@ -1,6 +1,6 @@
-"""The pieces of ``recshard selftest --full``: the net under a change of the core.
+"""The checks of ``recshard selftest --full``, which find any change of the core's numbers.
 
-A piece takes some seconds. A run that was stopped goes on with the next piece. On each kind of ranks:
+Each takes some seconds, and a run that was stopped continues with the next one. On each kind of ranks:
 
 =================================================  =================================================================
 ``SCHEME, pooled`` and ``SCHEME, sequences``       each fused optimizer, then each codec, beside unsharded tables
@@ -9,7 +9,7 @@ A piece takes some seconds. A run that was stopped goes on with the next piece. 
 ``pipelines``, ``interrupt``, ``killed rank``      as without ``--full``
 =================================================  =================================================================
 
-Each piece reports the *bits* of what it computed: equal bits in the reports of two builds are equal numbers.
+Each reports the *bits* of what it computed: equal bits in the reports of two builds are equal numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from recshard_lab.selftest.checks import (
     check_launch,
     check_machine,
     check_pipelines,
+    nccl,
     plan_under,
+    shared,
 )
 from recshard_lab.sharding.schemes import scheme_names
 
@@ -50,33 +52,32 @@ APART: Mapping[CommType, float] = {  # of the largest value, after three steps o
 
 
 def full_checks(launched: Launched) -> list[Check]:
-    """Every piece, on CPU ranks and on the GPUs that torch finds."""
+    """Every check, on CPU ranks and on the GPUs that torch finds."""
     ways = [
         Way("2 CPU ranks, Gloo", 2, {"backend": "gloo"}, "cpu"),
         Way("4 CPU ranks on 2 nodes, Gloo", 4, {"backend": "gloo", "nodes": 2}, "cpu"),
     ]
-    if gpus := torch.cuda.device_count():
-        ways.append(Way(f"{gpus} rank{'s' if gpus > 1 else ''}, NCCL", gpus, {"backend": "nccl"}, "cuda"))
-        ways += [Way(f"{n} ranks share a GPU", n, {"share_gpu": True}, "cuda") for n in (2, 4)]
+    if torch.cuda.device_count():
+        ways += [nccl(), shared(2), shared(4)]
     machine = Check("checkup", partial(check_machine, launched))
-    return [machine, *(check for way in ways for check in _pieces(launched, way))]
+    return [machine, *(check for way in ways for check in _checks_of(launched, way))]
 
 
-def _pieces(launched: Launched, way: Way) -> Iterator[Check]:
-    def piece(name: str, run: Callable[..., Seen], *more: Any) -> Check:
+def _checks_of(launched: Launched, way: Way) -> Iterator[Check]:
+    def named(name: str, run: Callable[..., Seen], *more: Any) -> Check:
         return Check(f"{name}: {way.name}", partial(run, launched, way, *more))
 
-    yield piece("launch", check_launch)
+    yield named("launch", check_launch)
     for scheme in scheme_names():
-        yield piece(f"{scheme}, pooled", check_scheme, scheme, True)
-        yield piece(f"{scheme}, sequences", check_scheme, scheme, False)
-        yield piece(f"a model under {scheme}", check_model, scheme)
+        yield named(f"{scheme}, pooled", check_scheme, scheme, True)
+        yield named(f"{scheme}, sequences", check_scheme, scheme, False)
+        yield named(f"a model under {scheme}", check_model, scheme)
     for form, pooled in (("pooled", True), ("sequences", False)):
-        yield piece(f"resharding, {form}", check_resharding, pooled)
-        yield piece(f"checkpoints, {form}", check_checkpoints, pooled)
-    yield piece("pipelines", check_pipelines)
-    yield piece("interrupt", check_interrupt)
-    yield piece("killed rank", check_kill)
+        yield named(f"resharding, {form}", check_resharding, pooled)
+        yield named(f"checkpoints, {form}", check_checkpoints, pooled)
+    yield named("pipelines", check_pipelines)
+    yield named("interrupt", check_interrupt)
+    yield named("killed rank", check_kill)
 
 
 def check_scheme(launched: Launched, way: Way, scheme: str, pooled: bool) -> Seen:
@@ -120,7 +121,7 @@ def check_checkpoints(launched: Launched, way: Way, pooled: bool) -> Seen:
 
 
 def _judged(found: Mapping[str, tuple[Sequence[full_on_ranks.Found], float]]) -> Seen:
-    """What all runs of a piece have in common. Raises if one is further from the truth than its limit."""
+    """What all runs of a check have in common. Raises if one is further from the truth than its limit."""
     wrong, bits, kernels, most = [], hashlib.sha256(), set(), 0.0
     for name, (by_rank, limit) in found.items():
         for rank, one in enumerate(by_rank):

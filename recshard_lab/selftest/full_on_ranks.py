@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
+from recshard_lab.data import Batch
 from recshard_lab.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
@@ -155,12 +156,16 @@ class _Run:
 
     def found(self, model: DistributedModelParallel) -> Found:
         """The differences so far, and those of the weights now."""
-        whole, truth = model.full_state_dict(cpu_offload=True), self.truth.state_dict()
-        weights = max(_apart(whole[name], value) for name, value in truth.items())
-        for name in sorted(truth):
-            _digest(self.bits, whole[name])
-        kernels = sorted(set(model.backends().values()))
-        return {"outputs": self.apart, "weights": weights, "bits": self.bits.hexdigest(), "kernels": kernels}
+        return _found(model, self.truth, self.apart, self.bits)
+
+
+def _found(model: DistributedModelParallel, truth: nn.Module, outputs: float, bits: Any) -> Found:
+    whole, expected = model.full_state_dict(cpu_offload=True), truth.state_dict()
+    weights = max(_apart(whole[name], value) for name, value in expected.items())
+    for name in sorted(expected):
+        _digest(bits, whole[name])
+    kernels = sorted(set(model.backends().values()))
+    return {"outputs": outputs, "weights": weights, "bits": bits.hexdigest(), "kernels": kernels}
 
 
 PATH = "model.embedding_bag_collection"
@@ -199,17 +204,10 @@ def dlrm_beside_truth(plan_json: str, steps: int = 4) -> Found:
         plain.step()
         apart = max(apart, _apart(loss.detach().cpu(), losses[rank].detach()))
         _digest(bits, loss.detach())
-    whole, expected = model.full_state_dict(cpu_offload=True), truth.state_dict()
-    for name in sorted(expected):
-        _digest(bits, whole[name])
-    weights = max(_apart(whole[name], value) for name, value in expected.items())
-    kernels = sorted(set(model.backends().values()))
-    return {"outputs": apart, "weights": weights, "bits": bits.hexdigest(), "kernels": kernels}
+    return _found(model, truth, apart, bits)
 
 
-def _dlrm_batch(tables: Sequence[Any], number: int, rank: int, world_size: int) -> Any:
-    from recshard_lab.data import Batch
-
+def _dlrm_batch(tables: Sequence[Any], number: int, rank: int, world_size: int) -> Batch:
     rng = np.random.default_rng([number, rank])
     dense = torch.from_numpy(rng.random((SAMPLES, 4), dtype=np.float32))
     labels = torch.from_numpy(rng.integers(0, 2, SAMPLES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -109,8 +110,8 @@ class Report:
             raise ValueError(f"this is not the JSON of a self-test: {error}. Fix: name another file") from error
 
     def same_build(self, other: Report) -> bool:
-        """Whether both are of one machine, one build of this library and one of torch."""
-        names = ("system", "cards", "torch", "recshard_lab", "lookup kernels")
+        """Whether both are of one machine, the same sources of this library, and one build of torch."""
+        names = ("system", "cards", "Python", "torch", "sources", "lookup kernels")
         return all(self.facts.get(name) == other.facts.get(name) for name in names)
 
 
@@ -145,8 +146,17 @@ def facts(command: str) -> dict[str, str]:
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none (CPU build)'}",
         "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if nccl else "not in this torch",
         "recshard_lab": f"{recshard_lab.__version__}, {origin()}",
+        "sources": digest(),
         "lookup kernels": f"{', '.join(kernels.available())} ({', '.join(builds) or 'fbgemm is not installed'})",
     }
+
+
+def digest() -> str:
+    """Twelve digits that differ if a source file of this package does: a commit does not name edits after it."""
+    root, found = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def origin() -> str:

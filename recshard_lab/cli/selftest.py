@@ -19,7 +19,7 @@ def selftest(
         bool,
         typer.Option(
             "--full",
-            help="Every scheme, optimizer and codec, resharding, checkpoints: two minutes on a CPU. --out FILE.json is "
+            help="Every scheme, optimizer and codec, resharding, checkpoints: a minute on a CPU. --out FILE.json is "
             "written after every check, and the same command continues it.",
         ),
     ] = False,
@@ -44,7 +44,7 @@ def selftest(
     now = Report(facts(command()), so_far)
     known: dict[str, Result] = {}
     if kept is not None and kept.exists():
-        before = Report.from_json(kept.read_text())
+        before = Report.read(kept)
         if not before.same_build(now):
             raise ValueError(
                 f"{kept} has results of another machine, or of other sources. Fix: name a new file, or delete this one"

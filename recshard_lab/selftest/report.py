@@ -97,17 +97,17 @@ class Report:
         return json.dumps({"ok": self.ok, "facts": dict(self.facts), "results": results})
 
     @classmethod
-    def from_json(cls, text: str) -> Report:
-        """The report that `as_json` wrote.
+    def read(cls, path: Path) -> Report:
+        """The report in a file that has what `as_json` wrote.
 
         Raises:
-            ValueError: other text.
+            ValueError: another file.
         """
         try:
-            found = json.loads(text)
+            found = json.loads(path.read_text())
             return cls(found["facts"], [Result(**result) for result in found["results"]])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"this is not the JSON of a self-test: {error}. Fix: name another file") from error
+            raise ValueError(f"{path} is not the JSON report of a self-test. Fix: name a new file") from error
 
     def same_build(self, other: Report) -> bool:
         """Whether both are of one machine, the same sources of this library, and one build of torch."""

@@ -35,7 +35,7 @@ def test_a_scheme_passes_and_fails_where_ranks_learn_at_another_rate(launched: L
     assert "exact_sgd, fp32: weights of rank 0 differ by" in wrong.detail
 
 
-def test_checks_that_passed_before_are_not_run_again() -> None:
+def test_checks_that_passed_before_are_not_run_again(tmp_path: Path) -> None:
     ran = []
 
     def check(name: str) -> Check:
@@ -45,9 +45,13 @@ def test_checks_that_passed_before_are_not_run_again() -> None:
     report = run_checks(checks=[check(name) for name in "abc"], known=known)
     assert ran == ["b", "c"]
     assert [result.detail for result in report.results] == ["earlier", "b", "c"]
-    assert Report.from_json(report.as_json()) == report
-    with pytest.raises(ValueError, match="not the JSON of a self-test"):
-        Report.from_json('{"ok": true}')
+    file = tmp_path / "report.json"
+    file.write_text(report.as_json())
+    assert Report.read(file) == report
+    for text in ('{"ok": true}', "[]", '{"ok": tr'):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"report.json is not the JSON report of a self-test\. Fix: "):
+            Report.read(file)
 
 
 @pytest.mark.gate

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,7 +15,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -76,5 +80,28 @@ class Metrics:
         if FOLDER_VARIABLE not in os.environ:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)
+        registry.register(_OfWorkers(Path(os.environ[FOLDER_VARIABLE])))
         return generate_latest(registry)
+
+
+class _OfWorkers(Collector):
+    """Sums over the files of all workers.
+
+    prometheus_client (0.26, `mmap_dict.py`) creates a file empty and then extends it, and cannot read an empty one:
+    "unpack_from requires a buffer". A worker that starts leaves one for a moment, a worker that is killed there for
+    ever.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        files = []
+        for path in self._folder.glob("*.db"):
+            try:
+                if path.stat().st_size:
+                    files.append(str(path))
+            except FileNotFoundError:  # a gauge of a worker that ended
+                continue
+        merged: Iterable[Metric] = MultiProcessCollector.merge(files)
+        return merged

@@ -15,7 +15,7 @@ import pytest
 
 from tests.binder.building import ROOT, Container, Plan, build, plan
 from tests.binder.watching import Watch, proportional_bytes
-from tests.browser.lab_server import free_port, notebook_page, run_all, wait_for
+from tests.browser.lab_server import address_of, notebook_page, run_all, wait_for
 from tests.launcher.waiting import left
 from tests.patience import scaled, wait_until
 
@@ -42,8 +42,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Container:
 @contextmanager
 def server(container: Container, start: str, command: str) -> Iterator[tuple[str, str, Watch]]:
     """The server as Binder starts it, behind ``start``; its address, its token, and a watch over all its processes."""
-    port, token = free_port(), secrets.token_hex(16)
-    arguments = ["--ip=127.0.0.1", f"--port={port}", f"--IdentityProvider.token={token}", "--ServerApp.port_retries=0"]
+    token = secrets.token_hex(16)
+    runtime = container.folder / f"runtime-{token}"
+    arguments = ["--ip=127.0.0.1", "--ServerApp.port=0", f"--IdentityProvider.token={token}"]
     arguments += ["--no-browser", "--LabApp.expose_app_in_browser=True"]
     arguments += ["--allow-root"] if os.geteuid() == 0 else []
     ratings = {name: value for name, value in os.environ.items() if name == "RECSHARD_MOVIELENS"}  # no network here
@@ -51,14 +52,14 @@ def server(container: Container, start: str, command: str) -> Iterator[tuple[str
     with log.open("w") as out:
         process = subprocess.Popen(
             [behind(container, start), "jupyter", command, *arguments],
-            env={**container.variables(), **ratings},
+            env={**container.variables(), **ratings, "JUPYTER_RUNTIME_DIR": str(runtime)},
             cwd=container.home,
             stdout=out,
             stderr=out,
         )
     with Watch(process.pid) as watch:
         try:
-            address = f"http://127.0.0.1:{port}"
+            address = address_of(runtime, process, log)
             wait_for(f"{address}/api/status?token={token}", process, log)
             yield address, token, watch
         finally:

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -28,12 +27,6 @@ SETTINGS = {  # else JupyterLab asks about news on top of the page, and cells ou
 }
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 _SESSION = "window.jupyterapp.shell.currentWidget?.sessionContext"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -63,12 +56,8 @@ def jupyter_lab(folder: Path, **variables: str) -> Iterator[tuple[str, str]]:
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     with log.open("w") as output:
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=folder)
-    written = folder / ".runtime" / f"jpserver-{server.pid}.json"
     try:
-        wait_until(lambda: written.exists() or server.poll() is not None, 60)
-        assert written.exists(), log.read_text()[-2000:]
-        wait_until(written.read_text)
-        address = f"http://127.0.0.1:{json.loads(written.read_text())['port']}"
+        address = address_of(folder / ".runtime", server, log)
         wait_for(f"{address}/api/status?token={token}", server, log)
         yield address, token
     finally:
@@ -78,6 +67,17 @@ def jupyter_lab(folder: Path, **variables: str) -> Iterator[tuple[str, str]]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+
+
+def address_of(runtime: Path, server: subprocess.Popen[bytes], log: Path) -> str:
+    """The address of the one server that writes to a runtime folder. It binds port 0 and chooses the port itself."""
+
+    def content() -> str:
+        return "".join(path.read_text() for path in runtime.glob("jpserver-*.json"))
+
+    wait_until(lambda: content() or server.poll() is not None, 60)
+    assert content(), log.read_text()[-2000:]
+    return f"http://127.0.0.1:{json.loads(content())['port']}"
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes], log: Path, patience_s: float = 60) -> None:

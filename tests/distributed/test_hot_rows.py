@@ -79,6 +79,7 @@ def test_what_is_no_replica_may_come_home_by_any_route(ranks: Any, route: str) -
     check(Case(TABLES, plan.to_json(), zipf_steps(TABLES, world, 4, 7), "exact_row_wise_adagrad"), ranks)
 
 
+@on_ranks(2, 3)
 def test_with_skewed_ids_fewer_bytes_travel_and_ranks_look_up_as_much(ranks: Any) -> None:
     """Sequences: a hot id's row stays home both ways. Pooled: its id does, and rank 0 no longer serves them all."""
     world = ranks.world_size

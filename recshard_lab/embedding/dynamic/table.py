@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -257,7 +258,8 @@ class DynamicTable:
         for name, state in self._by_row():
             state[slots[there]] = rows.states[name][there]
         rows = rows.at(~there)
-        self._put_below(self._overwritten(rows._replace(touched=torch.full_like(rows.ids, self.index.step))))
+        with self._batch_below():
+            self._put_below(self._overwritten(rows._replace(touched=torch.full_like(rows.ids, self.index.step))))
 
     # ---- the operations of HierarchicalKV ----
 
@@ -275,10 +277,15 @@ class DynamicTable:
     def insert_and_evict(self, ids: Tensor, rows: Tensor) -> Rows:
         """Inserts or overwrites rows ``[N, D]``, and returns those that the table lost: see `on_evict`.
 
-        Of several rows for one id, the last one is stored.
+        Of several rows for one id, the last one is stored. An id that has a row is not lost in this call, unless the
+        table grows and finds no slot for it. The table then loses the new row.
         """
-        ids, rows = _last_of_each(ids, rows)
-        found = self.index.find_or_insert(ids, self.scores_of(ids), admit=self._admission())
+        return self._insert(ids, rows)
+
+    def _insert(self, ids: Tensor, rows: Tensor, pinned_from: int | None = None) -> Rows:
+        """`insert_and_evict`. ``pinned_from``: as of `slots_for`."""
+        ids, rows = _last_of_each(ids.long(), rows)
+        found = self.index.find_or_insert(ids, self.scores_of(ids), admit=self._admission(), pinned_from=pinned_from)
         lost = self._settle(found, (ids, rows))
         assert lost is not None
         stored = found.slots >= 0
@@ -311,6 +318,11 @@ class DynamicTable:
         Returns:
             ``[N]`` bool: for which ids something happened.
         """
+        with self._batch_below():
+            return self._accum_or_assign(ids, rows, present)
+
+    def _accum_or_assign(self, ids: Tensor, rows: Tensor, present: Tensor) -> Tensor:
+        first = self.index.step + 1  # ids that are added to are of the same batch as ids that are inserted
         slots = self.index.find(ids)
         add = present & (slots >= 0)
         if bool(add.any()):
@@ -323,7 +335,7 @@ class DynamicTable:
         new = ~present & (slots < 0)
         new[new.clone()] = ~self._in_tiers(ids[new])
         if bool(new.any()):
-            self.insert_and_evict(ids[new], rows[new])
+            self._insert(ids[new], rows[new], first)
             new[new.clone()] = (self.index.find(ids[new]) >= 0) | self._in_tiers(ids[new])
         return add | new
 
@@ -526,26 +538,37 @@ class DynamicTable:
         wanted = read or self.on_evict is not None or self._has_tiers
         down = []
         if found.lost_slots is not None and wanted and len(found.lost_slots):
-            down.append(self._leaving(found.lost_ids, found.lost_scores, found.lost_slots))  # type: ignore[arg-type]
+            assert found.lost_ids is not None
+            assert found.lost_scores is not None
+            down.append(self._leaving(found.lost_ids, found.lost_scores, found.lost_slots))
+            if values is not None:  # an id of the batch may be among them
+                at = torch.searchsorted(values[0], found.lost_ids).clamp(max=len(values[0]) - 1)
+                given = values[0][at] == found.lost_ids
+                down[0].weight[given] = values[1][at[given]].to(self.weight.dtype)
         if found.moved is not None:
             self._resize(*found.moved)
         if wanted and (len(found.evicted_slots) or (read and not down)):
             down.append(self._leaving(found.evicted_ids, found.evicted_scores, found.evicted_slots))
         lost = joined(down) if down else None
         over = found.over_ids
-        try:
-            if len(found.new_slots):
-                self._fill(found.new_ids, found.new_slots)
-            if self.tiers is not None and over is not None and len(over):
-                assert found.over_scores is not None
-                rows = self._without_slot(over, found.over_scores)
-                if values is not None:
-                    rows.weight[:] = values[1][torch.searchsorted(values[0], over)]
-                rows = self._overwritten(rows)
-                lost = rows if lost is None else joined([lost, rows])
-        finally:  # also if a tier could not be read
-            lost = self._put_below(lost)
+        with self._batch_below():  # rows that leave the fast tier do not replace rows of the batch
+            try:
+                if len(found.new_slots):
+                    self._fill(found.new_ids, found.new_slots)
+                if self.tiers is not None and over is not None and len(over):
+                    assert found.over_scores is not None
+                    rows = self._without_slot(over, found.over_scores)
+                    if values is not None:
+                        rows.weight[:] = values[1][torch.searchsorted(values[0], over)]
+                    rows = self._overwritten(rows)
+                    lost = rows if lost is None else joined([lost, rows])
+            finally:  # also if a tier could not be read
+                lost = self._put_below(lost)
         return lost
+
+    def _batch_below(self) -> AbstractContextManager[None]:
+        """Tiers do not evict rows that are stored or changed inside."""
+        return nullcontext() if self.tiers is None else self.tiers.batch()
 
     def _without_slot(self, ids: Tensor, scores: Tensor) -> Rows:
         """The rows of ids of a batch that found no slot, with scores that include this batch."""

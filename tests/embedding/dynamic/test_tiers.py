@@ -6,6 +6,7 @@ import copy
 import pickle
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -158,14 +159,25 @@ class Model:
 
     def __init__(self, table: DynamicTable) -> None:
         self.table, self.rows, self.losses = table, dict[int, tuple[Any, float, Any]](), 0
-        self.inserted: Any = None  # the rows of ids that are inserted; None for initial ones
+        # ids of the call in progress -> the row that it inserts; None for those with a row, which it does not lose
+        self.batch = dict[int, tuple[Any, float, Any] | None]()
         table.on_evict = self.lost
 
     def lost(self, rows: Rows) -> None:
         for id, own in self.by_id(rows).items():
-            expected = self.rows.pop(id, None)
-            assert own == (expected or self.new(id) if self.inserted is None or expected else self.inserted)
+            assert own == (self.batch[id] if id in self.batch else self.rows.pop(id))
             self.losses += 1
+
+    @contextmanager
+    def call(self, ids: torch.Tensor, weight: float | None = None) -> Iterator[None]:
+        """Calls the table with a batch inside. Ids without a row are inserted with this weight, else initial."""
+        states = (0.0, [0.0] * DIM)
+        self.batch = {
+            id: None if id in self.rows else self.new(id) if weight is None else ([weight] * DIM, *states)
+            for id in ids.tolist()
+        }
+        yield
+        self.batch = {}
 
     def here(self, ids: torch.Tensor) -> list[bool]:
         """Which ids have a row in any tier."""
@@ -178,7 +190,8 @@ class Model:
 
     def train(self, ids: torch.Tensor, by: float) -> None:
         ids = ids.unique()
-        slots = self.table.slots_for(ids)
+        with self.call(ids):
+            slots = self.table.slots_for(ids)
         for id, there in zip(ids.tolist(), self.here(ids), strict=True):
             if there:
                 self.rows.setdefault(id, self.new(id))
@@ -189,7 +202,8 @@ class Model:
             self.rows[id] = [w + by for w in weight], total + 2 * by, [m + 3 * by for m in moment]
         rows = self.table.read_rows(ids[present & (slots < 0)])
         states = {"sum": rows.states["sum"] + 2 * by, "moment": rows.states["moment"] + 3 * by}
-        self.table.write_rows(rows._replace(weight=rows.weight + by, states=states))
+        with self.call(ids):
+            self.table.write_rows(rows._replace(weight=rows.weight + by, states=states))
 
     def new(self, id: int) -> tuple[Any, float, Any]:
         return self.table.initial(torch.tensor([id]))[0].tolist(), 0.0, [0.0] * DIM
@@ -212,12 +226,11 @@ class Model:
         added = [
             id for id, expected in zip(ids.tolist(), expects.tolist(), strict=True) if expected and id in self.rows
         ]
-        for id in added:  # before the insertions, which may evict them
+        for id in added:
             weight, *states = self.rows[id]
             self.rows[id] = [w + by for w in weight], *states  # type: ignore[assignment]
-        self.inserted = [by] * DIM, 0.0, [0.0] * DIM
-        done = self.table.accum_or_assign(ids, torch.full((len(ids), DIM), by, dtype=torch.float64), expects)
-        self.inserted = None
+        with self.call(ids, by):
+            done = self.table.accum_or_assign(ids, torch.full((len(ids), DIM), by, dtype=torch.float64), expects)
         for id, expected, happened in zip(ids.tolist(), expects.tolist(), done.tolist(), strict=True):
             if expected:
                 assert happened == (id in added)
@@ -225,9 +238,17 @@ class Model:
                 self.rows[id] = [by] * DIM, 0.0, [0.0] * DIM
 
     def insert(self, ids: torch.Tensor, by: float) -> None:
-        self.inserted = [by] * DIM, 0.0, [0.0] * DIM
-        self.table.insert_and_evict(ids, torch.full((len(ids), DIM), by, dtype=torch.float64))
-        self.inserted = None
+        with self.call(ids, by):
+            self.table.insert_and_evict(ids, torch.full((len(ids), DIM), by, dtype=torch.float64))
+        for id, there in zip(ids.tolist(), self.here(ids), strict=True):
+            if there:
+                self.rows[id] = [by] * DIM, *(self.rows.get(id) or self.new(id))[1:]
+
+    def write(self, ids: torch.Tensor, by: float) -> None:
+        ids = ids.unique()
+        rows = self.table.read_rows(ids)._replace(weight=torch.full((len(ids), DIM), by, dtype=torch.float64))
+        with self.call(ids, by):
+            self.table.write_rows(rows)
         for id, there in zip(ids.tolist(), self.here(ids), strict=True):
             if there:
                 self.rows[id] = [by] * DIM, *(self.rows.get(id) or self.new(id))[1:]
@@ -261,7 +282,7 @@ class Model:
         assert counted["fast"]["size"] == self.table.size
 
 
-OPERATIONS = ["train", "train", "train", "find", "assign", "accumulate", "insert", "erase", "erase_some", "reload"]
+OPERATIONS = ["train"] * 3 + ["find", "assign", "accumulate", "insert", "write", "erase", "erase_some", "reload"]
 CHAINS = [[], [128], [128, 256], [1 << 14], [128, 1 << 14]]
 
 
@@ -287,6 +308,20 @@ def test_a_table_with_tiers_holds_what_a_dict_holds(
         ids = torch.randint(0, 500, (count,), generator=torch.Generator().manual_seed(seed))
         getattr(model, operation)(ids, float(number))
         model.check()
+
+
+@pytest.mark.parametrize(("evict", "mode", "capacities"), [("lru", "hybrid", [128]), ("lfu", "cache", [128, 128])])
+@pytest.mark.parametrize("operation", ["train", "insert", "accumulate", "write"])
+def test_a_full_tier_keeps_the_rows_of_a_batch(operation: str, evict: str, mode: str, capacities: list[int]) -> None:
+    """The model refuses to lose them."""
+    tiers = [Tier("host", capacity=own, mode=mode, name=str(at)) for at, own in enumerate(capacities)]
+    model = Model(with_states(DynamicEmbeddingConfig("t", DIM, 128, evict=evict, tiers=tiers)))
+    rng = torch.Generator().manual_seed(0)
+    for number in range(6):
+        model.train(torch.randint(0, 500, (200,), generator=rng), 1.0)
+        getattr(model, operation)(torch.randint(0, 500, (200,), generator=rng), float(number))
+        model.check()
+    assert model.losses > 100
 
 
 def test_an_id_of_a_tier_needs_no_second_admission() -> None:
@@ -371,6 +406,21 @@ def test_ids_that_are_lost_while_an_index_grows_keep_their_rows(tiers: list[Tier
     else:
         assert sorted(torch.cat([rows.ids for rows in lost]).tolist()) == sorted(missing.tolist())
         assert all(torch.equal(rows.weight, table.initial(rows.ids) + 7.0) for rows in lost)
+
+
+@pytest.mark.parametrize("capacities", [[], [128]], ids=["evicted", "tier"])
+def test_ids_that_are_overwritten_and_lost_in_one_call_are_lost_with_the_new_row(capacities: list[int]) -> None:
+    tiers = [Tier("host", capacity=own) for own in capacities]
+    table = with_states(DynamicEmbeddingConfig("t", DIM, 2048, 3072, choices=1, tiers=tiers))
+    ids = uneven_ids()
+    trained(table, ids, 7.0)
+    batch = torch.cat([torch.arange(-1900, 0), ids])
+    lost = table.insert_and_evict(batch, torch.full((len(batch), DIM), 5.0, dtype=torch.float64))
+    assert table.capacity == 3072
+    old = torch.isin(lost.ids, ids)
+    assert int(old.sum()) > 50
+    assert lost.weight.unique().tolist() == [5.0]
+    assert lost.states["sum"][old].unique().tolist() == [14.0]
 
 
 # ---- prefetch ----

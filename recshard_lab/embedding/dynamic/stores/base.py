@@ -251,6 +251,11 @@ class RowStore(ABC):
         self.counters.bytes_written += access[0]
         return stored.lost
 
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Rows that are stored inside, in any number of calls, are not evicted before the end."""
+        yield
+
     def delete(self, ids: Tensor) -> int:
         """Removes ids ``[M]`` that are present. Returns how many."""
         with self._access():

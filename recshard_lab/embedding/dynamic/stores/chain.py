@@ -6,6 +6,7 @@ Shape letters: M ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -49,6 +50,14 @@ class Chain:
         self.stores = list(stores)
         self.has_copies = any(store.mode == "cache" for store in self.stores)
         self._waiting: Rows | None = None
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """No tier evicts a row that is stored or changed inside, before the end."""
+        with ExitStack() as stack:
+            for store in self.stores:
+                stack.enter_context(store.batch())
+            yield
 
     def get(self, ids: Tensor) -> tuple[Rows, Tensor]:
         """The rows of ids ``[M]``, zeros for absent ones, and ``[M]`` bool which are present. Nothing moves."""

@@ -6,6 +6,7 @@ Shape letters: M ids, C slots of the store.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class HostStore(RowStore):
         self._index = ScoredIndex(capacity, evict="custom", partitions=partitions, shard=shard)
         self._rows = format.empty(torch.zeros(self._index.capacity, dtype=torch.int64))
         self._outdated = torch.zeros(self._index.capacity, dtype=torch.bool)
+        self._pinned_from: int | None = None  # the first step of a `batch`
 
     @property
     def capacity(self) -> int:
@@ -57,6 +59,16 @@ class HostStore(RowStore):
         counted = self._index.counters
         return counted.inserts - counted.evictions - counted.erasures
 
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """As of `RowStore`."""
+        outer = self._pinned_from
+        self._pinned_from = self._index.step + 1 if outer is None else outer
+        try:
+            yield
+        finally:
+            self._pinned_from = outer
+
     def _get(self, ids: Tensor) -> tuple[Rows, Tensor]:
         slots = self._index.find(ids)
         found = slots >= 0
@@ -67,7 +79,7 @@ class HostStore(RowStore):
 
     def _put(self, rows: Rows) -> Stored:
         before = self._index.counters.inserts
-        found = self._index.find_or_insert(rows.ids, rows.scores)
+        found = self._index.find_or_insert(rows.ids, rows.scores, pinned_from=self._pinned_from)
         last_copies = ~self._outdated[found.evicted_slots]
         evicted = self._at(found.evicted_slots, found.evicted_ids)
         evicted = evicted._replace(scores=found.evicted_scores).at(last_copies)

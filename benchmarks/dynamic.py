@@ -33,7 +33,7 @@ from recshard_lab.embedding import (
     FusedEmbeddingBagCollection,
 )
 from recshard_lab.embedding.dynamic import ScoredIndex
-from recshard_lab.embedding.dynamic.sizes import SLOTS as BUCKET
+from recshard_lab.embedding.dynamic.config import SLOTS as BUCKET
 from recshard_lab.sparse import KeyedJaggedTensor
 
 SLOTS, LOAD, DIM = 1 << 22, 0.9, 64

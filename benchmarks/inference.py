@@ -127,7 +127,7 @@ def accuracy() -> list[Figure]:
     """A DLRM that was trained on MovieLens, and what its held-out AUC loses."""
     from recshard_lab.data import BatchLoader, build_dataset
     from recshard_lab.embedding import quantize_embeddings
-    from recshard_lab.embedding.quantized.report import quantization_report
+    from recshard_lab.embedding.quantized.quantize import quantization_report
     from recshard_lab.train import batch_loss, evaluate
 
     course = Course("dlrm", MOVIELENS)

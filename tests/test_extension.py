@@ -117,7 +117,7 @@ def scheme() -> Iterator[str]:
 def kernel() -> Iterator[str]:
     exec(KERNEL_CELL, {"__name__": "__main__"})
     yield "plain"
-    del kernels.registry._KERNELS["plain"]
+    del kernels.base._KERNELS["plain"]
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from benchmarks import Figure, note
 from recshard_lab.data import Batch, ChurningClicks
 from recshard_lab.embedding import DynamicEmbeddingBagCollection, DynamicEmbeddingConfig
-from recshard_lab.embedding.dynamic.initial import uniform
-from recshard_lab.embedding.dynamic.sizes import slots_for
+from recshard_lab.embedding.dynamic.admission import uniform
+from recshard_lab.embedding.dynamic.config import slots_for
 from recshard_lab.models import DLRM
 from recshard_lab.optim import RowWiseAdagrad
 from recshard_lab.train.metrics.functions import auc

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchmarks.apparatus.model_runs import DENSE_LR, EPS, SCHEMES, Both, mixed_plan, tables_of
 from recshard_lab.data import BatchLoader, RatingsDataset, build_dataset
 from recshard_lab.models import TwoTower, build_model, train_task
-from recshard_lab.models.two_tower_train import Peers
+from recshard_lab.models.two_tower import Peers
 from recshard_lab.sparse import KeyedJaggedTensor
 
 MOVIELENS = {"name": "movielens", "variant": "100k"}

@@ -57,7 +57,7 @@ def times_on(clock: Clock, *, short: bool = False) -> list[Times]:
     import torch.distributed as dist
 
     from recshard_lab.comm.collectives import all_reduce, all_to_all, issue_reduce_scatter
-    from recshard_lab.comm.groups import ShardingEnv
+    from recshard_lab.comm.env import ShardingEnv
 
     on_gpu, whole = clock.device.type != "cpu", ShardingEnv.default()
     found: list[Times] = []
@@ -85,7 +85,7 @@ def times_on(clock: Clock, *, short: bool = False) -> list[Times]:
 
 def _groups(whole: Any) -> list[Any]:
     """Groups of 2, 4, ... consecutive ranks that fill the world, then all ranks. Collective."""
-    from recshard_lab.comm.groups import ShardingEnv, group_among
+    from recshard_lab.comm.env import ShardingEnv, group_among
 
     found, size = [], 2
     while size < whole.world_size:

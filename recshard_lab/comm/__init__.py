@@ -1,8 +1,8 @@
 """Collectives between ranks. This room knows nothing of embeddings or plans.
 
-In walking order: `groups` (which ranks), `grid` (replicas of a sharded model), `collectives` (issue and wait), `trace`
-(what was sent), `backends`; errors of one rank on all ranks: `agreement`, `failing`, `waiting`, `named_errors`;
-compressed messages: `codecs`, `codec_formats`, `rowwise`; `emulation` (a slow link between nodes).
+In walking order: `env` (which ranks, which backend), `grid` (replicas of a sharded model), `collectives` (issue and
+wait), `trace` (what was sent); errors of one rank on all ranks: `agreement`, `errors`, `lost_ranks`; compressed
+messages: `codecs`; `emulation` (a slow link between nodes).
 """
 
 from recshard_lab.comm.agreement import agreed as agreed
@@ -10,17 +10,10 @@ from recshard_lab.comm.agreement import from_first_rank as from_first_rank
 from recshard_lab.comm.agreement import gathered as gathered
 from recshard_lab.comm.agreement import raise_first_error as raise_first_error
 from recshard_lab.comm.agreement import refuse_differences as refuse_differences
-from recshard_lab.comm.backends import backends_of as backends_of
-from recshard_lab.comm.backends import compute_device as compute_device
-from recshard_lab.comm.backends import host_env as host_env
-from recshard_lab.comm.backends import message_device as message_device
-from recshard_lab.comm.backends import sizes_env as sizes_env
-from recshard_lab.comm.backends import times_note as times_note
-from recshard_lab.comm.backends import uses_nccl as uses_nccl
-from recshard_lab.comm.codec_formats import Codec as Codec
-from recshard_lab.comm.codec_formats import CommType as CommType
+from recshard_lab.comm.codecs import Codec as Codec
 from recshard_lab.comm.codecs import CodecError as CodecError
 from recshard_lab.comm.codecs import CommOp as CommOp
+from recshard_lab.comm.codecs import CommType as CommType
 from recshard_lab.comm.codecs import QCommsConfig as QCommsConfig
 from recshard_lab.comm.codecs import QuantizedCommCodecs as QuantizedCommCodecs
 from recshard_lab.comm.codecs import Registry as Registry
@@ -43,17 +36,24 @@ from recshard_lab.comm.collectives import issue_reduce_scatter as issue_reduce_s
 from recshard_lab.comm.collectives import ring_bytes as ring_bytes
 from recshard_lab.comm.emulation import LATENCY_VARIABLE as LATENCY_VARIABLE
 from recshard_lab.comm.emulation import InterNodeLink as InterNodeLink
-from recshard_lab.comm.failing import Failed as Failed
-from recshard_lab.comm.failing import RankLost as RankLost
-from recshard_lab.comm.failing import complete as complete
-from recshard_lab.comm.failing import raise_after_backward as raise_after_backward
+from recshard_lab.comm.env import ShardingEnv as ShardingEnv
+from recshard_lab.comm.env import backends_of as backends_of
+from recshard_lab.comm.env import compute_device as compute_device
+from recshard_lab.comm.env import get_local_rank as get_local_rank
+from recshard_lab.comm.env import get_local_size as get_local_size
+from recshard_lab.comm.env import host_env as host_env
+from recshard_lab.comm.env import message_device as message_device
+from recshard_lab.comm.env import sizes_env as sizes_env
+from recshard_lab.comm.env import times_note as times_note
+from recshard_lab.comm.env import uses_nccl as uses_nccl
+from recshard_lab.comm.errors import Failed as Failed
+from recshard_lab.comm.errors import RankLost as RankLost
+from recshard_lab.comm.errors import complete as complete
+from recshard_lab.comm.errors import failing_rank as failing_rank
+from recshard_lab.comm.errors import in_world as in_world
+from recshard_lab.comm.errors import raise_after_backward as raise_after_backward
 from recshard_lab.comm.grid import ReplicaGrid as ReplicaGrid
 from recshard_lab.comm.grid import device_mesh as device_mesh
-from recshard_lab.comm.groups import ShardingEnv as ShardingEnv
-from recshard_lab.comm.groups import get_local_rank as get_local_rank
-from recshard_lab.comm.groups import get_local_size as get_local_size
-from recshard_lab.comm.named_errors import failing_rank as failing_rank
-from recshard_lab.comm.named_errors import in_world as in_world
 from recshard_lab.comm.trace import CollectiveEvent as CollectiveEvent
 from recshard_lab.comm.trace import Trace as Trace
 from recshard_lab.comm.trace import trace as trace

@@ -12,11 +12,10 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from recshard_lab.comm.backends import message_device
 from recshard_lab.comm.collectives import all_gather_object, broadcast_object
-from recshard_lab.comm.groups import ShardingEnv
-from recshard_lab.comm.named_errors import Failure, described, in_world, rebuilt
-from recshard_lab.comm.waiting import issue_and_wait
+from recshard_lab.comm.env import ShardingEnv, message_device
+from recshard_lab.comm.errors import Failure, described, in_world, rebuilt
+from recshard_lab.comm.lost_ranks import issue_and_wait
 
 T = TypeVar("T")
 _MAX_CHARS = 200  # of a value in an error

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recshard_lab.comm.emulation import InterNodeLink
-from recshard_lab.comm.failing import is_failing, message_number, note_sent, outgoing, raise_if_marked
-from recshard_lab.comm.groups import ShardingEnv
+from recshard_lab.comm.env import ShardingEnv
+from recshard_lab.comm.errors import is_failing, message_number, note_sent, outgoing, raise_if_marked
+from recshard_lab.comm.lost_ranks import issue_and_wait, wait
 from recshard_lab.comm.trace import CollectiveEvent, DeviceSpan, record
-from recshard_lab.comm.waiting import issue_and_wait, wait
 
 # torch 2.13 renamed these two functions and deprecated the old names
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -61,8 +61,8 @@ class Pending:
         """The received tensor. Blocks until it is complete; on a GPU, only the current stream does.
 
         Raises:
-            Failed: another rank failed, and sent a marked message (``failing.py``). Names the rank.
-            RankLost: another rank ended, or waits for another message of this rank (``waiting.py``).
+            Failed: another rank failed, and sent a marked message (``errors.py``). Names the rank.
+            RankLost: another rank ended, or waits for another message of this rank (``lost_ranks.py``).
         """
         if is_failing() and self.received is not None:
             return self.output.zero_()

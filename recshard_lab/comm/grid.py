@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from recshard_lab.comm.groups import ShardingEnv, group_among, subgroups
+from recshard_lab.comm.env import ShardingEnv, group_among, subgroups
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from time import perf_counter
 
 import torch
 
-from recshard_lab.comm.backends import times_note
-from recshard_lab.comm.groups import ShardingEnv
+from recshard_lab.comm.env import ShardingEnv, times_note
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recshard_lab.sparse import KeyedJaggedTensor, Pipelineable, record_stream
-from recshard_lab.sparse.pytree import register
+from recshard_lab.sparse.trees import register
 
 Samples = range | NDArray[np.int64]
 """Numbers of samples: a range, read at once, or any numbers ``[b]`` in any order."""

@@ -7,12 +7,8 @@ from .awaitable import NoWait as NoWait
 from .data_parallel import DataParallelWrapper as DataParallelWrapper
 from .data_parallel import DefaultDataParallelWrapper as DefaultDataParallelWrapper
 from .data_parallel import FullyShardWrapper as FullyShardWrapper
-from .delta_tracker import ModelDeltaTracker as ModelDeltaTracker
-from .delta_tracker import TrackingMode as TrackingMode
 from .dmp_collection import DMPCollection as DMPCollection
 from .dmp_collection import ShardingStrategy as ShardingStrategy
-from .lookup_tracker import DeltaTrackerConfig as DeltaTrackerConfig
-from .lookup_tracker import LookupTracker as LookupTracker
 from .managed_collision import (
     ManagedCollisionEmbeddingBagCollectionSharder as ManagedCollisionEmbeddingBagCollectionSharder,
 )
@@ -24,6 +20,10 @@ from .managed_collision import ShardedManagedCollisionEmbeddingCollection as Sha
 from .model_parallel import DistributedModelParallel as DistributedModelParallel
 from .model_parallel import ShardingEnv as ShardingEnv
 from .peers import RankPeers as RankPeers
+from .row_tracker import DeltaTrackerConfig as DeltaTrackerConfig
+from .row_tracker import LookupTracker as LookupTracker
+from .row_tracker import ModelDeltaTracker as ModelDeltaTracker
+from .row_tracker import TrackingMode as TrackingMode
 from .shard_module import shard as shard
 from .shard_module import shard_modules as shard_modules
 from .sharded_collections import ShardedCollection as ShardedCollection
@@ -44,6 +44,6 @@ from .state.checkpoint import CheckpointSaveError as CheckpointSaveError
 from .state.checkpoint import async_save_checkpoint as async_save_checkpoint
 from .state.checkpoint import load_checkpoint as load_checkpoint
 from .state.checkpoint import save_checkpoint as save_checkpoint
-from .state.live_reshard import Resharded as Resharded
 from .state.pretrained import load_pretrained as load_pretrained
+from .state.reshard import Resharded as Resharded
 from .step.executor import Executor as Executor

@@ -7,19 +7,46 @@ JaggedTensors, whose rows are waited for when they are first used; ``.wait()`` w
 from __future__ import annotations
 
 import operator
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from recshard_lab.distributed.eager import eager
 from recshard_lab.sparse import JaggedTensor, KeyedTensor
 from recshard_lab.sparse.jagged_tensor import register_like_jagged_tensor
 from recshard_lab.sparse.keyed_tensor import register_like_keyed_tensor
-from recshard_lab.sparse.pytree import register
+from recshard_lab.sparse.trees import register
+
+# Where ``torch.compile`` breaks the graph: at sharded lookups and at the replication of the dense part.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def eager(method: F) -> F:
+    """Runs a method uncompiled, with all that it calls.
+
+    ``torch.compiler.disable`` imports ``torch._dynamo``, which takes 0.6-4 s. This decorator does so only if something
+    else has imported it.
+    """
+    disabled: list[Callable[..., Any]] = []
+
+    @wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return method(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(method))
+        return disabled[0](*args, **kwargs)
+
+    run._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return run  # type: ignore[return-value]
+
 
 W = TypeVar("W")
 _NOTHING: Any = object()

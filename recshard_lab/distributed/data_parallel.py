@@ -21,9 +21,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.comm import Failed, ShardingEnv, broadcast, raise_after_backward, ring_bytes
-from recshard_lab.comm.failing import error_for, mark, message_number, note_sent, raise_if_marked
+from recshard_lab.comm.errors import error_for, mark, message_number, note_sent, raise_if_marked
+from recshard_lab.comm.lost_ranks import wait
 from recshard_lab.comm.trace import record
-from recshard_lab.comm.waiting import wait
 
 if TYPE_CHECKING:
     from recshard_lab.distributed.model_parallel import DistributedModelParallel

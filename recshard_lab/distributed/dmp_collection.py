@@ -36,15 +36,15 @@ from recshard_lab.comm import (
     refuse_differences,
     sizes_env,
 )
-from recshard_lab.comm.failing import error_for, keep_for_others
+from recshard_lab.comm.errors import error_for, keep_for_others
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, Replicated
+from recshard_lab.distributed.discover import plan_facts
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
-from recshard_lab.distributed.rank_facts import plan_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.sharders import ModuleSharder, default_sharders, planned_workload
-from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
-from recshard_lab.distributed.state.regroup import Regrouping
+from recshard_lab.distributed.state.moves import Regrouping
 from recshard_lab.distributed.state.replica_sync import AllReduce, average, torch_states
+from recshard_lab.distributed.state.reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, ShardingPlan, Topology
 

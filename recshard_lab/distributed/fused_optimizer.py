@@ -14,18 +14,17 @@ import torch
 from torch import Tensor
 
 from recshard_lab.comm import all_reduce
-from recshard_lab.distributed.eager import eager
+from recshard_lab.distributed.awaitable import eager
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.forms import StateForm, requested
 from recshard_lab.distributed.state.moves import Move, move
-from recshard_lab.distributed.state.parts import Part
-from recshard_lab.distributed.step.deferred import Deferred
+from recshard_lab.distributed.state.table import Part, TableShards
 from recshard_lab.distributed.step.executor import Executor
+from recshard_lab.distributed.step.gradients import Deferred
 from recshard_lab.distributed.step.lookup import KernelGroup
-from recshard_lab.distributed.table_shards import TableShards
 from recshard_lab.embedding import OptimizerSpec
 from recshard_lab.optim import FusedOptimizer
-from recshard_lab.optim.state import load_entry
+from recshard_lab.optim.keyed import load_entry
 
 STATE_NAMES = {"momentum2": "exp_avg_sq"}
 """fbgemm's state name -> TorchRec's, for the states whose names differ."""

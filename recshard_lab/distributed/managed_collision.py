@@ -13,8 +13,7 @@ from torch import nn
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import Registry, ShardingEnv
-from recshard_lab.distributed.awaitable import LazyDict, LazyKeyedTensor
-from recshard_lab.distributed.eager import eager
+from recshard_lab.distributed.awaitable import LazyDict, LazyKeyedTensor, eager
 from recshard_lab.distributed.sharded_collections import (
     ShardedCollection,
     ShardedEmbeddingBagCollection,
@@ -28,10 +27,10 @@ from recshard_lab.distributed.sharders import (
     freeze_as,
 )
 from recshard_lab.distributed.state.moves import Move
+from recshard_lab.distributed.state.table import StateEntries, TableShards
+from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.executor import PendingRows
-from recshard_lab.distributed.step.types import LookupInput
-from recshard_lab.distributed.step.weight_gradients import exchange_rows
-from recshard_lab.distributed.table_shards import StateEntries, TableShards
+from recshard_lab.distributed.step.gradients import exchange_rows
 from recshard_lab.embedding import (
     BaseManagedCollisionEmbeddingCollection,
     FusedCollection,
@@ -40,9 +39,7 @@ from recshard_lab.embedding import (
     ManagedCollisionEmbeddingCollection,
     OptimizerSpec,
 )
-from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
-from recshard_lab.embedding.managed_collision.finder import Owners
-from recshard_lab.embedding.managed_collision.modules import RowOwners, bucket_fault
+from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig, Owners, RowOwners, bucket_fault
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,

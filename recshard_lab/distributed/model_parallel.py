@@ -14,8 +14,16 @@ from recshard_lab.arguments import MPS, checks_arguments, device_named, names_wr
 from recshard_lab.comm import ShardingEnv as ShardingEnv
 from recshard_lab.comm import agreed, compute_device, from_first_rank, refuse_differences
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
+from recshard_lab.distributed.discover import (
+    dense_facts,
+    plan_facts,
+    refuse_second_names,
+    refuse_second_owners,
+    sharder_facts,
+    table_facts,
+    weight_facts,
+)
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
-from recshard_lab.distributed.rank_facts import dense_facts, plan_facts, sharder_facts, table_facts, weight_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
 from recshard_lab.distributed.sharders import (
     CollectionSharder,
@@ -24,22 +32,20 @@ from recshard_lab.distributed.sharders import (
     first_weights,
     planned_workload,
 )
-from recshard_lab.distributed.shared_parts import refuse_second_names, refuse_second_owners
 from recshard_lab.distributed.state.dumps import dump_tables, load_tables
 from recshard_lab.distributed.state.forms import StateForm, requested, torch_call
-from recshard_lab.distributed.state.live_reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.moves import Move, move
-from recshard_lab.distributed.table_shards import TableShards
+from recshard_lab.distributed.state.reshard import Bound, Resharded, agreed_plan, migrate, recover
+from recshard_lab.distributed.state.table import TableShards
 from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
-from recshard_lab.embedding.dynamic.dumps import Dumped, Restored
-from recshard_lab.embedding.dynamic.dumps.collection import Paths
+from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored
 from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
 from recshard_lab.sharding.plan.types import DDR
 
 if TYPE_CHECKING:
-    from recshard_lab.distributed.lookup_tracker import DeltaTrackerConfig, LookupTracker
+    from recshard_lab.distributed.row_tracker import DeltaTrackerConfig, LookupTracker
 
 _Found: TypeAlias = tuple[str, nn.Module, ModuleSharder[Any]]  # path, unsharded module, its sharder
 
@@ -126,7 +132,7 @@ class DistributedModelParallel(nn.Module):
         Raises:
             ValueError: another type of config, and as `LookupTracker`.
         """
-        from recshard_lab.distributed.lookup_tracker import DeltaTrackerConfig, LookupTracker
+        from recshard_lab.distributed.row_tracker import DeltaTrackerConfig, LookupTracker
 
         if not isinstance(delta_tracker_config, DeltaTrackerConfig):
             raise ValueError(

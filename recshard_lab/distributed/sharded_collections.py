@@ -15,18 +15,24 @@ from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import Registry, ShardingEnv, agreed, gathered
-from recshard_lab.distributed.awaitable import Awaitable, Later, LazyDict, LazyJaggedTensor, LazyKeyedTensor, NoWait
-from recshard_lab.distributed.eager import eager
+from recshard_lab.distributed.awaitable import (
+    Awaitable,
+    Later,
+    LazyDict,
+    LazyJaggedTensor,
+    LazyKeyedTensor,
+    NoWait,
+    eager,
+)
 from recshard_lab.distributed.state.forms import StateForm, are_tiers_apart
 from recshard_lab.distributed.state.moves import Move, move
-from recshard_lab.distributed.state.parts import Part
+from recshard_lab.distributed.state.table import Part, StateEntries, TableShards, Tensors, sized
+from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.executor import Executor, Listener, PendingRows
 from recshard_lab.distributed.step.input_dist import PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, RankLookup, choose_kinds, index_parts
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
-from recshard_lab.distributed.step.types import LookupInput
-from recshard_lab.distributed.table_shards import StateEntries, TableShards, Tensors, sized
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
@@ -38,11 +44,9 @@ from recshard_lab.embedding import (
     PoolingType,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic.config import SLOTS, DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
-from recshard_lab.embedding.dynamic.sizes import SLOTS
-from recshard_lab.embedding.inputs import as_batch
-from recshard_lab.embedding.out_of_range import OutOfRange, put_back
+from recshard_lab.embedding.inputs import OutOfRange, as_batch, put_back
 from recshard_lab.embedding.scaled_loss import watch_hidden
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.sharding.plan.sharding_plan import Shard

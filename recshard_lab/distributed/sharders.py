@@ -20,7 +20,7 @@ from recshard_lab.comm import (
     get_qcomm_codecs_registry,
     refuse_differences,
 )
-from recshard_lab.distributed.rank_facts import plan_facts, sharder_facts, table_facts, weight_facts
+from recshard_lab.distributed.discover import plan_facts, refuse_second_owners, sharder_facts, table_facts, weight_facts
 from recshard_lab.distributed.sharded_collections import (
     ShardedCollection,
     ShardedEmbeddingBagCollection,
@@ -28,7 +28,6 @@ from recshard_lab.distributed.sharded_collections import (
     create_route_groups,
     unsharded_weights,
 )
-from recshard_lab.distributed.shared_parts import refuse_second_owners
 from recshard_lab.distributed.state.forms import StateForm
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.embedding import (
@@ -45,8 +44,8 @@ from recshard_lab.embedding import (
     dtype_to_data_type,
 )
 from recshard_lab.embedding.dynamic.collections import DynamicCollection
+from recshard_lab.embedding.inputs import OutOfRange, policy_of_bounds_check_mode
 from recshard_lab.embedding.optimizers import spec_of_parameter
-from recshard_lab.embedding.out_of_range import OutOfRange, policy_of_bounds_check_mode
 from recshard_lab.planner import Workload
 from recshard_lab.planner.model.codecs import WIRE_FORMATS
 from recshard_lab.sharding import (

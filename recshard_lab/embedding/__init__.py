@@ -26,11 +26,11 @@ from recshard_lab.embedding.dynamic import Tier as Tier
 from recshard_lab.embedding.dynamic import VocabularyEmbeddingBagCollection as VocabularyEmbeddingBagCollection
 from recshard_lab.embedding.dynamic import VocabularyEmbeddingCollection as VocabularyEmbeddingCollection
 from recshard_lab.embedding.dynamic import export_static as export_static
-from recshard_lab.embedding.fuse import fuse_embedding_optimizer as fuse_embedding_optimizer
-from recshard_lab.embedding.fused_base import FusedCollection as FusedCollection
-from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection as FusedEmbeddingBagCollection
-from recshard_lab.embedding.fused_collections import FusedEmbeddingCollection as FusedEmbeddingCollection
-from recshard_lab.embedding.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
+from recshard_lab.embedding.fused import FusedCollection as FusedCollection
+from recshard_lab.embedding.fused import FusedEmbeddingBagCollection as FusedEmbeddingBagCollection
+from recshard_lab.embedding.fused import FusedEmbeddingCollection as FusedEmbeddingCollection
+from recshard_lab.embedding.fused import apply_optimizer_in_backward as apply_optimizer_in_backward
+from recshard_lab.embedding.fused import fuse_embedding_optimizer as fuse_embedding_optimizer
 from recshard_lab.embedding.managed_collision import (
     BaseManagedCollisionEmbeddingCollection as BaseManagedCollisionEmbeddingCollection,
 )
@@ -61,9 +61,9 @@ from recshard_lab.embedding.optimizers import WeightDecayMode as WeightDecayMode
 from recshard_lab.embedding.quantized.collections import QuantConfig as QuantConfig
 from recshard_lab.embedding.quantized.collections import QuantEmbeddingBagCollection as QuantEmbeddingBagCollection
 from recshard_lab.embedding.quantized.collections import QuantEmbeddingCollection as QuantEmbeddingCollection
+from recshard_lab.embedding.quantized.quantize import QuantizationReport as QuantizationReport
+from recshard_lab.embedding.quantized.quantize import quantization_report as quantization_report
 from recshard_lab.embedding.quantized.quantize import quantize_embeddings as quantize_embeddings
-from recshard_lab.embedding.quantized.report import QuantizationReport as QuantizationReport
-from recshard_lab.embedding.quantized.report import quantization_report as quantization_report
 from recshard_lab.embedding.regroup import KTRegroupAsDict as KTRegroupAsDict
 
 __all__ = [

@@ -25,9 +25,17 @@ from recshard_lab.embedding.configs import (
     check_tables,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.inputs import Fitted, as_batch, check_weights, fit_features, refuse_script, to_samples
+from recshard_lab.embedding.inputs import (
+    Fitted,
+    OutOfRange,
+    as_batch,
+    check_weights,
+    fit_features,
+    put_back,
+    refuse_script,
+    to_samples,
+)
 from recshard_lab.embedding.kernels import TORCH_DTYPES
-from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 wrap("fit_features")  # one node in an fx graph

@@ -13,7 +13,7 @@ from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.sparse import KeyedTensor
 from recshard_lab.sparse.checks import check_all, check_keys, check_list
 from recshard_lab.sparse.keyed_tensor import Place, join_regrouped, plan_regroup
-from recshard_lab.sparse.tracing import Traceable
+from recshard_lab.sparse.trees import Traceable
 
 
 @names_wrong_arguments

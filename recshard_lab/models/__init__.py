@@ -9,12 +9,12 @@ from recshard_lab.models.deepfm import FactorizationMachine as FactorizationMach
 from recshard_lab.models.deepfm import SimpleDeepFMNN as SimpleDeepFMNN
 from recshard_lab.models.deepfm_nn import DeepFMNN as DeepFMNN
 from recshard_lab.models.dlrm import DLRM as DLRM
+from recshard_lab.models.dlrm import DLRM_DCN as DLRM_DCN
 from recshard_lab.models.dlrm import DenseArch as DenseArch
+from recshard_lab.models.dlrm import DLRMTrain as DLRMTrain
+from recshard_lab.models.dlrm import InteractionDCNArch as InteractionDCNArch
 from recshard_lab.models.dlrm import OverArch as OverArch
 from recshard_lab.models.dlrm import SparseArch as SparseArch
-from recshard_lab.models.dlrm_dcn import DLRM_DCN as DLRM_DCN
-from recshard_lab.models.dlrm_dcn import InteractionDCNArch as InteractionDCNArch
-from recshard_lab.models.dlrm_train import DLRMTrain as DLRMTrain
 from recshard_lab.models.feature_processors import (
     FeatureProcessedEmbeddingBagCollection as FeatureProcessedEmbeddingBagCollection,
 )
@@ -38,9 +38,9 @@ from recshard_lab.models.registry import settings_as_dict as settings_as_dict
 from recshard_lab.models.registry import settings_of as settings_of
 from recshard_lab.models.registry import train_task as train_task
 from recshard_lab.models.sasrec import SASRec as SASRec
+from recshard_lab.models.two_tower import StreamingFrequency as StreamingFrequency
 from recshard_lab.models.two_tower import TwoTower as TwoTower
-from recshard_lab.models.two_tower_train import StreamingFrequency as StreamingFrequency
-from recshard_lab.models.two_tower_train import TwoTowerTrainTask as TwoTowerTrainTask
+from recshard_lab.models.two_tower import TwoTowerTrainTask as TwoTowerTrainTask
 
 __all__ = [
     "DLRM",

@@ -1,6 +1,6 @@
 """DLRM, the deep learning recommendation model (Naumov et al. 2019, arXiv 1906.00091).
 
-    dense [B, I] -- bottom MLP ------------> [B, D]    \\
+    dense [B, I] -- bottom MLP ------------> [B, D]    \
                                                         dots of all pairs -- top MLP -> logit [B, 1]
     ids   KJT    -- embedding collection --> [B, F, D] /
 
@@ -10,8 +10,10 @@ and receives a KeyedTensor.
 Shape letters: B batch, I dense features, F sparse features, D embedding dim.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from torch.fx import wrap
 
 from recshard_lab.arguments import device_named, names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
+from recshard_lab.models.crossnet import LowRankCrossNet
 from recshard_lab.models.layers import MLP, InteractionArch
 from recshard_lab.sparse import KeyedJaggedTensor
 
@@ -215,3 +218,124 @@ class DLRM(nn.Module):
         sparse = pooled.reshape(-1, self.num_sparse_features, self.embedding_dim)
         logits: Tensor = self.over_arch(self.inter_arch(dense, sparse))
         return logits
+
+
+# DLRM-DCNv2: DLRM with a low-rank cross network as interaction (Wang et al. 2021, arXiv 2008.13535).
+#
+#     dense [B, I] -- bottom MLP ------------> [B, D]    \
+#                                                         side by side [B, (F + 1) D] -- cross net -- top MLP -> logit
+#     ids   KJT    -- embedding collection --> [B, F, D] /
+#
+# It is the model of MLPerf Training's recommendation benchmark; its sizes are in `recshard_lab.mlperf`.
+#
+# Shape letters: B batch, I dense features, F sparse features, D embedding dim.
+
+
+class InteractionDCNArch(nn.Module):
+    """The dense vector and the features' vectors side by side, through a cross network.
+
+    Args:
+        num_sparse_features: F.
+        crossnet: ``[B, (F + 1) D] -> [B, (F + 1) D]``.
+
+    >>> InteractionDCNArch(3, nn.Identity())(torch.zeros(2, 8), torch.zeros(2, 3, 8)).shape
+    torch.Size([2, 32])
+    """
+
+    def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
+        super().__init__()
+        if num_sparse_features < 1:
+            raise ValueError(f"num_sparse_features must be at least 1, got {num_sparse_features}")
+        self.num_sparse_features = num_sparse_features
+        self.crossnet = crossnet
+
+    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """dense ``[B, D]``, sparse ``[B, F, D]`` -> ``[B, (F + 1) D]``"""
+        crossed: Tensor = self.crossnet(torch.cat([dense_features, sparse_features.flatten(1)], dim=1))
+        return crossed
+
+    def output_size(self, embedding_dim: int) -> int:
+        """Columns of the output for vectors of this width D."""
+        return (self.num_sparse_features + 1) * embedding_dim
+
+
+@names_wrong_arguments
+class DLRM_DCN(DLRM):
+    """DLRM-DCNv2 over one embedding collection; arguments as in TorchRec.
+
+    Args:
+        embedding_bag_collection: the tables, all of one `embedding_dim` D. May be on the meta device.
+        dense_in_features: I, as for `DLRM`.
+        dense_arch_layer_sizes: widths of the bottom MLP, the last must be D.
+        over_arch_layer_sizes: widths of the top MLP, the last one usually 1 (the logit).
+        dcn_num_layers: layers of the cross network.
+        dcn_low_rank_dim: their rank.
+        dense_device: of the dense weights.
+
+    Raises:
+        ValueError: tables of different widths, layer sizes that do not fit them, or no cross layer.
+
+    >>> from recshard_lab.embedding import EmbeddingBagConfig
+    >>> from recshard_lab.sparse import KeyedJaggedTensor
+    >>> tables = [EmbeddingBagConfig(name="t1", num_embeddings=10, embedding_dim=8, feature_names=["f1", "f2"])]
+    >>> model = DLRM_DCN(EmbeddingBagCollection(tables), 13, [32, 8], [16, 1], dcn_num_layers=2, dcn_low_rank_dim=4)
+    >>> ids = KeyedJaggedTensor(["f1", "f2"], torch.tensor([3, 1, 4]), lengths=torch.tensor([1, 0, 1, 1]))
+    >>> model(torch.rand(2, 13), ids).shape
+    torch.Size([2, 1])
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: Sequence[int],
+        over_arch_layer_sizes: Sequence[int],
+        dcn_num_layers: int,
+        dcn_low_rank_dim: int,
+        dense_device: torch.device | str | None = None,
+    ) -> None:
+        self._cross_sizes = (dcn_num_layers, dcn_low_rank_dim)  # DLRM.__init__ calls _interaction
+        super().__init__(
+            embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes, dense_device
+        )
+
+    def _interaction(self, device: torch.device | str | None) -> InteractionDCNArch:
+        width = (self.num_sparse_features + 1) * self.embedding_dim
+        return InteractionDCNArch(self.num_sparse_features, LowRankCrossNet(width, *self._cross_sizes, device=device))
+
+
+# DLRM with its loss, with the interface that training pipelines expect. Names and results are TorchRec's.
+
+
+class DLRMTrain(nn.Module):
+    """A model whose forward takes a batch and returns ``(loss, (loss, logits, labels))``.
+
+    Args:
+        dlrm_module: takes dense and sparse features, returns logits ``[B, 1]``.
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+    >>> tables = [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=8, feature_names=["f"])]
+    >>> model = DLRMTrain(DLRM(EmbeddingBagCollection(tables), 3, [8], [4, 1]))
+    >>> ids = KeyedJaggedTensor(["f"], torch.tensor([3, 1]), lengths=torch.tensor([1, 1]))
+    >>> batch = SimpleNamespace(dense_features=torch.rand(2, 3), sparse_features=ids, labels=torch.tensor([0, 1]))
+    >>> loss, (_, logits, labels) = model(batch)
+    >>> loss.shape, logits.shape
+    (torch.Size([]), torch.Size([2]))
+    """
+
+    def __init__(self, dlrm_module: DLRM) -> None:
+        super().__init__()
+        self.model = dlrm_module
+        self.loss_fn = nn.BCEWithLogitsLoss()
+
+    def forward(self, batch: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """The mean loss over the batch; then, without gradients, loss, logits ``[B]`` and labels ``[B]``.
+
+        Args:
+            batch: has ``dense_features``, ``sparse_features`` and ``labels``.
+        """
+        logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
+        loss: Tensor = self.loss_fn(logits, batch.labels.float())
+        return loss, (loss.detach(), logits.detach(), batch.labels.detach())

@@ -18,11 +18,8 @@ from torch import nn
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models.deepfm_nn import DeepFMNN
-from recshard_lab.models.dlrm import DLRM
-from recshard_lab.models.dlrm_dcn import DLRM_DCN
-from recshard_lab.models.dlrm_train import DLRMTrain
-from recshard_lab.models.two_tower import TwoTower
-from recshard_lab.models.two_tower_train import Peers, StreamingFrequency, TwoTowerTrainTask
+from recshard_lab.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
+from recshard_lab.models.two_tower import Peers, StreamingFrequency, TwoTower, TwoTowerTrainTask
 
 Device = torch.device | str | None
 

@@ -7,8 +7,8 @@ from torch.optim import SGD as SGD
 from torch.optim import Adagrad as Adagrad
 from torch.optim import Adam as Adam
 
-from recshard_lab.embedding.in_backward import apply_optimizer_in_backward as apply_optimizer_in_backward
-from recshard_lab.embedding.in_backward import in_backward_optimizer_filter as in_backward_optimizer_filter
+from recshard_lab.embedding.fused import apply_optimizer_in_backward as apply_optimizer_in_backward
+from recshard_lab.embedding.fused import in_backward_optimizer_filter as in_backward_optimizer_filter
 from recshard_lab.embedding.optimizers import LAMB as LAMB
 from recshard_lab.embedding.optimizers import LarsSGD as LarsSGD
 from recshard_lab.embedding.optimizers import PartialRowWiseAdam as PartialRowWiseAdam
@@ -18,10 +18,10 @@ from recshard_lab.optim.clipping import GradientClipping as GradientClipping
 from recshard_lab.optim.clipping import GradientClippingOptimizer as GradientClippingOptimizer
 from recshard_lab.optim.combined import CombinedOptimizer as CombinedOptimizer
 from recshard_lab.optim.combined import OptimizerWrapper as OptimizerWrapper
-from recshard_lab.optim.fused import EmptyFusedOptimizer as EmptyFusedOptimizer
-from recshard_lab.optim.fused import FusedCollectionOptimizer as FusedCollectionOptimizer
-from recshard_lab.optim.fused import FusedOptimizer as FusedOptimizer
-from recshard_lab.optim.fused import FusedOptimizerModule as FusedOptimizerModule
+from recshard_lab.optim.keyed import EmptyFusedOptimizer as EmptyFusedOptimizer
+from recshard_lab.optim.keyed import FusedCollectionOptimizer as FusedCollectionOptimizer
+from recshard_lab.optim.keyed import FusedOptimizer as FusedOptimizer
+from recshard_lab.optim.keyed import FusedOptimizerModule as FusedOptimizerModule
 from recshard_lab.optim.keyed import KeyedOptimizer as KeyedOptimizer
 from recshard_lab.optim.keyed import KeyedOptimizerWrapper as KeyedOptimizerWrapper
 from recshard_lab.optim.warmup import WarmupOptimizer as WarmupOptimizer

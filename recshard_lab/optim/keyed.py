@@ -6,6 +6,7 @@ name does. Everything in this room is a `KeyedOptimizer`, and so are the wrapper
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
@@ -14,7 +15,99 @@ import torch
 from torch import Tensor
 
 from recshard_lab.arguments import checks_arguments
-from recshard_lab.optim.state import check_entry, load_entry, plain_entry
+from recshard_lab.embedding.fused import FusedCollection
+
+# The optimizer state of one parameter: its form in a state dict, the check before a load, and the load.
+
+
+def plain_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A state for saving, without copies. Replaces each object that has ``state_dict()`` by its result."""
+    return {key: _plain(value) for key, value in entry.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return plain_entry(value)
+    return value.state_dict() if _stateful(value, "state_dict") else value
+
+
+def check_entry(current: Mapping[str, Any], loaded: Any, path: str) -> None:
+    """Checks that a loaded state has the keys, shapes and shards of the current one.
+
+    Raises:
+        ValueError: it differs; names the first difference.
+    """
+    if not isinstance(loaded, Mapping):
+        raise ValueError(f"state of {path!r} must be a dictionary with the keys {sorted(current)}, got {loaded!r:.80}")
+    missing = sorted(map(str, set(current) - set(loaded)))
+    extra = sorted(map(str, set(loaded) - set(current)))
+    if missing or extra:
+        raise ValueError(
+            f"state of {path!r} has the keys {sorted(map(str, loaded))}, expected {sorted(map(str, current))}: "
+            f"missing {missing}, unknown {extra}"
+        )
+    for key, value in current.items():
+        _check_value(value, loaded[key], f"{path}.{key}")
+
+
+def _check_value(current: Any, loaded: Any, path: str) -> None:
+    if isinstance(current, dict):
+        check_entry(current, loaded, path)
+    elif (shards := local_shards(current)) is not None:
+        if (others := local_shards(loaded)) is None:
+            raise ValueError(f"state {path!r} is {_describe(loaded)}, expected a sharded tensor or DTensor")
+        expected, layout = (_local_layout(each) for each in (shards, others))
+        if layout != expected:
+            raise ValueError(
+                f"state {path!r} has local shards {layout}, expected {expected}. Fix: load it with "
+                f"torch.distributed.checkpoint, which reshards"
+            )
+    elif isinstance(current, Tensor) and not _stateful(current, "load_state_dict"):
+        is_number = isinstance(loaded, int | float) and current.numel() == 1
+        if not is_number and (not isinstance(loaded, Tensor) or loaded.shape != current.shape):
+            raise ValueError(f"state {path!r} is {_describe(loaded)}, expected shape {list(current.shape)}")
+
+
+def load_entry(current: dict[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Copies a state that `check_entry` has checked into the current one."""
+    for key, value in current.items():
+        new = loaded[key]
+        if isinstance(value, dict):
+            load_entry(value, new)
+        elif (shards := local_shards(value)) is not None:
+            for (_, tensor), (_, other) in zip(shards, local_shards(new) or (), strict=True):
+                tensor.detach().copy_(other)
+        elif _stateful(value, "load_state_dict"):
+            value.load_state_dict(new)
+        elif isinstance(value, Tensor):
+            value.detach().copy_(new) if isinstance(new, Tensor) else value.detach().fill_(new)
+        else:
+            current[key] = deepcopy(new)
+
+
+def _stateful(value: Any, method: str) -> bool:
+    return not isinstance(value, Tensor) and local_shards(value) is None and callable(getattr(value, method, None))
+
+
+def local_shards(value: Any) -> list[tuple[tuple[int, ...], Tensor]] | None:
+    """(offsets, tensor) of each shard on this rank of a torch ``ShardedTensor`` or DTensor. None for other values."""
+    if hasattr(value, "local_shards"):
+        return [(tuple(shard.metadata.shard_offsets), shard.tensor) for shard in value.local_shards()]
+    if not hasattr(value, "to_local"):
+        return None
+    with torch.no_grad():
+        local = value.to_local()
+    tensors = local.local_shards() if hasattr(local, "local_shards") else [local]
+    return [(tuple(c.offsets), tensor) for c, tensor in zip(value.__create_chunk_list__(), tensors, strict=True)]
+
+
+def _local_layout(shards: list[tuple[tuple[int, ...], Tensor]]) -> list[str]:
+    return [f"{list(tensor.shape)} at {list(offsets)}" for offsets, tensor in shards]
+
+
+def _describe(value: Any) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
+
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
@@ -280,3 +373,100 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         """Handed on to an optimizer that takes them."""
         if hasattr(self._optimizer, "update_hyper_parameters"):
             self._optimizer.update_hyper_parameters(params_dict)
+
+
+# The face that optimizers stepped inside backward show to a training loop.
+
+
+class FusedOptimizer(KeyedOptimizer, ABC):
+    """Its parameters are stepped in backward: ``step`` has nothing to do, and ``zero_grad`` no ``.grad`` to clear."""
+
+    @property
+    def stepped_in_backward(self) -> list[str]:
+        return list(self.params)
+
+    def init_state(self, sparse_grad_parameter_names: Collection[str] | None = None) -> None:
+        """Nothing to do: the states of fused tables are there from the start."""
+
+    @abstractmethod
+    def step(self, closure: Any = None) -> Any:
+        """Runs ``closure`` if given; the weights have moved already."""
+
+    @abstractmethod
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """There is nothing to clear."""
+
+
+class EmptyFusedOptimizer(FusedOptimizer):
+    """That of a model without a fused table.
+
+    >>> EmptyFusedOptimizer().state_dict()
+    {'state': {}}
+    """
+
+    def __init__(self) -> None:
+        super().__init__({}, {}, [])
+
+    def step(self, closure: Any = None) -> Any:
+        return closure() if closure is not None else None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        pass
+
+
+class FusedOptimizerModule(ABC):
+    """A module that steps its parameters in backward and shows their optimizer."""
+
+    @property
+    @abstractmethod
+    def fused_optimizer(self) -> KeyedOptimizer:
+        """Learning rates and states of the tables."""
+
+
+class FusedCollectionOptimizer(FusedOptimizer):
+    """Learning rate and states of an unsharded fused collection, for schedulers and state dicts.
+
+    Parameters are named ``movies.weight``, and states ``movies.weight.momentum_1``, as in TorchRec. A changed ``lr`` of
+    the param group applies from the next `step` or `zero_grad` on. States share memory with the kernel.
+
+    Args:
+        collection: its `FusedCollection.fused_optimizer` returns this optimizer.
+    """
+
+    def __init__(self, collection: FusedCollection) -> None:
+        self._prepare()
+        self._collection = collection
+        self.param_groups = [{"params": list(self.params.values()), "lr": collection.optimizer_spec.learning_rate}]
+
+    @property
+    def params(self) -> dict[str, Any]:  # type: ignore[override]
+        """Name -> weights ``[E, D]``."""
+        holders = self._collection.get_submodule(self._collection.tables_name)
+        return {f"{name}.weight": holder.weight for name, holder in holders.named_children()}
+
+    @property
+    def state(self) -> dict[Any, dict[str, Any]]:  # type: ignore[override]
+        """Weights -> state name -> tensor, for rules with states."""
+        params = self.params
+        return {
+            params[f"{table}.weight"]: {
+                f"{table}.weight.{name.replace('momentum', 'momentum_')}": tensor for name, tensor in states.items()
+            }
+            for table, states in self._collection.optimizer_states().items()
+            if states
+        }
+
+    def step(self, closure: Any = None) -> Any:
+        """Runs ``closure`` if passed, and passes the learning rate to the kernel."""
+        result = closure() if closure is not None else None
+        self.zero_grad()
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Passes the learning rate to the kernel. Fused tables have no ``.grad``."""
+        rate = float(self.param_groups[0]["lr"])
+        if rate != self._collection.optimizer_spec.learning_rate:
+            self._collection.set_learning_rate(rate)
+
+
+FusedOptimizerModule.register(FusedCollection)

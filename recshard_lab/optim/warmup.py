@@ -16,8 +16,7 @@ import torch
 
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.optim.combined import OptimizerWrapper
-from recshard_lab.optim.keyed import KeyedOptimizer, differ, section
-from recshard_lab.optim.state import check_entry
+from recshard_lab.optim.keyed import KeyedOptimizer, check_entry, differ, section
 
 
 @unique

@@ -13,19 +13,389 @@ Shape letters: F features (keys), B samples (stride), N values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.fx import wrap
 from torch.nn import functional
 
-from recshard_lab.sparse import checks, drawing, full_text, keyed_checks, variable_batch
-from recshard_lab.sparse.jagged_tensor import JaggedTensor
-from recshard_lab.sparse.keyed_arrangement import KeyedArrangement
-from recshard_lab.sparse.pytree import register
-from recshard_lab.sparse.storage import device_named
+from recshard_lab.sparse import checks, drawing, full_text
+from recshard_lab.sparse.jagged_tensor import Device, JaggedStorage, JaggedTensor, device_named, moved, pinned
+from recshard_lab.sparse.trees import register
+
+# Variable batches (VBE): features with different numbers of bags, and their expansion to one batch.
+#
+# A feature that many samples share (a user's, in a batch of one user's items) is stored once for each distinct
+# bag. `stride_per_key_per_rank[f][r]` bags of feature f came from rank r; `inverse_indices` have, for every
+# sample of the full batch, the number of its bag::
+#
+#     "user"   bags [u0] [u1]         inverse [0 0 1 0]      sample 0 -> [u0], 1 -> [u0], 2 -> [u1], 3 -> [u0]
+#     "item"   bags [a] [b] [c] [d]   inverse [0 1 2 3]
+#
+# Shape letters: F features (keys), R ranks, B_f bags of feature f, B samples of the full batch.
+
+
+def strides_from(keys: list[str], given: Any) -> list[list[int]]:
+    """``[F][R]`` as lists of whole numbers, from lists or an integer tensor ``[F, R]``."""
+    name = "stride_per_key_per_rank"
+    if isinstance(given, Tensor):
+        if given.is_floating_point() or given.dim() != 2:
+            raise ValueError(f"{name} must be [F, R] integers, got {given.dtype} of shape {list(given.shape)}")
+        given = given.tolist()
+    if not isinstance(given, list | tuple) or len(given) != len(keys):
+        raise ValueError(f"{name} must have one list of ranks for each of {len(keys)} keys, got {given!r}"[:300])
+    strides: list[list[int]] = []
+    for key, row in zip(keys, given, strict=True):
+        if not isinstance(row, list | tuple):
+            raise ValueError(f"{name} of {key!r} must be a list, one number a rank, got {row!r}: use [{row!r}]")
+        strides.append([checks.check_count(f"{name} of {key!r}", number) for number in row])
+    if len({len(row) for row in strides}) > 1:
+        ranks = {key: len(row) for key, row in zip(keys, strides, strict=True)}
+        raise ValueError(f"{name} must name the same ranks for every key, got numbers of ranks {ranks}")
+    return strides
+
+
+def check_bags(keys: list[str], lengths: Tensor | None, offsets: Tensor | None, stride_per_key: list[int]) -> None:
+    """Lengths ``[sum of B_f]`` and offsets ``[sum of B_f + 1]``, whichever are there."""
+    total = sum(stride_per_key)
+    for name, tensor, expected in (("lengths", lengths, total), ("offsets", offsets, total + 1)):
+        if tensor is None or (name == "offsets" and total == 0 and tensor.numel() == 0):
+            continue
+        if tensor.dim() != 1 or tensor.numel() != expected:
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}, but stride_per_key_per_rank gives the {len(keys)} keys "
+                f"{stride_per_key} bags: expected [{expected}]"
+            )
+
+
+def full_stride(given: int | None, stride_per_key: list[int], inverse: Tensor | None) -> int:
+    """B: the samples of `inverse_indices`; without them, the largest number of bags of a feature."""
+    expected = inverse.shape[1] if inverse is not None else None
+    if given is not None:
+        given = checks.check_count("stride", given)
+        if expected is not None and given != expected:
+            raise ValueError(f"stride is {given}, but inverse_indices has {expected} samples: leave stride out")
+        return given
+    return expected if expected is not None else max(stride_per_key, default=0)
+
+
+def check_inverse(given: Any, values: Tensor) -> tuple[list[str], Tensor]:
+    """Keys and ``[keys, B]`` integers, one row a key, beside the values."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise ValueError(f"inverse_indices must be (keys, tensor [keys, B]), got {type(given).__name__}")
+    keys, index = checks.check_keys(given[0]), given[1]
+    checks.index_keys(keys)
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
+        what = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise ValueError(f"inverse_indices must hold a tensor of int32 or int64, got {what}")
+    if index.dim() != 2 or index.shape[0] != len(keys):
+        raise ValueError(
+            f"inverse_indices must be [{len(keys)}, B], a row for each of its keys {keys}, got {list(index.shape)}"
+        )
+    if index.device != values.device:
+        raise ValueError(f"inverse_indices is on {index.device}, but values is on {values.device}: move it")
+    return keys, index
+
+
+def check_inverse_range(keys: list[str], index: Tensor, bags: dict[str, int]) -> None:
+    """Every entry is one of its feature's bags. Reads the numbers."""
+    for key, row in zip(keys, index, strict=True):
+        limit = bags.get(key)
+        if limit is None or not row.numel():
+            continue
+        outside = (row < 0) | (row >= limit)
+        if bool(outside.any()):
+            sample = int(outside.nonzero()[0])
+            raise ValueError(
+                f"inverse_indices of feature {key!r}, sample {sample} is {int(row[sample])}, but the feature has "
+                f"{limit} bags: use numbers from 0 to {limit - 1}"
+            )
+
+
+def inverse_of(inverse: tuple[Sequence[str], Tensor] | None, feature: str) -> Tensor:
+    """One feature's row ``[B]`` of the inverse indices.
+
+    Raises:
+        ValueError: there are none, or none for this feature.
+    """
+    if inverse is None:
+        raise ValueError(
+            "the batch has another number of bags for each feature (stride_per_key_per_rank) and no "
+            "inverse_indices, so pooled rows of different features belong to no common sample: give "
+            "inverse_indices=(keys, tensor [keys, B])"
+        )
+    keys, index = inverse
+    if feature not in keys:
+        raise ValueError(f"inverse_indices has no row for feature {feature!r}, only for {list(keys)}: add it")
+    return index[list(keys).index(feature)]
+
+
+# The keys of a KeyedJaggedTensor, its number of samples, and the position of each key's ids.
+#
+# Counts on the host (`length_per_key`, `offset_per_key`) are read from the lengths at first use and then stored. On
+# CUDA this waits for the device. To avoid the wait, pass them to the constructor.
+#
+# Shape letters: F features (keys), B samples (stride), B_f bags of feature f, N values.
+
+
+class KeyedStorage(JaggedStorage):
+    """Bags by feature and sample, and the counts that locate them. Abstract: use KeyedJaggedTensor."""
+
+    _FIELDS: ClassVar[tuple[str, ...]] = (*JaggedStorage._FIELDS, "_inverse")
+
+    _keys: list[str]
+    _stride: int | None
+    _strides: list[list[int]] | None
+    _stride_per_key: list[int] | None
+    _inverse: Tensor | None
+    _inverse_keys: list[str] | None
+    _length_per_key: list[int] | None
+    _offset_per_key: list[int] | None
+    _index_per_key: dict[str, int] | None
+    _jt_dict: dict[str, JaggedTensor] | None
+
+    def _fill(
+        self,
+        keys: list[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        stride: int | None = None,
+        length_per_key: list[int] | None = None,
+        strides: list[list[int]] | None = None,
+        inverse: Tensor | None = None,
+        inverse_keys: list[str] | None = None,
+    ) -> None:
+        self._keys = keys
+        self._values = values
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
+        self._stride = stride
+        self._strides = strides
+        self._stride_per_key = None
+        self._inverse = inverse
+        self._inverse_keys = inverse_keys
+        self._length_per_key = length_per_key
+        self._offset_per_key = None
+        self._index_per_key = None
+        self._jt_dict = None
+
+    @classmethod
+    def _unchecked(cls, *args: Any, **kwargs: Any) -> Self:
+        """One without a look at anything, for parts that are right by construction; arguments as of `_fill`."""
+        self = cls.__new__(cls)
+        self._fill(*args, **kwargs)
+        return self
+
+    def keys(self) -> list[str]:
+        """The F feature names."""
+        return self._keys
+
+    def stride(self) -> int:
+        """B, the number of samples; of a variable batch, those of the inverse indices or the most bags of a key."""
+        if self._stride is None:  # rebuilt by a pytree, whose leaves may have changed
+            if self._strides is not None:
+                self._stride = full_stride(None, self.stride_per_key(), self._inverse)
+            else:
+                self._stride = checks.stride_of(self._keys, self._lengths, self._offsets, None)
+        return self._stride
+
+    def stride_per_key(self) -> list[int]:
+        """Bags of each feature `[F]`: B for all, or B_f in a variable batch."""
+        if self._stride_per_key is None:
+            if self._strides is None:
+                return [self.stride()] * len(self._keys)
+            self._stride_per_key = [sum(ranks) for ranks in self._strides]
+        return self._stride_per_key
+
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        """Bags of each feature from each rank `[F][R]`, as given; empty unless `variable_stride_per_key`."""
+        return [] if self._strides is None else self._strides
+
+    def variable_stride_per_key(self) -> bool:
+        """Whether features have different numbers of bags (`stride_per_key_per_rank` was passed)."""
+        return self._strides is not None
+
+    def inverse_indices(self) -> tuple[list[str], Tensor]:
+        """(keys, `[keys, B]`): which bag of a key belongs to each sample; ValueError when there are none."""
+        if self._inverse is None:
+            raise ValueError("this KeyedJaggedTensor has no inverse indices: ask inverse_indices_or_none()")
+        return self._inverse_keys or [], self._inverse
+
+    def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
+        """The same, or None."""
+        return None if self._inverse is None else self.inverse_indices()
+
+    def length_per_key(self) -> list[int]:
+        """Ids of each feature `[F]`. On CUDA the first call waits for the device."""
+        if self._length_per_key is None:
+            if self._values.is_meta:
+                raise ValueError("length_per_key needs the lengths, which a tensor on 'meta' does not have")
+            stride = self.stride() if self._strides is None else self.stride_per_key()
+            self._length_per_key = checks.sums_per_key(self.lengths(), len(self._keys), stride)
+        return self._length_per_key
+
+    def length_per_key_or_none(self) -> list[int] | None:
+        """The same if known already, else None."""
+        return self._length_per_key
+
+    def offset_per_key(self) -> list[int]:
+        """Where each feature's ids start, and at last N: `[F + 1]`."""
+        if self._offset_per_key is None:
+            self._offset_per_key = [0, *accumulate(self.length_per_key())]
+        return self._offset_per_key
+
+    def offset_per_key_or_none(self) -> list[int] | None:
+        """The same if known already, else None."""
+        return self._offset_per_key
+
+    def lengths_offset_per_key(self) -> list[int]:
+        """Where each feature's lengths start, and at last their number: `[F + 1]`."""
+        return [0, *accumulate(self.stride_per_key())]
+
+    def index_per_key(self) -> dict[str, int]:
+        """Position of each key; ValueError when one stands twice."""
+        if self._index_per_key is None:
+            self._index_per_key = checks.index_keys(self._keys)
+        return self._index_per_key
+
+    def sync(self) -> Self:
+        """Reads `length_per_key` and `offset_per_key` now; returns itself."""
+        self.offset_per_key()
+        return self
+
+    def unsync(self) -> Self:
+        """Forgets them; returns itself."""
+        self._length_per_key = None
+        self._offset_per_key = None
+        return self
+
+
+# The same bags arranged in another way: features split off, reordered, on another device.
+#
+# Inverse indices name their features, so they stay with every part.
+#
+# Shape letters: F features (keys), B samples (stride), B_f bags of feature f, N values.
+
+
+class KeyedArrangement(KeyedStorage):
+    """Split, permute and move the features of a batch. Abstract: use KeyedJaggedTensor."""
+
+    def split(self, segments: list[int]) -> list[Self]:
+        """Consecutive groups of features, as views.
+
+        Args:
+            segments: number of features in each group; they sum to F.
+
+        >>> from recshard_lab import KeyedJaggedTensor
+        >>> kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+        >>> [part.keys() for part in kjt.split([1, 0, 1])]
+        [['a'], [], ['b']]
+        """
+        segments = checks.check_list("segments", segments)
+        for segment in segments:
+            checks.check_count("each of segments", segment)
+        if sum(segments) != len(self._keys):
+            raise ValueError(
+                f"segments {segments} sum to {sum(segments)}, but there are {len(self._keys)} keys: "
+                f"every key belongs to one segment"
+            )
+        ends = list(accumulate(segments))
+        return [self._slice(end - segment, end) for segment, end in zip(segments, ends, strict=True)]
+
+    def _slice(self, start: int, end: int) -> Self:
+        offsets, bags = self.offset_per_key(), self.lengths_offset_per_key()
+        lower, upper = offsets[start], offsets[end]
+        return type(self)._unchecked(
+            self._keys[start:end],
+            self._values[lower:upper],
+            None if self._weights is None else self._weights[lower:upper],
+            self.lengths().reshape(-1)[bags[start] : bags[end]],
+            None,
+            self.stride(),
+            self.length_per_key()[start:end],
+            None if self._strides is None else self._strides[start:end],
+            self._inverse,
+            self._inverse_keys,
+        )
+
+    def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> Self:
+        """Features in another order; repeats and omissions are fine.
+
+        Args:
+            indices: positions of the features to keep.
+            indices_tensor: the same as a tensor on this device. If you pass it, no copy to a GPU is needed.
+
+        >>> from recshard_lab import KeyedJaggedTensor
+        >>> kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))
+        >>> kjt.permute([1, 0]).values()
+        tensor([2, 3, 1])
+        """
+        indices = checks.check_list("indices", indices)
+        for index in indices:
+            if not isinstance(index, int | torch.SymInt) or not 0 <= index < len(self._keys):
+                raise ValueError(f"index {index} in permute({indices}) is not one of 0 to {len(self._keys) - 1}")
+        if indices_tensor is not None:
+            checks.check_twin(indices_tensor, indices, self.device())
+        offsets, counts = self.offset_per_key(), self.length_per_key()
+        slices = [(offsets[index], offsets[index + 1]) for index in indices] or [(0, 0)]
+        return type(self)._unchecked(
+            [self._keys[index] for index in indices],
+            torch.cat([self._values[lower:upper] for lower, upper in slices]),
+            None if self._weights is None else torch.cat([self._weights[a:b] for a, b in slices]),
+            self._permuted_lengths(indices, indices_tensor),
+            None,
+            self.stride(),
+            [counts[index] for index in indices],
+            None if self._strides is None else [self._strides[index] for index in indices],
+            self._inverse,
+            self._inverse_keys,
+        )
+
+    def _permuted_lengths(self, indices: list[int], indices_tensor: Tensor | None) -> Tensor:
+        lengths = self.lengths()
+        if self._strides is not None:
+            bags = self.lengths_offset_per_key()
+            parts = [lengths[bags[index] : bags[index + 1]] for index in indices]
+            return torch.cat(parts or [lengths[:0]])
+        if indices_tensor is None:
+            indices_tensor = torch.tensor(indices, dtype=torch.int64, device=self.device())
+        return lengths.reshape(len(self._keys), self.stride()).index_select(0, indices_tensor).reshape(-1)
+
+    def flatten_lengths(self) -> Self:
+        """The same with lengths as `[F * B]`, where they were given as `[F, B]`."""
+        flat = self._apply(lambda tensor: tensor)
+        flat._lengths, flat._offsets = self.lengths().reshape(-1), None
+        return flat
+
+    def pin_memory(self) -> Self:
+        """The same in pinned host memory, from which a copy to a GPU can run beside computation."""
+        return self._apply(pinned)
+
+    def to(self, device: Device, non_blocking: bool = False, dtype: torch.dtype | None = None) -> Self:
+        """The same on another device; `dtype` is for the weights."""
+        there = self._apply(lambda tensor: moved(tensor, device, non_blocking))
+        if dtype is not None and there._weights is not None:
+            if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+                raise ValueError(f"dtype is that of the weights, such as torch.float32, got {dtype!r}")
+            there._weights = there._weights.to(dtype)
+        return there
+
+    def _apply(self, move: Callable[[Tensor], Tensor]) -> Self:
+        tensors = {name.lstrip("_"): move(tensor) for name, tensor in self._tensors().items()}
+        return type(self)._unchecked(
+            self._keys,
+            **tensors,
+            stride=self._stride,
+            length_per_key=self._length_per_key,
+            strides=self._strides,
+            inverse_keys=self._inverse_keys,
+        )
 
 
 class KeyedJaggedTensor(KeyedArrangement):
@@ -101,24 +471,24 @@ class KeyedJaggedTensor(KeyedArrangement):
         values, weights = checks.without_spare(values, weights, lengths, offsets)
         strides, bags, inverse_keys, inverse = None, None, None, None
         if inverse_indices is not None:
-            inverse_keys, inverse = variable_batch.check_inverse(inverse_indices, values)
+            inverse_keys, inverse = check_inverse(inverse_indices, values)
         if stride_per_key_per_rank is not None:
-            strides = variable_batch.strides_from(keys, stride_per_key_per_rank)
+            strides = strides_from(keys, stride_per_key_per_rank)
             bags = [sum(ranks) for ranks in strides]
-            variable_batch.check_bags(keys, lengths, offsets, bags)
-            stride = variable_batch.full_stride(stride, bags, inverse)
+            check_bags(keys, lengths, offsets, bags)
+            stride = full_stride(stride, bags, inverse)
         else:
-            stride = keyed_checks.stride_of(keys, lengths, offsets, stride)
-        keyed_checks.check_derived(keys, stride, bags, stride_per_key, lengths_offset_per_key, index_per_key)
-        known = keyed_checks.check_host_counts(keys, values, length_per_key, offset_per_key)
+            stride = checks.stride_of(keys, lengths, offsets, stride)
+        checks.check_derived(keys, stride, bags, stride_per_key, lengths_offset_per_key, index_per_key)
+        known = checks.check_host_counts(keys, values, length_per_key, offset_per_key)
         if checks.readable(values):
-            counted = keyed_checks.check_numbers(keys, values, lengths, offsets, stride if bags is None else bags)
+            counted = checks.check_numbers(keys, values, lengths, offsets, stride if bags is None else bags)
             if known is not None and known != counted:
                 raise ValueError(f"length_per_key is {known}, but the lengths sum to {counted}: leave it out")
             known = counted
             if inverse is not None and inverse_keys is not None:
                 numbers = bags if bags is not None else [stride] * len(keys)
-                variable_batch.check_inverse_range(inverse_keys, inverse, dict(zip(keys, numbers, strict=True)))
+                check_inverse_range(inverse_keys, inverse, dict(zip(keys, numbers, strict=True)))
         self._fill(keys, values, weights, lengths, offsets, stride, known, strides, inverse, inverse_keys)
 
     # -- built from ---------------------------------------------------------------------------------
@@ -312,11 +682,11 @@ def _from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
         raise ValueError("jt_dict is empty: use KeyedJaggedTensor.empty() for a batch without features")
     keys, parts = checks.check_keys(list(jt_dict)), checks.check_all("jt_dict", list(jt_dict.values()), JaggedTensor)
     strides = [part.lengths().shape[0] for part in parts]
-    weighted = keyed_checks.all_or_none([part.weights_or_none() is not None for part in parts], keys)
+    weighted = checks.all_or_none([part.weights_or_none() is not None for part in parts], keys)
     return KeyedJaggedTensor._unchecked(
         keys=keys,
-        values=keyed_checks.join("values", [part.values() for part in parts]),
-        weights=keyed_checks.join("weights", [part.weights() for part in parts]) if weighted else None,
+        values=checks.join("values", [part.values() for part in parts]),
+        weights=checks.join("weights", [part.weights() for part in parts]) if weighted else None,
         lengths=torch.cat([part.lengths() for part in parts]),
         stride=max(strides),
         length_per_key=[part.values().shape[0] for part in parts],
@@ -330,17 +700,17 @@ def _concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         raise ValueError("kjt_list is empty: give at least one KeyedJaggedTensor")
     if len({kjt.device() for kjt in kjt_list}) > 1:
         raise ValueError(f"all must be on one device, got {[str(kjt.device()) for kjt in kjt_list]}: move them")
-    strides = keyed_checks.common_strides(kjt_list)
-    inverse_keys, inverse = keyed_checks.common_inverse(kjt_list)
+    strides = checks.common_strides(kjt_list)
+    inverse_keys, inverse = checks.common_inverse(kjt_list)
     names = [f"kjt_list[{place}]" for place in range(len(kjt_list))]
-    weighted = keyed_checks.all_or_none([kjt.weights_or_none() is not None for kjt in kjt_list], names)
+    weighted = checks.all_or_none([kjt.weights_or_none() is not None for kjt in kjt_list], names)
     counts: list[int] | None = []
     for kjt in kjt_list:
         counts = None if counts is None or kjt._length_per_key is None else counts + kjt._length_per_key
     return KeyedJaggedTensor._unchecked(
         keys=[key for kjt in kjt_list for key in kjt._keys],
-        values=keyed_checks.join("values", [kjt._values for kjt in kjt_list]),
-        weights=keyed_checks.join("weights", [kjt.weights() for kjt in kjt_list]) if weighted else None,
+        values=checks.join("values", [kjt._values for kjt in kjt_list]),
+        weights=checks.join("weights", [kjt.weights() for kjt in kjt_list]) if weighted else None,
         lengths=torch.cat([kjt.lengths().reshape(-1) for kjt in kjt_list]),
         stride=max(kjt.stride() for kjt in kjt_list),
         length_per_key=counts,

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.fx import wrap
 
 from recshard_lab.sparse import checks, drawing, full_text
-from recshard_lab.sparse.pytree import register
-from recshard_lab.sparse.storage import Device, compact, moved, pinned, record_stream
-from recshard_lab.sparse.tracing import Traceable
+from recshard_lab.sparse.jagged_tensor import Device, compact, moved, pinned, record_stream
+from recshard_lab.sparse.trees import Traceable, register
 
 
 class KeyedTensor(metaclass=Traceable):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from recshard_lab import comm
-from recshard_lab.comm.codec_formats import Bf16Codec, Fp16Codec, Int8Codec
+from recshard_lab.comm.codecs import Bf16Codec, Fp16Codec, Int8Codec
 from tests.refusals import not_refused
 
 CODED = [comm.CommType.FP16, comm.CommType.BF16, comm.CommType.INT8]
@@ -52,22 +52,22 @@ def test_the_bound_is_tight_and_a_worse_codec_would_break_it(kind: comm.CommType
 def test_fbgemm_and_torch_give_the_same_bits(rows: torch.Tensor, power: int) -> None:
     pytest.importorskip("fbgemm_gpu")
     rows = (rows.clamp(-4.0, 4.0) * 2.0**power).contiguous()
-    by_either = comm.rowwise.encode_rows(rows)
+    by_either = comm.codecs.encode_rows(rows)
     if rows.numel():
         low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
-        assert torch.equal(by_either, comm.rowwise._by_torch(rows, low, high - low))
-    fast = comm.rowwise.decode_rows(by_either, rows.shape[1])
+        assert torch.equal(by_either, comm.codecs._by_torch(rows, low, high - low))
+    fast = comm.codecs.decode_rows(by_either, rows.shape[1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comm.rowwise, "_has_fbgemm", lambda: False)
-        slow = comm.rowwise.decode_rows(by_either, rows.shape[1])
-        assert torch.equal(by_either, comm.rowwise.encode_rows(rows))
+        patch.setattr(comm.codecs, "_has_fbgemm", lambda: False)
+        slow = comm.codecs.decode_rows(by_either, rows.shape[1])
+        assert torch.equal(by_either, comm.codecs.encode_rows(rows))
     torch.testing.assert_close(fast, slow, rtol=2.0**-22, atol=1e-37)
 
 
 def test_layout_is_fbgemms() -> None:
     pytest.importorskip("fbgemm_gpu")
     rows = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(comm.rowwise.encode_rows(rows), torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(rows))
+    assert torch.equal(comm.codecs.encode_rows(rows), torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(rows))
 
 
 def test_finite_values_saturate_are_counted_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from recshard_lab.compat.modules.utils import (
     convert_list_of_modules_to_modulelist,
 )
 from recshard_lab.embedding import EmbeddingBagCollection, LFU_EvictionPolicy, MCHManagedCollisionModule, PoolingType
-from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
+from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig
 from recshard_lab.optim import (
     CombinedOptimizer,
     EmptyFusedOptimizer,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recshard_lab.sparse import KeyedJaggedTensor
-from recshard_lab.sparse.tensor_dict import maybe_td_to_kjt
+from recshard_lab.sparse.interop import maybe_td_to_kjt
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from recshard_lab.sparse import KeyedJaggedTensor
-from recshard_lab.sparse.tensor_dict import maybe_td_to_kjt
+from recshard_lab.sparse.interop import maybe_td_to_kjt
 
 def nested(bags):
     return torch.nested.nested_tensor([torch.tensor(bag) for bag in bags], layout=torch.jagged)

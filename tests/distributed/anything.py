@@ -26,9 +26,9 @@ from recshard_lab import (
 from recshard_lab.comm import CommType, make_codec
 from recshard_lab.distributed.step.lookup import choose_kinds
 from recshard_lab.embedding import EmbOptimType, OptimizerSpec, WeightDecayMode
+from recshard_lab.embedding.inputs import POLICIES
 from recshard_lab.embedding.kernels import TORCH_DTYPES, available, kernel_named
 from recshard_lab.embedding.optimizers.rules import RULES
-from recshard_lab.embedding.out_of_range import POLICIES
 from recshard_lab.sharding import ROUTES
 from recshard_lab.sharding.schemes import scheme_named, scheme_names
 from tests.distributed import cases

@@ -15,7 +15,7 @@ from recshard_lab import (
     save_checkpoint,
 )
 from recshard_lab.distributed import CheckpointSaveError, async_save_checkpoint
-from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
+from recshard_lab.distributed.state import checkpoint as checkpoint_writer
 from tests.distributed import state_jobs
 from tests.distributed.jobs import Case, attempted
 from tests.patience import scaled

@@ -16,7 +16,7 @@ from recshard_lab import (
     Topology,
 )
 from recshard_lab.distributed import EmbeddingBagCollectionSharder
-from recshard_lab.embedding.dynamic.tiers import EmulatedCost
+from recshard_lab.embedding.dynamic.config import EmulatedCost
 from recshard_lab.sharding import CacheParams
 from recshard_lab.sharding.schemes import scheme_named
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist

@@ -11,7 +11,7 @@ from torch import Tensor
 from recshard_lab import ShardingPlan
 from recshard_lab.distributed import ShardingEnv
 from recshard_lab.optim import CombinedOptimizer
-from recshard_lab.optim.state import local_shards
+from recshard_lab.optim.keyed import local_shards
 from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from tests.distributed import state_jobs, two_dimensional_jobs
 from tests.distributed.cases import PATH

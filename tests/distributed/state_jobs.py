@@ -18,8 +18,8 @@ from recshard_lab.distributed import (
     EmbeddingBagCollectionSharder,
     ShardingEnv,
 )
+from recshard_lab.distributed.state import checkpoint as checkpoint_writer
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
-from recshard_lab.distributed.state.checkpoint import writer as checkpoint_writer
 from recshard_lab.distributed.state.pretrained import load_pretrained
 from tests.distributed.jobs import Case, Model, attempted, batch_of, part_of_loss, sharders_of
 

@@ -17,14 +17,14 @@ from tests.distributed.jobs import Case, attempted, batch_of, sharded_model
 WRONG = 1  # the rank that fails
 PLACES = {
     "ids": "distributed.step.input_dist:_joined",
-    "ids' message": "distributed.step.input_dist:issue_all_to_all",
+    "ids' message": "distributed.step.input_dist:_issue_ids",
     "ids' arrival": "distributed.step.input_dist:InputDist.unpack",
     "lookup": "distributed.step.lookup:KernelGroup.forward",
-    "output": "distributed.step.output_dist.columns:ColumnMap.__call__",
-    "message": "distributed.step.output_dist.wire:Parcels.encode",
-    "arrival": "distributed.step.output_dist.wire:Parcels.decode",
+    "output": "distributed.step.columns:ColumnMap.__call__",
+    "message": "distributed.step.messages:Parcels.encode",
+    "arrival": "distributed.step.messages:Parcels.decode",
     "kernel": "distributed.step.lookup:KernelGroup.backward",
-    "row norms": "distributed.step.row_norms:RowNormExchange.__call__",
+    "row norms": "distributed.step.gradients:RowNormExchange.__call__",
     "weights": "distributed.step.executor:exchange_weight_gradients",
 }
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recshard_lab.distributed.step.bucketize import RowSplits, has_fbgemm
+from recshard_lab.distributed.step.route import RowSplits, has_fbgemm
 
 WAYS = [False, pytest.param(True, marks=pytest.mark.skipif(not has_fbgemm(), reason="fbgemm is not installed"))]
 

@@ -20,7 +20,7 @@ from recshard_lab import (
 from recshard_lab.distributed.step.lookup import choose_kinds
 from recshard_lab.embedding import EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
-from recshard_lab.embedding.dynamic.tiers import EmulatedCost
+from recshard_lab.embedding.dynamic.config import EmulatedCost
 from recshard_lab.embedding.kernels import kernel_named
 from recshard_lab.sharding import CacheParams
 from tests.distributed import cached_jobs

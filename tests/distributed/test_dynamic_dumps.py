@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from recshard_lab import DistributedModelParallel
-from recshard_lab.embedding.dynamic.dumps import files
+from recshard_lab.embedding.dynamic.row_files import FileWriter
 from tests.distributed import test_dynamic as base
 from tests.distributed.cached_jobs import world
 from tests.distributed.failure_jobs import FAULT, failing
@@ -93,7 +93,7 @@ def interrupted(folder: str) -> list[str]:
     dmp, _ = trained("adam", "row_wise")
     dmp.dump(f"{folder}/run")
     full = partial(OSError, 28)
-    with failing(files.FileWriter, "write", 1, 1, full):
+    with failing(FileWriter, "write", 1, 1, full):
         errors = [attempted(lambda: dmp.dump(f"{folder}/run"))]
     dmp.load(f"{folder}/run")
     return [*errors, attempted(lambda: dmp.load(f"{folder}/none"))]
@@ -107,7 +107,7 @@ def test_an_error_of_one_rank_is_raised_on_all_and_the_dump_before_stays(two: An
 
 
 MOMENTS: dict[str, tuple[Any, str, int]] = {
-    "first file": (files.FileWriter, "write", 1),
+    "first file": (FileWriter, "write", 1),
     "before a file is safe": (os, "fsync", 1),
     "second rename": (os, "rename", 2),
 }

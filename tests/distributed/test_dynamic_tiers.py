@@ -18,7 +18,7 @@ from recshard_lab.distributed.state.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from recshard_lab.distributed.state.tier_rows import TierRows, tables_of
+from recshard_lab.distributed.state.dumps import TierRows, tables_of
 from recshard_lab.embedding import EmbOptimType, EmulatedCost, Tier
 from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist

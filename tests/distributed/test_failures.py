@@ -23,22 +23,22 @@ def all_raise(errors: Any, kind: str = "MemoryError") -> None:
 BEFORE = {
     "settle": ("distributed.sharded_collections:ShardedCollection.settle", 0),
     "check": ("distributed.sharded_collections:ShardedCollection.check", 1),
-    "read states": ("distributed.state.dense_tables:DenseStates.__init__", 1),
-    "check states": ("distributed.state.dense_tables:DenseStates.check", 0),
+    "read states": ("distributed.state.reshard:DenseStates.__init__", 1),
+    "check states": ("distributed.state.reshard:DenseStates.check", 0),
 }
 STEPS = {
     "place the first collection": ("distributed.sharded_collections:ShardedCollection.place", 0),
     "place the second collection": ("distributed.sharded_collections:ShardedCollection.place", 1),
-    "states of the second collection": ("distributed.state.dense_tables:DenseStates.moves", 1),
+    "states of the second collection": ("distributed.state.reshard:DenseStates.moves", 1),
     "pack a message": ("distributed.state.moves:_Exchange.__init__", 0),
     "unpack a message": ("distributed.state.moves:_Exchange.unpack", 0),
-    "optimizers of the second collection": ("distributed.state.dense_tables:DenseStates.finish", 1),
+    "optimizers of the second collection": ("distributed.state.reshard:DenseStates.finish", 1),
     "bind the tables' parameters": ("distributed.sharded_collections:ShardedCollection.bind_parameters", 3),
     "bind the fused optimizer": ("distributed.fused_optimizer:EmbeddingFusedOptimizer.bind", 0),
 }
 PARKED = {
-    "park the first collection": ("distributed.state.live_reshard:parked", 0),
-    "park the second collection": ("distributed.state.live_reshard:parked", 1),
+    "park the first collection": ("distributed.state.reshard:parked", 0),
+    "park the second collection": ("distributed.state.reshard:parked", 1),
     "pack the third message": ("distributed.state.moves:_Exchange.__init__", 2),
 }
 

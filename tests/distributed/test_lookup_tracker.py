@@ -10,8 +10,7 @@ from torch import nn
 
 import recshard_lab as rl
 from recshard_lab.distributed import TrackingMode
-from recshard_lab.distributed.lookup_store import DeltaStoreTrec, UpdateMode
-from recshard_lab.distributed.lookup_tracker import DeltaTrackerConfig, LookupTracker
+from recshard_lab.distributed.row_tracker import DeltaStoreTrec, DeltaTrackerConfig, LookupTracker, UpdateMode
 
 
 def model(optimizer: Any = torch.optim.SGD, **table: Any) -> Any:

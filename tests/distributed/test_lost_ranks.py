@@ -12,7 +12,7 @@ import torch
 import recshard_lab
 from recshard_lab import RankError
 from recshard_lab.comm import all_reduce, broadcast
-from recshard_lab.comm.failing import store
+from recshard_lab.comm.errors import store
 from recshard_lab.distributed import ShardingEnv
 from tests.distributed.failure_jobs import batch, build
 from tests.distributed.jobs import attempted

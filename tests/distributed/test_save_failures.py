@@ -19,11 +19,11 @@ pytestmark = pytest.mark.gate
 
 
 WRITING = [
-    ("distributed.state.checkpoint.writer:_Hashed.write", 3, "full"),
-    ("distributed.state.checkpoint.writer:_Hashed.write", 0, "memory"),
-    ("distributed.state.checkpoint.writer:BlockPlanner.create_local_plan", 0, "odd"),
-    ("distributed.state.checkpoint.save:_bytes_of", 0, "odd"),
-    ("distributed.state.checkpoint.save:_Save._start", 0, "memory"),
+    ("distributed.state.checkpoint:_Hashed.write", 3, "full"),
+    ("distributed.state.checkpoint:_Hashed.write", 0, "memory"),
+    ("distributed.state.checkpoint:BlockPlanner.create_local_plan", 0, "odd"),
+    ("distributed.state.checkpoint:_bytes_of", 0, "odd"),
+    ("distributed.state.checkpoint:_Save._start", 0, "memory"),
     ("complete_folders:Staging.commit", 0, "full"),
     ("complete_folders:described", 0, "odd"),
 ]
@@ -46,9 +46,9 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_checkpoint_bef
 
 LOADING = [
     ("complete_folders:FolderFormat.check_files", 0),
-    ("distributed.state.checkpoint.load:_compare", 0),
-    ("distributed.state.checkpoint.load:_settings", 0),
-    ("distributed.state.checkpoint.load:_compare_groups", 0),
+    ("distributed.state.checkpoint:_compare", 0),
+    ("distributed.state.checkpoint:_settings", 0),
+    ("distributed.state.checkpoint:_compare_groups", 0),
     ("distributed.state.model_state:ModelState.make_dense", 0),
     ("distributed.state.model_state:ModelState._whole_states", 0),
     ("distributed.state.model_state:ModelState._read", 0),

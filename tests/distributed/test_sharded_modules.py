@@ -19,7 +19,7 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.distributed import EmbeddingCollectionSharder, ShardingEnv
-from recshard_lab.distributed.table_shards import TableShards
+from recshard_lab.distributed.state.table import TableShards
 from recshard_lab.embedding import FusedEmbeddingCollection
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases

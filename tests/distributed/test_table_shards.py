@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from recshard_lab.comm import ShardingEnv
-from recshard_lab.distributed.table_shards import TableShards
+from recshard_lab.distributed.state.table import TableShards
 from recshard_lab.embedding import EmbeddingBagConfig
 from recshard_lab.sharding import ParameterSharding, Shard
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recshard_lab.distributed.step.lookup import choose_kinds, fbgemm_caches
 from recshard_lab.embedding import DataType, EmbeddingBagConfig, EmbOptimType, OptimizerSpec, WeightDecayMode
-from recshard_lab.embedding.dynamic.tiers import EmulatedCost
+from recshard_lab.embedding.dynamic.config import EmulatedCost
 from recshard_lab.embedding.kernels import Slot, available, choose_kernel, fbgemm, fbgemm_cached
 from recshard_lab.embedding.kernels.fbgemm import FbgemmKernel
 from recshard_lab.embedding.kernels.fbgemm_cached import FbgemmCache, FbgemmCachedKernel

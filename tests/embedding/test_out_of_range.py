@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recshard_lab as rs
-from recshard_lab.embedding.out_of_range import policy_of_bounds_check_mode
+from recshard_lab.embedding.inputs import policy_of_bounds_check_mode
 from recshard_lab.sparse import KeyedJaggedTensor
 from tests.embedding.tables import MEAN, SUM
 

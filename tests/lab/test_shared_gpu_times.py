@@ -13,7 +13,7 @@ from recshard_lab.calibration import calibrate
 from recshard_lab.cli.bench import refuse_shared_gpu
 from recshard_lab.cli.training_demo import summary_table
 from recshard_lab.comm import CollectiveEvent, Trace, times_note
-from recshard_lab.distributed.state.live_reshard import Resharded
+from recshard_lab.distributed.state.reshard import Resharded
 from recshard_lab.lab import views
 from recshard_lab.lab.compare.measure import Measured, measure_plan
 from recshard_lab.lab.demo.experiment import Outcome

@@ -69,7 +69,7 @@ def test_rows_name_counts_and_the_lines_that_wait(monkeypatch: pytest.MonkeyPatc
     assert "recshard_lab/comm/" not in second.note  # codecs count what they cut on the device
     assert row.name == "W=4 row_wise, SGD"
     assert row.value == len(row.note.splitlines()) == 1
-    assert "recshard_lab/distributed/step/host_read.py:" in row.note
+    assert "recshard_lab/distributed/step/batch.py:" in row.note
     assert row.beside["kernels to join"] == 1
     promised = {name for name in launches.TARGETS if launches.MOST in name and "row norms" not in name}
     assert {figure.name for figure in most} == promised

@@ -194,4 +194,4 @@ def test_distinct_ids_cost_no_further_wait(ranks: Any, device: str) -> None:
     for case in (sequences, replace(pooled, plan=routed)):
         for steps in ranks.run(jobs.forward_waits, case):
             for lines in steps:
-                assert [line.partition(":")[0] for line in lines] == ["recshard_lab/distributed/step/host_read.py"]
+                assert [line.partition(":")[0] for line in lines] == ["recshard_lab/distributed/step/batch.py"]

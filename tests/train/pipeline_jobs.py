@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 import recshard_lab as rl
 from recshard_lab.data import Batch, RandomRecDataset
-from recshard_lab.distributed.step import input_dist, sizes
-from recshard_lab.distributed.step.output_dist import wire
+from recshard_lab.distributed.step import input_dist, messages
 from recshard_lab.models import DLRM, DLRMTrain
 from recshard_lab.train import pipelines
 
@@ -493,7 +492,7 @@ def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **optio
         optimizer.step()
 
     with pytest.MonkeyPatch.context() as patch:
-        for part in (input_dist, sizes, wire):
+        for part in (input_dist, messages):
             patch.setattr(part, "issue_all_to_all", slow)
         options = {"custom_model_fwd": computed, "threads": True} | options
         pipeline = getattr(pipelines, kind)(model, optimizer, CPU, **options) if kind else None

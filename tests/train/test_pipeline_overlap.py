@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import recshard_lab
-from recshard_lab.distributed.step.output_dist.wire import FORWARD
+from recshard_lab.distributed.step.messages import FORWARD
 from recshard_lab.train import pipelines
 from recshard_lab.train.stages import StageEvent, events_from_chrome_trace, hidden_share
 from tests.train import pipeline_jobs as jobs

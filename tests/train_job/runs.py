@@ -18,7 +18,7 @@ import recshard_lab as rs
 from recshard_lab.comm import ShardingEnv
 from recshard_lab.data import Batch, SyntheticClicks, register_dataset
 from recshard_lab.data.registry import Splits
-from recshard_lab.distributed.state.checkpoint.writer import BlockWriter
+from recshard_lab.distributed.state.checkpoint import BlockWriter
 from recshard_lab.train.job import TrainConfig, Trained, run_training
 from recshard_lab.train.job.build import build_sources, build_unsharded
 from recshard_lab.train.job.progress import Reporter

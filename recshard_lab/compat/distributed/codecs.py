@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recshard_lab import comm
 from recshard_lab.comm import Codec, CommOp, make_codec
-from recshard_lab.comm.codec_formats import PlainCodec
+from recshard_lab.comm.codecs import PlainCodec
 
 
 class CommType(Enum):

@@ -10,7 +10,7 @@ from torch import nn
 
 from recshard_lab import embedding
 from recshard_lab.embedding import EmbOptimType, RowWiseAdagrad
-from recshard_lab.embedding.fused_base import check_location
+from recshard_lab.embedding.fused import check_location
 
 _KINDS: dict[type[torch.optim.Optimizer], EmbOptimType] = {
     torch.optim.SGD: EmbOptimType.EXACT_SGD,

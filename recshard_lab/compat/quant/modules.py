@@ -25,8 +25,7 @@ from recshard_lab.embedding import (
 )
 from recshard_lab.embedding.configs import ROW_HEADER_BYTES as HEADER_BYTES
 from recshard_lab.embedding.quantized.collections import with_types
-from recshard_lab.embedding.quantized.formats import CODE_BITS, pack, served_type
-from recshard_lab.embedding.quantized.storage import PackedTables
+from recshard_lab.embedding.quantized.formats import CODE_BITS, PackedTables, pack, served_type
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 MODULE_ATTR_REGISTER_TBES_BOOL = "__register_tbes_in_named_modules"

@@ -79,23 +79,20 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed.shards_wrapper": {"torch.distributed.tensor._shards_wrapper": "LocalShardsWrapper"},
     "torchrec.distributed.model_tracker": {
         "distributed": "TrackingMode",
-        "distributed.delta_tracker": "Trackers UniqueRows",
-        "distributed.lookup_store": "DeltaStore IndexedLookup UpdateMode",
-        "distributed.lookup_tracker": "ModelDeltaTracker=LookupTracker SUPPORTED_MODULES",
+        "distributed.row_tracker": "Trackers UniqueRows DeltaStore IndexedLookup UpdateMode "
+        "ModelDeltaTracker=LookupTracker SUPPORTED_MODULES",
     },
     "torchrec.distributed.model_tracker.delta_store": {
-        "distributed.lookup_store": "DeltaStore DeltaStoreTrec",
+        "distributed.row_tracker": "DeltaStore DeltaStoreTrec",
     },
     "torchrec.distributed.model_tracker.model_delta_tracker": {
         "distributed": "TrackingMode",
-        "distributed.lookup_tracker": "ModelDeltaTracker=LookupTracker ModelDeltaTrackerTrec=LookupTracker "
+        "distributed.row_tracker": "ModelDeltaTracker=LookupTracker ModelDeltaTrackerTrec=LookupTracker "
         "SUPPORTED_MODULES UPDATE_MODE_MAP",
     },
     "torchrec.distributed.model_tracker.types": {
         "distributed": "TrackingMode",
-        "distributed.delta_tracker": "Trackers UniqueRows",
-        "distributed.lookup_store": "IndexedLookup UpdateMode",
-        "distributed.lookup_tracker": "DeltaTrackerConfig",
+        "distributed.row_tracker": "Trackers UniqueRows IndexedLookup UpdateMode DeltaTrackerConfig",
     },
     "torchrec.distributed.shard": {
         "distributed": "shard",

@@ -12,11 +12,11 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.sparse": {"sparse": "JaggedTensor KeyedJaggedTensor KeyedTensor"},
     "torchrec.sparse.jagged_tensor": {
         "sparse": f"{_JAGGED} regroup_kts permute_multi_embedding=regroup_kts",
-        "sparse.tracing": "JaggedTensorMeta=Traceable",
+        "sparse.trees": "JaggedTensorMeta=Traceable",
         "compat.jagged": "flatten_kjt_list unflatten_kjt_list",
     },
     "torchrec.sparse.jagged_tensor_validator": {"sparse": "validate_keyed_jagged_tensor"},
-    "torchrec.sparse.tensor_dict": {"sparse.tensor_dict": "maybe_td_to_kjt"},
+    "torchrec.sparse.tensor_dict": {"sparse.interop": "maybe_td_to_kjt"},
     "torchrec.streamable": {"sparse": "Multistreamable Pipelineable"},
     "torchrec.types": {
         "embedding": "DataType",

@@ -23,12 +23,11 @@ from torch import Tensor, nn
 from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
-from recshard_lab.distributed.state.dense_tables import DenseStates, tensor_state
+from recshard_lab.distributed.state.dumps import TierRows, tables_of
 from recshard_lab.distributed.state.forms import requested, sharded_tensor, tiers_apart
 from recshard_lab.distributed.state.moves import move
-from recshard_lab.distributed.state.parts import Part
-from recshard_lab.distributed.state.tier_rows import TierRows, tables_of
-from recshard_lab.distributed.table_shards import TableShards
+from recshard_lab.distributed.state.reshard import DenseStates, tensor_state
+from recshard_lab.distributed.state.table import Part, TableShards
 from recshard_lab.embedding import FusedCollection
 
 Entries: TypeAlias = dict[str, dict[str, Any]]

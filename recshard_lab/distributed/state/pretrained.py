@@ -11,7 +11,7 @@ from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.moves import Move, move
-from recshard_lab.distributed.table_shards import TableShards
+from recshard_lab.distributed.state.table import TableShards
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingCollection, FusedCollection
 from recshard_lab.saved.sources import CheckpointSource, Pretrained, Source, source_of
 from recshard_lab.sharding import Shard

@@ -2,12 +2,12 @@
 
 In walking order:
 
-- `types`: what the stages pass to each other.
+- `batch`: what the stages pass to each other, and the one read of the device (`HostRead`).
 - `layout`: which rank gets which ids, and where returned columns belong. Fixed by the plan.
 - `executor`: the step itself, and its two autograd nodes.
-- `input_dist`: sends ids. It uses `check_ids` (ids out of range), `route_ids` with `bucketize` (ids of each shard
-  feature), `touched_rows` (distinct rows), `segments` (where its ids are), `host_read` (the one read of the device)
-  and `sizes` (the message of all that hosts must know).
-- `lookup`: the kernels of this rank; `row_norms` adds squares over column shards.
-- `output_dist/`: returns rows, and gradients in backward; `weight_gradients` returns those of per-sample weights.
+- `input_dist`: sends ids, after one message of all that hosts must know. `route` finds the ids of each shard feature.
+- `lookup`: the kernels of this rank.
+- `output_dist`: returns rows, and gradients in backward, in `messages` whose columns `columns` places. `replicas` has
+  what replicated tables exchange.
+- `gradients`: norms of rows over column shards, deferred steps, gradients of per-sample weights.
 """

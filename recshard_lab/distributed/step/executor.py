@@ -38,18 +38,21 @@ from recshard_lab.comm import (
     raise_after_backward,
 )
 from recshard_lab.distributed.awaitable import NoWait
-from recshard_lab.distributed.step.deferred import Deferred, KernelGradients
+from recshard_lab.distributed.step.batch import LookupInput
+from recshard_lab.distributed.step.gradients import (
+    Deferred,
+    KernelGradients,
+    RowNormExchange,
+    exchange_weight_gradients,
+    of_replicas,
+)
 from recshard_lab.distributed.step.input_dist import InputDist, PendingInput
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import Bags, GroupKind, KernelGroup, RankLookup
+from recshard_lab.distributed.step.messages import Columns, LocalOutput, OutputExchange, PendingOutput, is_enough
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
-from recshard_lab.distributed.step.output_dist.base import Columns, OutputExchange, PendingOutput
-from recshard_lab.distributed.step.output_dist.local import LocalOutput, is_enough
-from recshard_lab.distributed.step.row_norms import RowNormExchange
-from recshard_lab.distributed.step.types import LookupInput
-from recshard_lab.distributed.step.weight_gradients import exchange_weight_gradients, of_replicas
+from recshard_lab.embedding.inputs import OutOfRange
 from recshard_lab.embedding.managed_collision.kernel import ManagedKernel
-from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.embedding.scaled_loss import StepsInBackward, watch, watch_scalers
 from recshard_lab.sparse import KeyedJaggedTensor
 

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recshard_lab.distributed.state.parts import Part
+from recshard_lab.distributed.state.table import Part
+from recshard_lab.distributed.step.batch import LocalBatch, LookupInput, host_list, join
 from recshard_lab.distributed.step.layout import Layout, ShardFeature, effective_route
-from recshard_lab.distributed.step.types import LocalBatch, LookupInput, host_list, join
 from recshard_lab.embedding import DataType, DynamicEmbeddingConfig, OptimizerSpec
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
+from recshard_lab.embedding.dynamic.config import SLOTS
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
-from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
 from recshard_lab.embedding.kernels.fbgemm_cached import FbgemmCache, FbgemmCachedKernel
-from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
 from recshard_lab.embedding.managed_collision.kernel import ManagedKernel
-from recshard_lab.embedding.optimizers.steps import accumulate_dtype, partial_squares
+from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig
+from recshard_lab.embedding.optimizers.rules import accumulate_dtype, partial_squares
 from recshard_lab.sharding import CacheParams, PlanError, Shard
 from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
 from recshard_lab.sparse.ops import complete_cumsum

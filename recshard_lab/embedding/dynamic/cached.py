@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from recshard_lab.embedding.dynamic.config import EmulatedCost
 from recshard_lab.embedding.dynamic.index import ScoredIndex, access_all, find_all
-from recshard_lab.embedding.dynamic.tiers import EmulatedCost
 from recshard_lab.embedding.kernels import TORCH_DTYPES, LookupKernel, RowNorms, Slot
-from recshard_lab.embedding.kernels.memory import zeros
+from recshard_lab.embedding.kernels.base import zeros
 from recshard_lab.embedding.optimizers import OptimizerSpec
 
 FREE, NOT_NEEDED = -1, -1  # of staging rows: no id; a step that no batch has

@@ -12,17 +12,14 @@ from torch import Tensor
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.collections import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 from recshard_lab.embedding.configs import PoolingType
-from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
-from recshard_lab.embedding.dynamic.dumps import Dumped, Restored
-from recshard_lab.embedding.dynamic.dumps.collection import Paths, dump_tables, load_tables
+from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig, slots_for
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
-from recshard_lab.embedding.dynamic.sizes import slots_for
+from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored, dump_tables, load_tables
 from recshard_lab.embedding.dynamic.table import DynamicTable
-from recshard_lab.embedding.fused_base import FusedCollection
-from recshard_lab.embedding.fused_collections import FusedEmbeddingBagCollection, FusedEmbeddingCollection
+from recshard_lab.embedding.fused import FusedCollection, FusedEmbeddingBagCollection, FusedEmbeddingCollection
+from recshard_lab.embedding.inputs import OutOfRange
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType
-from recshard_lab.embedding.out_of_range import OutOfRange
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.dynamic import index_rounds
-from recshard_lab.embedding.dynamic.sizes import SLOTS, buckets_for, partitions_for
-from recshard_lab.embedding.kernels.memory import empty, zeros
+from recshard_lab.embedding.dynamic.config import SLOTS, buckets_for, partitions_for
+from recshard_lab.embedding.kernels.base import empty, zeros
 from recshard_lab.embedding.kernels.numba.compiled import INDEX_LOOPS, loop, why_absent
 from recshard_lab.embedding.kernels.numba.threads import run_all, share_out, threads_for
 

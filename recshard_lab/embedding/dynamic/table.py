@@ -19,10 +19,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.dynamic.admission import admission_of, of_ids
+from recshard_lab.embedding.dynamic.admission import admission_of, initial_rows, of_ids, stream_of
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import Counters, Inserted, ScoredIndex
-from recshard_lab.embedding.dynamic.initial import initial_rows, stream_of
 from recshard_lab.embedding.dynamic.stores import Chain, open_stores
 from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows, RowStore, copy_rows, joined
 from recshard_lab.embedding.dynamic.stores.chain import Taken

@@ -2,8 +2,7 @@
 
 ::
 
-    base.py           the interface, and what a kernel knows of a shard
-    registry.py       the known kernels, and the choice among them
+    base.py           the interface, what a kernel knows of a shard, the known kernels and the choice among them
     native.py         torch operators: every device, number format and optimizer
     fbgemm.py         fbgemm's table-batched embeddings: CUDA, and CPU
     numba/            compiled loops: CPU
@@ -16,9 +15,9 @@ from recshard_lab.embedding.kernels.base import TORCH_DTYPES as TORCH_DTYPES
 from recshard_lab.embedding.kernels.base import LookupKernel as LookupKernel
 from recshard_lab.embedding.kernels.base import RowNorms as RowNorms
 from recshard_lab.embedding.kernels.base import Slot as Slot
-from recshard_lab.embedding.kernels.registry import available as available
-from recshard_lab.embedding.kernels.registry import choose_kernel as choose_kernel
-from recshard_lab.embedding.kernels.registry import kernel_named as kernel_named
-from recshard_lab.embedding.kernels.registry import kernel_names as kernel_names
-from recshard_lab.embedding.kernels.registry import notice_once as notice_once
-from recshard_lab.embedding.kernels.registry import register_kernel as register_kernel
+from recshard_lab.embedding.kernels.base import available as available
+from recshard_lab.embedding.kernels.base import choose_kernel as choose_kernel
+from recshard_lab.embedding.kernels.base import kernel_named as kernel_named
+from recshard_lab.embedding.kernels.base import kernel_names as kernel_names
+from recshard_lab.embedding.kernels.base import notice_once as notice_once
+from recshard_lab.embedding.kernels.base import register_kernel as register_kernel

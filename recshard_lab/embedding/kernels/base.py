@@ -8,17 +8,65 @@ Shape letters: F shard features, B batch, N ids, d columns of a slot, U distinct
 
 from __future__ import annotations
 
+import logging
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cache
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels.transposed import touched_rows
 from recshard_lab.embedding.optimizers import OptimizerSpec
+
+# Large CPU tensors whose pages cost nothing until they are written.
+
+
+_LARGE = 2**20
+_ALIGNMENT = 64
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``torch.zeros``; large ones on CPU are the system's untouched zero pages (``calloc``), huge pages if it has them.
+
+    ``torch.zeros`` writes every page. A table that is filled next is then written twice, which doubled the time to make
+    kernels beside running ones.
+
+    >>> zeros((1000, 1000), torch.float16, torch.device("cpu")).sum().item()
+    0.0
+    """
+    if device.type != "cpu" or prod(shape) * dtype.itemsize < _LARGE:
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    return _aligned(np.zeros, shape, dtype)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """``torch.empty`` on CPU; large ones on huge pages if the system has them, which numpy requests.
+
+    A batch's output is written once. With 4 KB pages, allocating it takes as long as writing it.
+
+    >>> empty((2, 3)).shape
+    torch.Size([2, 3])
+    """
+    if prod(shape) * dtype.itemsize < _LARGE:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return _aligned(np.empty, shape, dtype)
+
+
+def _aligned(make: Callable[..., Any], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    size = prod(shape) * dtype.itemsize
+    memory = torch.from_numpy(make(size + _ALIGNMENT, dtype=np.uint8))
+    start = -memory.data_ptr() % _ALIGNMENT
+    return memory[start : start + size].view(dtype).view(tuple(shape))
+
 
 RowNorms = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """Adds up squares over all columns of a table's rows. Takes per slot the distinct touched rows ``[U]`` (local,
@@ -224,3 +272,98 @@ class LookupKernel(ABC):
         """Per slot what the backend counts for display, for example ``hits``, ``misses`` and ``evictions`` of a cache
         or ``grown_rows`` of a table that grows. Empty for backends that count nothing."""
         return []
+
+
+# The known kernels, and which of them serves a lookup.
+
+
+_K = TypeVar("_K", bound=type[LookupKernel])
+_KERNELS: dict[str, type[LookupKernel]] = {}
+
+
+def register_kernel(kernel: _K) -> _K:
+    """Class decorator: registers the kernel under its ``name`` and replaces an older kernel of that name."""
+    _KERNELS[kernel.name] = kernel
+    return kernel
+
+
+@cache
+def _load_own_kernels() -> None:
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
+
+
+def kernel_names() -> list[str]:
+    """Names of all registered kernels that train, whether or not this machine can run them.
+
+    >>> sorted(kernel_names())
+    [...'native'...]
+    """
+    _load_own_kernels()
+    return sorted(name for name, kernel in _KERNELS.items() if kernel.trains)
+
+
+def available() -> list[str]:
+    """Names of the kernels that this machine can run. `LookupKernel.unavailable` gives the reason for the others.
+
+    >>> "native" in available()
+    True
+    """
+    return [name for name in kernel_names() if _KERNELS[name].unavailable() is None]
+
+
+def kernel_named(name: str) -> type[LookupKernel]:
+    """The kernel registered under a name.
+
+    Raises:
+        ValueError: the name is not registered.
+    """
+    names = kernel_names()
+    if name not in _KERNELS:
+        raise ValueError(f"kernel {name!r} is not registered. Fix: choose one of {', '.join(names)}")
+    return _KERNELS[name]
+
+
+def choose_kernel(
+    slots: Sequence[Slot],
+    optimizer: OptimizerSpec | None,
+    *,
+    pooled: bool,
+    weighted: bool,
+    exchanges_row_norms: bool,
+    device: torch.device | str,
+    backend: str | None = None,
+) -> type[LookupKernel]:
+    """The preferred kernel that can serve a lookup; with ``backend``, that kernel or an error.
+
+    Raises:
+        ValueError: the named backend is absent or refuses, or every kernel does. The message has each reason.
+    """
+    reasons = []
+    names = sorted(kernel_names(), key=lambda name: -_KERNELS[name].preference(optimizer, device))
+    for name in names if backend is None else [backend]:
+        kernel = kernel_named(name)
+        reason = kernel.refuses(
+            slots,
+            optimizer,
+            pooled=pooled,
+            weighted=weighted,
+            exchanges_row_norms=exchanges_row_norms,
+            device=device,
+        )
+        if reason is None:  # last, because it may load a library
+            reason = kernel.unavailable()
+            if reason is not None and backend is None:
+                notice_once(f"kernel {name!r} is not used: {reason}")
+        if reason is None:
+            return kernel
+        reasons.append(f"{name}: {reason}")
+    others = [name for name in available() if name != backend]
+    fix = f". Fix: leave backend out, or use one of {', '.join(others)}" if backend is not None and others else ""
+    raise ValueError(f"no kernel can serve this lookup ({'; '.join(reasons)}){fix}")
+
+
+@cache
+def notice_once(message: str) -> None:
+    """Logs a warning once per process (logger ``recshard_lab``)."""
+    logging.getLogger("recshard_lab").warning(message)

@@ -29,9 +29,16 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
-from recshard_lab.embedding.kernels.base import NO_WEIGHTS, TORCH_DTYPES, LookupKernel, RowNorms, Slot
-from recshard_lab.embedding.kernels.feature_groups import FeatureGroups, Spans
-from recshard_lab.embedding.kernels.registry import notice_once, register_kernel
+from recshard_lab.embedding.kernels.base import (
+    NO_WEIGHTS,
+    TORCH_DTYPES,
+    LookupKernel,
+    RowNorms,
+    Slot,
+    notice_once,
+    register_kernel,
+)
+from recshard_lab.embedding.kernels.transposed import FeatureGroups, Spans
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, WeightDecayMode
 
 _TRAINING = "split_table_batched_embeddings_ops_training"

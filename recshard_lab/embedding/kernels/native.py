@@ -26,13 +26,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.kernels.base import NO_WEIGHTS, TORCH_DTYPES, LookupKernel, RowNorms, Slot
-from recshard_lab.embedding.kernels.feature_groups import FeatureGroups, Spans
-from recshard_lab.embedding.kernels.memory import zeros
-from recshard_lab.embedding.kernels.registry import register_kernel
+from recshard_lab.embedding.kernels.base import (
+    NO_WEIGHTS,
+    TORCH_DTYPES,
+    LookupKernel,
+    RowNorms,
+    Slot,
+    register_kernel,
+    zeros,
+)
 from recshard_lab.embedding.kernels.transposed import (
     CHUNK_BYTES,
+    FeatureGroups,
     Looked,
+    Spans,
     Touched,
     gather,
     pool,

@@ -1,8 +1,8 @@
 """Tables of fixed size for ids of any value: a module in front of the lookup gives rows to ids. TorchRec's names.
 
-In walking order: `policies` ranks ids, `modules` keeps which id owns each row (`finder` finds it), `zero_collision`
-gives rows as long as there are any, `reset` makes a row new when its owner changes, `collections` does both before a
-lookup. `config` is a table as plans cut it, `kernel` does both on the ranks of a sharded collection.
+In walking order: `policies` ranks ids, `modules` keeps which id owns each row, `zero_collision` gives rows as long as
+there are any, `collections` does this before a lookup and makes a row new when its owner changes. `kernel` does both
+on the ranks of a sharded collection.
 """
 
 from recshard_lab.embedding.managed_collision.collections import (

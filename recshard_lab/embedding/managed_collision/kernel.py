@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.kernels import LookupKernel, RowNorms
-from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
-from recshard_lab.embedding.managed_collision.modules import RowOwners
-from recshard_lab.embedding.managed_collision.reset import first_rows, reset_rows
+from recshard_lab.embedding.managed_collision.collections import first_rows, reset_rows
+from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig, RowOwners
 
 
 class _Step:

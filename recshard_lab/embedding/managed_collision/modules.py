@@ -10,18 +10,103 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import checks_arguments, device_named
-from recshard_lab.embedding.configs import BaseEmbeddingConfig
-from recshard_lab.embedding.dynamic.index import Counters
+from recshard_lab.embedding.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from recshard_lab.embedding.dynamic.index import Counters, ScoredIndex
 from recshard_lab.embedding.dynamic.index_rounds import partitions_of
-from recshard_lab.embedding.managed_collision.finder import Owners, RowFinder
 from recshard_lab.embedding.managed_collision.policies import MCHEvictionPolicy
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
+
+# Finds the row of an id, where the ids of rows are a tensor.
+
+
+class Owners(NamedTuple):
+    """Which id owns each row.
+
+    Attributes:
+        ids: ``[E]`` int64.
+        owned: ``[E]`` uint8: 1 where the row has an owner.
+    """
+
+    ids: Tensor
+    owned: Tensor
+
+
+class RowFinder:
+    """The rows of ids of any int64 value.
+
+    It indexes `Owners`, which alone are state. When something else has written them (a checkpoint, a move), the next
+    call indexes them again.
+
+    >>> import torch
+    >>> owners = Owners(torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.uint8))
+    >>> finder = RowFinder()
+    >>> finder.assign(owners, torch.tensor([2, 0]), torch.tensor([10**12, -1]))
+    >>> finder.find(owners, torch.tensor([-1, 7, 10**12])).tolist()
+    [0, -1, 2]
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[Tensor | int, ...] | None = None  # the owners, and their versions
+        self._index: ScoredIndex
+        self._row_of: Tensor  # [slots of the index + 1] the row of each slot; the last one is -1
+
+    def find(self, owners: Owners, ids: Tensor) -> Tensor:
+        """``[N]`` rows, -1 for ids without one."""
+        self._follow(owners)
+        return self._row_of[self._index.find(ids)]
+
+    def assign(self, owners: Owners, rows: Tensor, ids: Tensor) -> None:
+        """Makes distinct ids ``[M]``, which have no row, the owners of rows ``[M]``. Earlier owners lose theirs."""
+        self._follow(owners)
+        self._index.erase(owners.ids[rows[owners.owned[rows] == 1]])
+        owners.ids[rows] = ids
+        owners.owned[rows] = 1
+        self._insert(ids, rows)
+        self._known = (*owners, *_versions(owners))
+
+    def knows(self, owners: Owners) -> bool:
+        """Whether nothing else has written the owners."""
+        known = self._known
+        if known is None or known[0] is not owners.ids or known[1] is not owners.owned:
+            return False
+        return known[2:] == _versions(owners)
+
+    def _follow(self, owners: Owners) -> None:
+        if self.knows(owners):
+            return
+        rows = (owners.owned == 1).nonzero().squeeze(1)
+        size = len(owners.ids)
+        self._index = ScoredIndex(size + size // 4 + 1, 8 * size + 256, device=owners.ids.device)
+        self._row_of = owners.ids.new_full((self._index.capacity + 1,), -1)
+        self._insert(owners.ids[rows], rows)
+        self._known = (*owners, *_versions(owners))
+
+    def _insert(self, ids: Tensor, rows: Tensor) -> None:
+        before = self._row_of
+        found = self._index.find_or_insert(ids)
+        if found.moved is not None:
+            self._row_of = before.new_full((self._index.capacity + 1,), -1)
+            self._row_of[found.moved[1]] = before[found.moved[0]]
+        lost = len(found.evicted_ids) + int((found.slots < 0).sum())
+        if lost:
+            raise RuntimeError(
+                f"{lost:,} of {len(ids):,} ids have no place in the index: too many of their hashes are equal. "
+                f"Fix: pass input_hash_func, a function that gives these ids other values"
+            )
+        self._row_of[found.slots] = rows
+
+
+def _versions(owners: Owners) -> tuple[int, ...]:
+    """Numbers that change when something writes the owners."""
+    return tuple(own._version for own in owners)
+
 
 HashFunction = Callable[[Tensor, int], Tensor]
 
@@ -653,3 +738,46 @@ class ManagedCollisionCollection(nn.Module):
     def open_slots(self) -> dict[str, Tensor]:
         """Table -> ``[1]`` rows without an owner."""
         return {name: module.open_slots() for name, module in self.modules_by_table().items()}
+
+
+# A table of fixed size whose ids have any value, as plans cut it and as ranks store it.
+
+
+@dataclass
+class ManagedEmbeddingConfig(EmbeddingBagConfig):
+    """A table of fixed size whose ids have any value. A sequence table has ``PoolingType.NONE``.
+
+    Args:
+        partitions: buckets of rows. Shards have whole ones.
+        least_equal_rows: of a module with one bucket, whose row shards become buckets. See `BaseEmbeddingConfig`.
+        module: the module of the unsharded table, whose settings those of shards have. Plans need none.
+    """
+
+    dynamic: ClassVar[bool] = True
+
+    partitions: int = 1
+    least_equal_rows: int = 0
+    module: Any = None
+
+    @staticmethod
+    def of(table: BaseEmbeddingConfig, module: ManagedCollisionModule) -> ManagedEmbeddingConfig:
+        """A table with the cuts that its module allows."""
+        given = {f.name: getattr(table, f.name) for f in fields(EmbeddingBagConfig) if hasattr(table, f.name)}
+        given.setdefault("pooling", PoolingType.NONE)
+        least = module.least_bucket_rows if module.buckets() == 1 else 0
+        return ManagedEmbeddingConfig(**given, partitions=module.buckets(), least_equal_rows=least)
+
+    @property
+    def row_unit(self) -> int:
+        """Rows of a bucket: row shards have whole buckets. 1 if row shards become buckets."""
+        return 1 if self.least_equal_rows else self.num_embeddings // self.partitions
+
+    @property
+    def index_bytes_per_row(self) -> int:
+        """Bytes of the owner of a row: its id, whether there is one, and two numbers."""
+        return 8 + 1 + 16
+
+    @property
+    def edges(self) -> list[int]:
+        """The first row of each bucket, and the number of rows."""
+        return [self.row_unit * bucket for bucket in range(self.partitions + 1)]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from recshard_lab.arguments import checks_arguments
+from recshard_lab.embedding.dynamic.admission import stream_of, uniform
 from recshard_lab.embedding.dynamic.index_rounds import hashes
-from recshard_lab.embedding.dynamic.initial import stream_of, uniform
 from recshard_lab.embedding.managed_collision.modules import RowOwners, checked_buckets
 
 _HOUR = 3600

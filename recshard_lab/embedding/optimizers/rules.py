@@ -12,17 +12,85 @@ Shape letters: E rows, D columns of the whole table, d columns of the shard, U t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum, IntEnum, unique
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.optimizers.types import EmbOptimType
+# The fused optimizers and their modes of weight decay, under fbgemm's names and values.
 
-if TYPE_CHECKING:
-    from recshard_lab.embedding.optimizers.spec import OptimizerSpec
+
+class EmbOptimType(Enum):
+    """The fused optimizers, under fbgemm's names. fbgemm's approximate variants are aliases of the exact ones.
+
+    >>> EmbOptimType("exact_sgd")
+    <EmbOptimType.EXACT_SGD: 'exact_sgd'>
+    >>> EmbOptimType.ROWWISE_ADAGRAD is EmbOptimType("row_wise_adagrad") is EmbOptimType.EXACT_ROWWISE_ADAGRAD
+    True
+    """
+
+    EXACT_SGD = "exact_sgd"
+    LAMB = "lamb"
+    ADAM = "adam"
+    EXACT_ADAGRAD = "exact_adagrad"
+    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+    LARS_SGD = "lars_sgd"
+    PARTIAL_ROWWISE_ADAM = "partial_row_wise_adam"
+    PARTIAL_ROWWISE_LAMB = "partial_row_wise_lamb"
+    SGD = EXACT_SGD
+    ROWWISE_ADAGRAD = EXACT_ROWWISE_ADAGRAD
+
+    @classmethod
+    def _missing_(cls, value: object) -> EmbOptimType | None:
+        return {"sgd": cls.EXACT_SGD, "row_wise_adagrad": cls.EXACT_ROWWISE_ADAGRAD}.get(str(value))
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@unique
+class WeightDecayMode(IntEnum):
+    """How ``weight_decay`` changes touched rows: through the gradient (L2) or beside it (DECOUPLE)."""
+
+    NONE = 0
+    L2 = 1
+    DECOUPLE = 2
+
+
+def optim_type(value: EmbOptimType | str | Enum) -> EmbOptimType:
+    """`EmbOptimType` from itself, its value, or a member of fbgemm's own enum.
+
+    Raises:
+        ValueError: an unsupported optimizer; the message names the supported ones.
+    """
+    if isinstance(value, EmbOptimType):
+        return value
+    text = value.value if isinstance(value, Enum) else value
+    try:
+        return EmbOptimType(text)
+    except ValueError:
+        supported = ", ".join(member.value for member in EmbOptimType)
+        raise ValueError(f"optimizer {value!r} is not supported. Fix: choose one of {supported}") from None
+
+
+def decay_mode(value: WeightDecayMode | int | str) -> WeightDecayMode:
+    """`WeightDecayMode` from itself, its name or number, or a member of fbgemm's own enum.
+
+    Raises:
+        ValueError: an unsupported mode; the message names the supported ones.
+    """
+    for member in WeightDecayMode:
+        if isinstance(value, str):
+            if value.upper() == member.name:
+                return member
+        elif isinstance(value, int) and not isinstance(value, bool) and value == member.value:
+            return member
+    supported = ", ".join(member.name for member in WeightDecayMode)
+    raise ValueError(f"weight_decay_mode {value!r} is not supported. Fix: choose one of {supported}")
+
 
 State = Mapping[str, Tensor]
 RowDims = int | Tensor  # D, or [U] for rows of tables of different widths
@@ -219,3 +287,279 @@ RULES = {
         _lars_sgd, {"momentum1": "element"}, 1, frozenset({"momentum", "eta"}), decays_inside=True
     ),
 }
+
+
+# The fused optimizer of a table and its settings. A setting that the optimizer does not read is refused here.
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """A fused optimizer and its settings.
+
+    A step changes only the rows that a batch touched: momentum and weights of other rows do not decay. The gradients
+    of a row's duplicates are summed first.
+
+    Args:
+        optimizer: the formula.
+        learning_rate: step size.
+        eps: added to the root of the accumulated squares (all but SGD and LARS).
+        weight_decay: pulls touched rows towards zero.
+        weight_decay_mode: L2 adds ``weight_decay * w`` to the gradient, DECOUPLE adds ``-lr * weight_decay * w`` to
+            the update. Default: L2 for SGD and the Adagrads; DECOUPLE for the Adams (as AdamW), and for both LAMBs and
+            LARS, where it is the decay inside their formula.
+        beta1, beta2: decay rates of the moments of the Adams and LAMBs.
+        momentum: decay rate of LARS's momentum.
+        eta: LARS's trust coefficient.
+        gradient_clipping: clamp each number of a row's summed gradient to ``[-max_gradient, max_gradient]``, before
+            anything else, as ``torch.nn.utils.clip_grad_value_`` does (fbgemm clamps the gradient of each bag).
+        max_gradient: the bound of ``gradient_clipping``.
+        max_norm: scale a row down to this length if the step made it longer; 0: never.
+        check_gradients: raise on NaN and infinite gradients before a weight changes, naming table and row. The host
+            then waits for the device once per group of tables of one width.
+
+    Raises:
+        ValueError: a negative or non-finite number, a setting that this optimizer does not read, an unsupported
+            optimizer or mode of decay.
+
+    >>> OptimizerSpec(EmbOptimType.EXACT_ROWWISE_ADAGRAD).state_shapes(1000, 64)
+    {'momentum1': (1000,)}
+    """
+
+    optimizer: EmbOptimType = EmbOptimType.EXACT_SGD
+    learning_rate: float = 0.01
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    weight_decay_mode: WeightDecayMode | None = None
+    beta1: float = 0.9
+    beta2: float = 0.999
+    momentum: float = 0.9
+    eta: float = 0.001
+    gradient_clipping: bool = False
+    max_gradient: float = 1.0
+    max_norm: float = 0.0
+    check_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", optim_type(self.optimizer))
+        for name in ("learning_rate", "eps", "weight_decay", "eta", "max_gradient", "max_norm"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+            object.__setattr__(self, name, float(value))
+        for name in ("beta1", "beta2", "momentum"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+                raise ValueError(f"{name} must be a number from 0 to below 1, got {value!r}")
+        for name in ("gradient_clipping", "check_gradients"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        self._refuse_unread({f.name for f in fields(self) if getattr(self, f.name) != f.default})
+        object.__setattr__(self, "weight_decay_mode", self._mode())
+
+    def _refuse_unread(self, given: Iterable[str]) -> None:
+        """Raises ValueError for settings that the formula does not have."""
+        for name in given:
+            having = [str(kind) for kind, rule in RULES.items() if name in rule.settings]
+            if having and name not in RULES[self.optimizer].settings:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not read by {self.optimizer}. Fix: leave it out, or use "
+                    f"{having}"
+                )
+        if self.max_gradient != 1.0 and not self.gradient_clipping:
+            raise ValueError(f"max_gradient={self.max_gradient!r} has no effect. Fix: add gradient_clipping=True")
+
+    def _mode(self) -> WeightDecayMode | None:
+        given = None if self.weight_decay_mode is None else decay_mode(self.weight_decay_mode)
+        if not self.weight_decay:
+            return None
+        if given is WeightDecayMode.NONE:
+            raise ValueError(
+                f"weight_decay={self.weight_decay!r} with weight_decay_mode NONE has no effect. Fix: use L2 or "
+                f"DECOUPLE, or leave weight_decay out"
+            )
+        rule = RULES[self.optimizer]
+        if given is WeightDecayMode.L2 and rule.decays_inside:
+            raise ValueError(
+                f"{self.optimizer} has weight decay inside its formula, not L2. Fix: leave weight_decay_mode out"
+            )
+        return given or (WeightDecayMode.L2 if rule.l2 else WeightDecayMode.DECOUPLE)
+
+    @classmethod
+    def from_fused_params(cls, fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
+        """Reads a ``fused_params`` dictionary of this class's arguments.
+
+        Raises:
+            ValueError: a key that is not an argument, by name.
+
+        >>> OptimizerSpec.from_fused_params({"optimizer": EmbOptimType.ADAM, "beta1": 0.8}).beta1
+        0.8
+        """
+        given = dict(fused_params or {})
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise ValueError(f"fused_params has unknown keys {unknown}. Fix: use only {known}")
+        spec = cls(**given)
+        spec._refuse_unread(given)  # also at its default: a setting in fused_params is meant to have an effect
+        return spec
+
+    @classmethod
+    def from_optimizer(
+        cls, optimizer_class: type[torch.optim.Optimizer], optimizer_kwargs: Mapping[str, Any] | None = None
+    ) -> OptimizerSpec:
+        """The fused optimizer with the steps of a torch optimizer: see `spec_from_optimizer`.
+
+        >>> OptimizerSpec.from_optimizer(torch.optim.SGD, {"lr": 0.5}).learning_rate
+        0.5
+        """
+        from recshard_lab.embedding.optimizers.dense import spec_from_optimizer
+
+        return spec_from_optimizer(optimizer_class, optimizer_kwargs)
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The settings in use that are not part of every formula, for kernels that lack some.
+
+        >>> OptimizerSpec(weight_decay=0.1, check_gradients=True).extras
+        ('weight_decay', 'check_gradients')
+        """
+        return tuple(
+            name for name in ("weight_decay", "gradient_clipping", "max_norm", "check_gradients") if getattr(self, name)
+        )
+
+    @property
+    def weight_decay_inside(self) -> float:
+        """The decay inside the formula; 0 if the formula has none."""
+        return self.weight_decay if RULES[self.optimizer].decays_inside else 0.0
+
+    @property
+    def row_norm_rounds(self) -> int:
+        """How many sums over all D columns of a row a step needs. Column shards must exchange each."""
+        return RULES[self.optimizer].rounds + bool(self.max_norm)
+
+    @property
+    def row_wise(self) -> bool:
+        """Whether a step needs sums over all D columns of a row."""
+        return self.row_norm_rounds > 0
+
+    def state_shapes(self, num_rows: int, num_cols: int) -> dict[str, tuple[int, ...]]:
+        """Shape of each state tensor of a ``[num_rows, num_cols]`` shard; the first axis is its rows.
+
+        The Adams and LAMBs also have ``iter``, ``[1]`` int64: the backward passes of the table, including those whose
+        batch has none of its ids.
+        """
+        shapes = {"row": (num_rows,), "element": (num_rows, num_cols), "table": (1,)}
+        return {name: shapes[extent] for name, extent in RULES[self.optimizer].state.items()}
+
+
+# Runs a rule on the touched rows of one shard: a whole step, or up to the squares that shards must exchange.
+
+
+@torch.no_grad()
+def step(
+    spec: OptimizerSpec,
+    weight: Tensor,
+    state: State,
+    rows: Tensor,
+    grad: Tensor,
+    totals: Sequence[Tensor] | None,
+    full_dim: RowDims,
+    iteration: int | Tensor = 1,
+) -> None:
+    """One optimizer step on the touched rows of one shard, in place.
+
+    Args:
+        spec: the rule and its settings.
+        weight: the shard ``[num_rows, d]``; fp16 and bf16 are stepped in fp32 and rounded to nearest.
+        state: the tensors of ``spec.state_shapes`` (without ``iter``, which the caller counts), stepped in place.
+        rows: ``[U]`` int64, each row once.
+        grad: ``[U, d]`` summed gradient. It is a buffer: its contents are lost.
+        totals: for each of ``spec.row_norm_rounds`` the result of `partial_squares`, summed over all D columns of each
+            row; None if this shard has all columns.
+        full_dim: D, the columns of the whole table; ``[U]`` for rows of tables of different widths.
+        iteration: the number of this step, from 1, for all rows or ``[U]``. The Adams and LAMBs read it.
+    """
+    if rows.numel() == 0:
+        return
+    touched = Touched(spec, weight, state, rows, grad, full_dim, iteration)
+    formula = _formula(touched)
+    own: Tensor | None = None
+    try:
+        for number in range(spec.row_norm_rounds + 1):
+            given = own if own is None or totals is None else totals[number - 1].to(own.dtype)
+            own = formula.send(given)  # type: ignore[arg-type]  # the first thing sent to a generator is None
+    except StopIteration as done:
+        update: Tensor = done.value
+    weight.index_copy_(0, rows, update.add_(touched.values()).to(weight.dtype))
+
+
+@torch.no_grad()
+def partial_squares(
+    spec: OptimizerSpec,
+    weight: Tensor,
+    state: State,
+    rows: Tensor,
+    grad: Tensor,
+    totals: Sequence[Tensor],
+    full_dim: RowDims,
+    iteration: int | Tensor = 1,
+) -> Tensor:
+    """Squares ``[U]`` or ``[U, k]`` over this shard's columns, for the next round. Steps nothing.
+
+    Args:
+        totals: the sums of earlier rounds; the others as of `step`. The contents of ``grad`` are lost.
+    """
+    formula = _formula(Touched(spec, weight, state, rows, grad, full_dim, iteration))
+    squares = next(formula)
+    for total in totals:
+        squares = formula.send(total.to(squares.dtype))
+    formula.close()
+    return squares
+
+
+def _formula(at: Touched) -> Formula:
+    """The rule with the settings of all rules: clipping and weight decay before and after it, a bound on rows."""
+    spec, rule = at.spec, RULES[at.spec.optimizer]
+    if spec.gradient_clipping:
+        at.grad.clamp_(-spec.max_gradient, spec.max_gradient)
+    if spec.weight_decay_mode is WeightDecayMode.L2:
+        at.grad.add_(at.values(), alpha=spec.weight_decay)
+    decay = spec.weight_decay_mode is WeightDecayMode.DECOUPLE and not rule.decays_inside
+    return _bounded(at, decay) if spec.max_norm else _own(at, decay)
+
+
+def _own(at: Touched, decay: bool) -> Formula:
+    """The rule, with ``decay`` also ``w -= lr * weight_decay * w`` (Loshchilov and Hutter 2019)."""
+    formula = RULES[at.spec.optimizer].formula(at)
+    if not decay:
+        return (yield from formula)
+    update = yield from formula
+    return update.add_(at.values(), alpha=-at.spec.learning_rate * at.spec.weight_decay)
+
+
+def _bounded(at: Touched, decay: bool) -> Formula:
+    """The rule, with rows longer than ``max_norm`` after the step scaled to that length.
+
+    The rule writes its state before the last yield. Therefore it runs on a copy of its rows.
+    """
+    state = {name: at.read(name) for name in at.state}
+    every = torch.arange(at.rows.numel(), device=at.rows.device)
+    copy = replace(at, weight=at.values(), state=state, rows=every)
+    update = (yield from _own(copy, decay)).add_(at.values())
+    length = (yield row_squares(update)).sqrt()
+    for name, value in state.items():
+        at.write(name, value)
+    return update.mul_((at.spec.max_norm / length).clamp_(max=1.0).unsqueeze(1)).sub_(at.values())
+
+
+def add_rows_(weight: Tensor, rows: Tensor, update: Tensor) -> None:
+    """``weight[rows] += update`` for distinct rows; half-precision weights are rounded once, from fp32.
+
+    Gather, add and scatter take less time than ``index_add_``.
+    """
+    weight.index_copy_(0, rows, update.add_(gather_rows(weight, rows, update.dtype)).to(weight.dtype))
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Sums over rows and optimizer states of fp16 and bf16 weights are fp32; others keep their dtype."""
+    return torch.promote_types(dtype, torch.float32)

@@ -2,10 +2,8 @@
 
 Files, in reading order::
 
-    formats.py        number formats: rows to bytes and back
-    storage.py        the bytes of all tables in one tensor
+    formats.py        number formats: rows to bytes and back; the bytes of all tables in one tensor
     kernels/          lookups, one file per backend
     collections.py    QuantEmbeddingBagCollection, QuantEmbeddingCollection
-    quantize.py       quantize_embeddings: every collection of a model
-    report.py         quantization_report: errors, bytes and scores of both models
+    quantize.py       quantize_embeddings: every collection of a model; quantization_report: errors, bytes and scores
 """

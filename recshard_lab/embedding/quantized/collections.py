@@ -31,12 +31,10 @@ from recshard_lab.embedding.configs import (
     check_tables,
     embedding_names_by_table,
 )
-from recshard_lab.embedding.inputs import check_weights, feature_of, refuse_script, to_most_bags, to_samples
-from recshard_lab.embedding.kernels.feature_groups import FeatureGroups
-from recshard_lab.embedding.out_of_range import OutOfRange
-from recshard_lab.embedding.quantized.formats import most_error, pack, served_type, unpack
+from recshard_lab.embedding.inputs import OutOfRange, check_weights, feature_of, refuse_script, to_most_bags, to_samples
+from recshard_lab.embedding.kernels.transposed import FeatureGroups
+from recshard_lab.embedding.quantized.formats import PackedTables, most_error, pack, row_alignment, served_type, unpack
 from recshard_lab.embedding.quantized.kernels import Feature, QuantKernel, choose_quant_kernel
-from recshard_lab.embedding.quantized.storage import PackedTables, row_alignment
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 OUTPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.kernels import NO_WEIGHTS, LookupKernel, RowNorms, Slot, register_kernel
-from recshard_lab.embedding.kernels.feature_groups import FeatureGroups
+from recshard_lab.embedding.kernels.transposed import FeatureGroups
 from recshard_lab.embedding.optimizers import OptimizerSpec
-from recshard_lab.embedding.quantized.formats import row_bytes
+from recshard_lab.embedding.quantized.formats import PackedTables, row_bytes
 from recshard_lab.embedding.quantized.kernels import Feature, QuantKernel, choose_quant_kernel
-from recshard_lab.embedding.quantized.storage import PackedTables
 
 
 @register_kernel

@@ -19,7 +19,7 @@ from recshard_lab.distributed import (
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
 )
-from recshard_lab.distributed.shared_parts import refuse_second_names
+from recshard_lab.distributed.discover import refuse_second_names
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,

@@ -29,9 +29,8 @@ from recshard_lab.embedding import (
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
 )
-from recshard_lab.embedding.inputs import check_weights, fit_features
+from recshard_lab.embedding.inputs import OutOfRange, check_weights, fit_features, put_back
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
-from recshard_lab.embedding.out_of_range import OutOfRange, put_back
 from recshard_lab.embedding.quantized.lookup_kernel import PackedKernel
 from recshard_lab.serving.inference.capture import at_fixed_shapes
 from recshard_lab.serving.inference.devices import Device

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from recshard_lab.embedding.dynamic.tiers import EmulatedCost
+from recshard_lab.embedding.dynamic.config import EmulatedCost
 from recshard_lab.sharding.plan.types import PlanError
 
 ALGORITHMS = ("lru", "lfu")

@@ -15,7 +15,7 @@ from typing import Any
 
 from recshard_lab.arguments import shown
 from recshard_lab.documents import json_content, with_fix
-from recshard_lab.embedding.dynamic.tiers import EmulatedCost
+from recshard_lab.embedding.dynamic.config import EmulatedCost
 from recshard_lab.sharding.plan.cache_params import ALGORITHMS, CacheParams
 from recshard_lab.sharding.plan.sharding_plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from recshard_lab.sharding.plan.types import (

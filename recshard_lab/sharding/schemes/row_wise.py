@@ -127,7 +127,7 @@ def rows_of_shards(table: BaseEmbeddingConfig, count: int) -> int:
 
     If row shards must have equal sizes (`BaseEmbeddingConfig.least_equal_rows`), there may be fewer than `count`.
 
-    >>> from recshard_lab.embedding.managed_collision.config import ManagedEmbeddingConfig
+    >>> from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig
     >>> rows_of_shards(ManagedEmbeddingConfig(10, 4, "t", least_equal_rows=2), 4)
     5
     """

@@ -18,9 +18,8 @@ from typing import Any
 import torch.distributed as dist
 
 from recshard_lab.comm import ShardingEnv, all_gather_object, host_env
-from recshard_lab.distributed.step.input_dist import Packed, exchange_ids
-from recshard_lab.distributed.step.sizes import FAILED, OVER, READY, Sizes, issue_sizes
-from recshard_lab.distributed.step.types import LookupInput
+from recshard_lab.distributed.step.batch import LookupInput
+from recshard_lab.distributed.step.input_dist import FAILED, OVER, READY, Packed, Sizes, exchange_ids, issue_sizes
 from recshard_lab.train.pipelines.calls import Fed
 from recshard_lab.train.pipelines.lanes import StageError
 

@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import recshard_lab as rs
 from recshard_lab.embedding import EmbOptimType, RowWiseAdagrad
-from recshard_lab.embedding.dynamic.dumps import DumpError
-from recshard_lab.embedding.dynamic.dumps import files as dump_files
+from recshard_lab.embedding.dynamic import row_files
+from recshard_lab.embedding.dynamic.config import Tier
+from recshard_lab.embedding.dynamic.row_files import DumpError
 from recshard_lab.embedding.dynamic.stores.base import joined
-from recshard_lab.embedding.dynamic.tiers import Tier
 from recshard_lab.sharding import EmbeddingModuleShardingPlan
 
 OPTIMIZERS: dict[str, Any] = {"adam": EmbOptimType.ADAM, "row-wise": RowWiseAdagrad, "sgd": torch.optim.SGD}
@@ -208,13 +208,13 @@ def everything(module: Any) -> dict[str, dict[str, Tensor]]:
 
 
 def test_files_are_split_and_only_those_of_a_shard_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recshard_lab.embedding.dynamic.dumps.write.FILE_BYTES", 4096)
+    monkeypatch.setattr(row_files, "FILE_BYTES", 4096)
     one, other = collection(), collection()
     train(one, 6, 0)
     one.dump(tmp_path / "run")
-    manifest = dump_files.DUMP.manifest_of(tmp_path / "run")
+    manifest = row_files.DUMP.manifest_of(tmp_path / "run")
     files = manifest["tables"]["user"]["pieces"][0]["files"]
-    reader = dump_files.FileReader(tmp_path / "run", manifest["tables"]["user"])
+    reader = row_files.FileReader(tmp_path / "run", manifest["tables"]["user"])
     assert len(files) > 10
     assert 0 < len(list(reader.opened(files, (0, 8)))) < len(files) / 4
     other.load(tmp_path / "run")
@@ -258,8 +258,7 @@ class LargestTensor(TorchDispatchMode):
 def test_loading_rows_without_slots_needs_the_memory_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The dump has the columns of a row in several files."""
     size = 1 << 14
-    for module in ("read", "write"):
-        monkeypatch.setattr(f"recshard_lab.embedding.dynamic.dumps.{module}.FILE_BYTES", size)
+    monkeypatch.setattr(row_files, "FILE_BYTES", size)
 
     def tiered(capacity: int) -> Any:
         tiers = [Tier("host", capacity=1 << 15)]
@@ -333,16 +332,17 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(tmp_path: Path) -> Non
 KILLED = """
     import os, shutil, signal, sys
     from recshard_lab import complete_folders
-    from recshard_lab.embedding.dynamic.dumps import files, write
+    from recshard_lab.embedding.dynamic import row_files
+    from recshard_lab.embedding.dynamic.row_files import FileWriter
     from tests.embedding.dynamic.test_dumps import POINTS, collection, train
-    write.FILE_BYTES = 1 << 15
+    row_files.FILE_BYTES = 1 << 15
     one, folder = collection(), sys.argv[1]
     train(one, 4, 0)
     for where, number in POINTS:
         one.dump(f"{folder}/{where}{number}")
     train(one, 4, 1)
     places = {
-        "file": (files.FileWriter, "write"), "sync": (os, "fsync"), "rename": (os, "rename"),
+        "file": (FileWriter, "write"), "sync": (os, "fsync"), "rename": (os, "rename"),
         "checksums": (complete_folders, "_sha256"), "remove": (shutil, "rmtree"),
     }
     for where, number in POINTS:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import recshard_lab as rs
 from recshard_lab.embedding import Tier, VocabularyEmbeddingBagCollection, VocabularyEmbeddingCollection, export_static
-from recshard_lab.embedding.dynamic.dumps import DumpError
+from recshard_lab.embedding.dynamic.row_files import DumpError
 
 SAMPLES = 30
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import recshard_lab as rs
 from recshard_lab import embedding
-from recshard_lab.embedding.managed_collision.reset import first_rows
+from recshard_lab.embedding.managed_collision.collections import first_rows
 from recshard_lab.optim import RowWiseAdagrad
 
 ROWS, DIM = 8, 4

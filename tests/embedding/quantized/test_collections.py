@@ -15,9 +15,9 @@ import recshard_lab as rs
 from recshard_lab import DataType, PoolingType
 from recshard_lab.embedding import QuantConfig, QuantEmbeddingBagCollection, QuantEmbeddingCollection
 from recshard_lab.embedding.kernels import fbgemm
-from recshard_lab.embedding.quantized import collections, storage
+from recshard_lab.embedding.quantized import collections, formats
+from recshard_lab.embedding.quantized.formats import PackedTables
 from recshard_lab.embedding.quantized.kernels import Feature, choose_quant_kernel
-from recshard_lab.embedding.quantized.storage import PackedTables
 
 KINDS = [DataType.FP32, DataType.FP16, DataType.BF16, DataType.FP8, DataType.INT8, DataType.INT4, DataType.INT2]
 MIXED = {"film": DataType.INT4, "genre": DataType.BF16, "word": DataType.INT8}
@@ -185,7 +185,7 @@ def test_state_dicts_pickles_and_copies(kind: Any) -> None:
 
 def test_rows_are_padded_to_16_bytes_where_kernels_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
     served = QuantEmbeddingBagCollection.from_float(rs.EmbeddingBagCollection(tables()), dtype=MIXED, backend="native")
-    for module in (storage, collections):
+    for module in (formats, collections):
         monkeypatch.setattr(module, "row_alignment", lambda device: 16)
     padded = QuantEmbeddingBagCollection(served.embedding_bag_configs(), backend="native")
     assert padded.packed("film").stride() == (16, 1)

@@ -5,16 +5,16 @@ from typing import Any
 from urllib.parse import quote
 
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic.outside_stores import DiskStore as DiskStore
+from recshard_lab.embedding.dynamic.outside_stores import RedisStore as RedisStore
+from recshard_lab.embedding.dynamic.outside_stores import part_name
 from recshard_lab.embedding.dynamic.stores.base import RowFormat as RowFormat
 from recshard_lab.embedding.dynamic.stores.base import Rows as Rows
 from recshard_lab.embedding.dynamic.stores.base import RowStore as RowStore
 from recshard_lab.embedding.dynamic.stores.base import StoreCounters as StoreCounters
 from recshard_lab.embedding.dynamic.stores.base import TierError as TierError
 from recshard_lab.embedding.dynamic.stores.chain import Chain as Chain
-from recshard_lab.embedding.dynamic.stores.disk import DiskStore as DiskStore
 from recshard_lab.embedding.dynamic.stores.host import HostStore as HostStore
-from recshard_lab.embedding.dynamic.stores.records import part_name
-from recshard_lab.embedding.dynamic.stores.redis import RedisStore as RedisStore
 
 
 def open_stores(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.dynamic.tiers import EmulatedCost
+from recshard_lab.embedding.dynamic.config import EmulatedCost
 
 
 class TierError(OSError):

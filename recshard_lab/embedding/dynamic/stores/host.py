@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recshard_lab.embedding.dynamic.config import SLOTS
 from recshard_lab.embedding.dynamic.index import ScoredIndex
-from recshard_lab.embedding.dynamic.sizes import SLOTS
 from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows, RowStore, Stored, joined
 
 

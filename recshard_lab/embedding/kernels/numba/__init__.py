@@ -29,11 +29,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
-from recshard_lab.embedding.kernels.base import NO_WEIGHTS, TORCH_DTYPES, LookupKernel, RowNorms, Slot
-from recshard_lab.embedding.kernels.memory import empty, zeros
+from recshard_lab.embedding.kernels.base import (
+    NO_WEIGHTS,
+    TORCH_DTYPES,
+    LookupKernel,
+    RowNorms,
+    Slot,
+    empty,
+    register_kernel,
+    zeros,
+)
 from recshard_lab.embedding.kernels.numba.compiled import loop, why_absent
 from recshard_lab.embedding.kernels.numba.threads import cut_evenly, run_all, share_out, threads_for
-from recshard_lab.embedding.kernels.registry import register_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, WeightDecayMode
 
 Array = NDArray[Any]

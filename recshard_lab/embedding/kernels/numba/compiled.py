@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.embedding.kernels.registry import notice_once
+from recshard_lab.embedding.kernels.base import notice_once
 
 _I, _F, _INTS, _WORDS, _FLOATS = "int64", "float32", "int64[::1]", "uint32[::1]", "float32[::1]"
 _MATRIX = "int64[:, ::1]"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.kernels import notice_once
-from recshard_lab.embedding.quantized.storage import Place
+from recshard_lab.embedding.quantized.formats import Place
 
 _K = TypeVar("_K", bound=type["QuantKernel"])
 _KERNELS: dict[str, type[QuantKernel]] = {}

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels.fbgemm import why_absent, why_no_cuda
-from recshard_lab.embedding.quantized.formats import FP8_EXPONENT_BIAS, FP8_EXPONENT_BITS
+from recshard_lab.embedding.quantized.formats import FP8_EXPONENT_BIAS, FP8_EXPONENT_BITS, row_alignment
 from recshard_lab.embedding.quantized.kernels import Feature, QuantKernel, register_quant_kernel
-from recshard_lab.embedding.quantized.storage import row_alignment
 
 # fbgemm's numbers for SparseType, PoolingMode and EmbeddingLocation
 _TYPES = {DataType.FP32: 0, DataType.FP16: 1, DataType.INT8: 2, DataType.INT4: 3, DataType.INT2: 4, DataType.FP8: 6}

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.kernels.feature_groups import FeatureGroups
-from recshard_lab.embedding.quantized.formats import unpack
+from recshard_lab.embedding.kernels.transposed import FeatureGroups
+from recshard_lab.embedding.quantized.formats import rows_in, unpack
 from recshard_lab.embedding.quantized.kernels import Feature, QuantKernel, register_quant_kernel
-from recshard_lab.embedding.quantized.storage import rows_in
 
 
 @register_quant_kernel

@@ -1,0 +1,697 @@
+"""Moves the torch optimizer's states of tables on the dense kernel when the tables move."""
+
+import gc
+import mmap
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.comm import ShardingEnv, agreed, all_gather_object, gathered, refuse_differences, times_note
+from recshard_lab.distributed.discover import plan_facts
+from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
+from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
+from recshard_lab.distributed.state.dumps import TierRows, tables_of
+from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES, Move, Regrouping, by_rank, move
+from recshard_lab.distributed.state.table import Part, TableShards
+from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, PlanError, ShardingPlan
+
+
+def tensor_state(value: Any, name: str, key: str) -> Tensor:
+    """An optimizer's state of a parameter, if it is a tensor.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"the optimizer's state {key}={value!r:.40} of {name!r} is not a tensor and cannot be saved or moved"
+        )
+    return value
+
+
+_Local = dict[str, tuple[int, int, list[tuple[Part, int, str]]]]
+
+
+@dataclass
+class _Entry:
+    """An optimizer's states of one table, the same on all ranks."""
+
+    optimizer: int
+    group: int
+    states: list[tuple[Part, int, str]]  # part, number of axes, device type
+
+
+class DenseStates:
+    """Replaces the parameters and states of dense tables in the optimizers that step them.
+
+    The constructor reads this rank's optimizers. Call `exchange` and `check`, then `moves`, then `finish`; `undo`
+    reverts `finish`.
+
+    Args:
+        optimizers: torch optimizers, the same on every rank, in the same order.
+        tables: name -> dense table that will move.
+
+    Raises:
+        ValueError: a state that is not a tensor.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tables: Mapping[str, TableShards]) -> None:
+        self.optimizers = list(optimizers)
+        self.sources: dict[tuple[str, str], dict[int, Tensor]] = {}
+        self.replacements: list[tuple[_Entry, list[nn.Parameter], list[nn.Parameter], list[dict[str, Tensor]]]] = []
+        self.old = {name: list(shards.parameters()) for name, shards in tables.items()}
+        self.old_shards = {name: list(shards.sharding.shards) for name, shards in tables.items()}
+        self.entries: dict[str, _Entry] = {}
+        self._local: _Local = {}
+        self._before: list[tuple[torch.optim.Optimizer, list[list[Any]], dict[Any, Any]]] = []
+        for name, shards in tables.items():
+            place = self._find(self.old[name])
+            if place is not None:
+                self._local[name] = (*place, self._read(name, shards, self.optimizers[place[0]]))
+
+    def exchange(self, env: ShardingEnv) -> None:
+        """Collects the states of all ranks. Collective."""
+        for local in all_gather_object(self._local, env) if self.old else []:
+            for name, (optimizer, group, states) in local.items():
+                entry = self.entries.setdefault(name, _Entry(optimizer, group, states))
+                entry.states = max(entry.states, states, key=len)
+
+    def check(self) -> None:
+        """Checks that an optimizer steps each table.
+
+        Raises:
+            ValueError: a table that no optimizer of any rank steps.
+        """
+        for name in self.old:
+            if name not in self.entries:
+                raise ValueError(
+                    f"table {name!r} is on the dense kernel, but none of the optimizers steps it. Fix: pass the torch "
+                    f"optimizer over dense_parameters() in optimizers="
+                )
+
+    def _find(self, parameters: Sequence[nn.Parameter]) -> tuple[int, int] | None:
+        for number, optimizer in enumerate(self.optimizers):
+            for group_number, group in enumerate(optimizer.param_groups):
+                if any(parameter is other for parameter in parameters[:1] for other in group["params"]):
+                    return number, group_number
+        return None
+
+    def _read(self, name: str, shards: TableShards, optimizer: torch.optim.Optimizer) -> list[tuple[Part, int, str]]:
+        states: list[tuple[Part, int, str]] = []
+        for position, parameter in shards.local_parameters().items():
+            weight = shards.local_weights[position]
+            for key, value in optimizer.state.get(parameter, {}).items():
+                part = Part.of(key, tensor_state(value, name, key), weight.shape[0], weight.shape[1])
+                if all(part.name != other.name for other, _, _ in states):
+                    states.append((part, value.dim(), value.device.type))
+                self.sources.setdefault((name, part.name), {})[position] = part.matrix(value)
+        return states
+
+    def moves(self, tables: Mapping[str, TableShards], device: torch.device) -> list[Move]:
+        """Moves that fill the states of the new tables."""
+        moves = []
+        for name, shards in tables.items():
+            entry = self.entries[name]
+            new = list(shards.local_parameters().values())
+            states: list[dict[str, Tensor]] = [{} for _ in new]
+            for part, axes, kind in entry.states:
+                tensors: dict[int, Tensor] = {}
+                for (position, weight), state in zip(shards.local_weights.items(), states, strict=True):
+                    target = "cpu" if kind == "cpu" else device
+                    state[part.name] = torch.empty(_shape(part, axes, weight), dtype=part.dtype, device=target)
+                    tensors[position] = part.matrix(state[part.name])
+                sources = part.shards(self.old_shards[name])
+                targets = part.shards(shards.sharding.shards)
+                moves.append(Move(part.dtype, sources, targets, self.sources.get((name, part.name), {}), tensors))
+            self.replacements.append((entry, self.old[name], new, states))
+        return moves
+
+    def finish(self) -> None:
+        """Replaces the old parameters and states with the new ones."""
+        self._before = [(o, [list(g["params"]) for g in o.param_groups], dict(o.state)) for o in self.optimizers]
+        for entry, old, new, states in self.replacements:
+            optimizer = self.optimizers[entry.optimizer]
+            replaced = {id(parameter) for parameter in old}
+            members: list[Any] = optimizer.param_groups[entry.group]["params"]
+            place = next((n for n, member in enumerate(members) if id(member) in replaced), len(members))
+            kept = [member for member in members[place:] if id(member) not in replaced]
+            members[place:] = [*new, *kept]
+            for parameter in old:
+                optimizer.state.pop(parameter, None)
+            for parameter, state in zip(new, states, strict=True):
+                if state:
+                    optimizer.state[parameter] = state
+
+    def undo(self) -> None:
+        """Reverts `finish`."""
+        for optimizer, groups, state in self._before:
+            for group, members in zip(optimizer.param_groups, groups, strict=True):
+                group["params"][:] = members
+            optimizer.state.clear()
+            optimizer.state.update(state)
+        self._before, self.replacements = [], []
+
+
+def _shape(part: Part, axes: int, weight: Tensor) -> tuple[int, ...]:
+    rows, cols = part.size(weight.shape[0], weight.shape[1])
+    if part.extent == "element":
+        return rows, cols
+    return {0: (), 1: (rows,), 2: (rows, 1)}[axes]
+
+
+# Live resharding: moves the tables of running collections to another tiling, with their optimizer state.
+#
+# All ranks run the same steps and agree after each one. Until all have succeeded, every step can be reverted::
+#
+#     check        plan, kernels, routes and memory bound; allocates nothing
+#     park         only if new kernels do not fit beside the old ones within the bound: copies tables and states to an
+#                  unnamed file, then frees the old kernels
+#     place        creates empty kernels
+#     move         copies the overlaps of new and old shards (`moves.transfers`), across ranks where necessary
+#     tiers        empties the tiers of the old shards of dynamic tables, then fills those of the new ones (`TierRows`)
+#     finish       gives the new parameters to the optimizers
+#     ------------ all ranks have succeeded: drops the old kernels or the file
+#
+# If a step fails on any rank, every rank restores its old kernels (from the file if parked) and raises the same error.
+# "Extra" memory is the memory beyond the larger of a rank's tables before and after.
+
+
+MESSAGES = 2  # in memory at the same time: one sent, one received
+_MIN_ROUND_BYTES = 2**18
+_CHUNK_BYTES = 8 * 2**20  # of a parked tensor
+
+_K = TypeVar("_K")
+_T = TypeVar("_T")
+Shardings: TypeAlias = Mapping[str, ParameterSharding]
+
+
+@dataclass(frozen=True)
+class Resharded:
+    """Cost of a live resharding.
+
+    Attributes:
+        bytes_moved: bytes sent between ranks, over all ranks.
+        seconds: wall-clock time of the slowest rank.
+        peak_extra_bytes: maximum over ranks of the memory beyond the larger of its tables before and after.
+        tables: names of the moved tables.
+    """
+
+    bytes_moved: int
+    seconds: float
+    peak_extra_bytes: int
+    tables: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        moved = f"{len(self.tables)} tables" if len(self.tables) != 1 else f"table {self.tables[0]!r}"
+        rate = self.bytes_moved / self.seconds / 1e9 if self.seconds else 0.0
+        times = f"; {times_note()}" if times_note() else ""
+        return (
+            f"Resharded({moved}: {self.bytes_moved / 1e6:.1f} MB between ranks in {self.seconds:.3f} s "
+            f"({rate:.2f} GB/s{times}), at most {self.peak_extra_bytes / 1e6:.1f} MB of extra memory)"
+        )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Limit of the extra memory of a move, and the folder for parked tensors if the limit requires parking.
+
+    Args:
+        max_extra_bytes: bytes per rank; None for no limit.
+        folder: folder of parked tensors. Default: the system's temporary folder.
+    """
+
+    max_extra_bytes: int | None = None
+    folder: str | Path | None = None
+
+    def check(self, collections: Mapping[str, ShardedCollection]) -> None:
+        """Checks that the limit allows two messages of one row.
+
+        Raises:
+            ValueError: it does not; the error names the required bytes.
+        """
+        if self.max_extra_bytes is None:
+            return
+        widest = max(
+            (
+                part.bytes_of(shard) // shard.num_rows
+                for collection in collections.values()
+                for shards in collection.table_shards().values()
+                for part in shards.parts()
+                for shard in shards.sharding.shards
+            ),
+            default=0,
+        )
+        if self.max_extra_bytes < MESSAGES * widest:
+            raise ValueError(
+                f"max_extra_bytes={self.max_extra_bytes!r} is less than {MESSAGES} messages of one row "
+                f"({MESSAGES * widest} bytes). Fix: max_extra_bytes={MESSAGES * widest}"
+            )
+
+    def strategy(self, current: Sequence[int], needed: Sequence[int]) -> tuple[bool, int]:
+        """(whether new kernels fit beside the old ones, bytes per message), from each rank's current and new bytes."""
+        beside = max((min(pair) for pair in zip(current, needed, strict=True)), default=0)
+        if self.max_extra_bytes is None:
+            return True, DEFAULT_ROUND_BYTES
+        left = (self.max_extra_bytes - beside) // MESSAGES
+        if left >= _MIN_ROUND_BYTES:
+            return True, min(left, DEFAULT_ROUND_BYTES)
+        return False, min(self.max_extra_bytes // MESSAGES, DEFAULT_ROUND_BYTES)
+
+
+def agreed_plan(
+    plan: ShardingPlan,
+    current: ShardingPlan,
+    collections: Mapping[str, ShardedCollection],
+    env: ShardingEnv,
+    optimizers: Sequence[torch.optim.Optimizer] | None,
+    bound: Bound,
+    everyone: ShardingEnv | None = None,
+) -> tuple[ShardingPlan, dict[str, dict[str, ParameterSharding]]]:
+    """The complete new plan, and module path -> table -> sharding of every collection that changes.
+
+    Collective over ``everyone``, or over ``env`` if None. Moves nothing.
+
+    Raises:
+        PlanError: a module or table that does not exist, a tiling with holes, another kernel, a route that the codec
+            does not support, or plans that differ between ranks. The error is the same on all ranks.
+        ValueError: no kernel supports a table's new sharding, or the memory limit is too small.
+    """
+    everyone = everyone or env
+
+    def checked() -> tuple[ShardingPlan, dict[str, dict[str, ParameterSharding]]]:
+        whole = _completed(plan, current, collections)
+        if collections:
+            tables = {path: c.tables for path, c in collections.items()}
+            whole = whole.resolved(tables, env.world_size, env.local_world_size)
+        changed = {
+            path: dict(whole.plan[path]) for path, c in collections.items() if dict(whole.plan[path]) != c.shardings
+        }
+        for path, shardings in changed.items():
+            _check_kernels(collections[path], shardings, optimizers is not None)
+        bound.check(collections)
+        return whole, changed
+
+    whole, changed = agreed(everyone, checked)
+    steppers = None if optimizers is None else [type(optimizer).__name__ for optimizer in optimizers]
+    others = {"max_extra_bytes": bound.max_extra_bytes, "optimizers": steppers}
+    facts = {"plan": plan_facts(whole), "arguments of reshard": others}
+    refuse_differences(everyone, facts, PlanError, "Nothing was moved. ")
+    create_route_groups(whole, env)
+    agreed(everyone, lambda: _each(changed, lambda path: collections[path].check(changed[path], env)))
+    return whole, changed
+
+
+def _completed(plan: ShardingPlan, current: ShardingPlan, collections: Mapping[str, ShardedCollection]) -> ShardingPlan:
+    """``plan``, with the current shardings of the tables that it does not name."""
+    for path in plan.plan:
+        if path not in collections:
+            raise PlanError(
+                f"the plan names module {path!r}, but the sharded collections are {sorted(collections)}. Fix: use one "
+                f"of these paths ('' is the model itself)"
+            )
+    return ShardingPlan(
+        {path: EmbeddingModuleShardingPlan({**now, **plan.plan.get(path, {})}) for path, now in current.plan.items()}
+    )
+
+
+def _check_kernels(collection: ShardedCollection, shardings: Shardings, knows_optimizers: bool) -> None:
+    for name, sharding in shardings.items():
+        now = collection.shardings[name]
+        if (sharding.compute_kernel == "dense") != (now.compute_kernel == "dense"):
+            raise PlanError(
+                f"table {name!r} runs on the {now.compute_kernel} kernel, but the plan has {sharding.compute_kernel}: "
+                f"resharding does not change a table's optimizer. Fix: compute_kernel={str(now.compute_kernel)!r}"
+            )
+        if sharding.compute_kernel == "dense" and sharding != now and not knows_optimizers:
+            raise PlanError(
+                f"table {name!r} is on the dense kernel, so its torch optimizer must receive the new parameters. "
+                f"Fix: pass optimizers=[that optimizer]"
+            )
+    collection.kinds_for(shardings)
+
+
+@torch.no_grad()
+def migrate(
+    collections: Mapping[str, ShardedCollection],
+    changed: Mapping[str, Shardings],
+    env: ShardingEnv,
+    device: torch.device,
+    bound: Bound,
+    fused: EmbeddingFusedOptimizer,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    regrouping: Regrouping | None = None,
+    everyone: ShardingEnv | None = None,
+) -> Resharded:
+    """Moves collections to new tilings that `agreed_plan` has checked. Collective.
+
+    Args:
+        collections: module path -> collection, for all collections of the model.
+        changed: module path -> table -> new sharding, for the collections that change.
+        env: the ranks.
+        device: device of the tables.
+        bound: the memory limit.
+        fused: the fused optimizer over all collections.
+        optimizers: the optimizers of tables on the dense kernel.
+        regrouping: the change of sharding groups; ``env`` is then all ranks.
+        everyone: all ranks, if several sharding groups move.
+
+    Raises:
+        Exception: an error on any rank is raised on all ranks, and every collection is unchanged.
+    """
+    everyone = everyone or env
+    start = time.perf_counter()
+
+    agreed(everyone, lambda: _each(collections.values(), lambda collection: collection.settle()))
+    for path in changed:
+        collections[path].level_tables()
+    steps = agreed(
+        everyone,
+        lambda: [
+            _Migration(collections[p], changed[p], env, device, optimizers, regrouping, bound.folder) for p in changed
+        ],
+    )
+    for step in steps:
+        step.dense.exchange(env)
+        step.tiers.exchange(env)
+    agreed(everyone, lambda: _each(steps, lambda step: step.dense.check()))
+    current, needed = [0] * env.world_size, [0] * env.world_size
+    for step in steps:
+        for totals, amounts in zip((current, needed), step.current_and_needed(), strict=True):
+            totals[:] = map(sum, zip(totals, amounts, strict=True))
+    beside, round_bytes = bound.strategy(current, needed)
+
+    def placed() -> list[Move]:
+        for step in steps:
+            step.place()
+        return [move for step in steps for move in step.moves()]
+
+    def finished() -> None:
+        for step in steps:
+            step.finish()
+        fused.bind(collections)
+
+    try:
+        if not beside:
+            agreed(everyone, lambda: _each(steps, lambda step: step.park(bound.folder)))
+            fused.release()
+            for step in steps:
+                step.release()
+            gc.collect()  # kernels may be in reference cycles
+        moves = agreed(everyone, placed)
+        moved = agreed(everyone, lambda: move(moves, env, device, round_bytes))
+        extra = moved.buffer_bytes + (min(current[env.rank], needed[env.rank]) if beside else 0)
+        totals = all_gather_object((moved.bytes_sent, time.perf_counter() - start, extra), everyone)
+        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.clear()))
+        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.fill(step.collection)))
+        agreed(everyone, finished)
+    except BaseException as error:
+        _clear_frames(error)  # they reference the new kernels
+        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.drop()))
+        agreed(everyone, lambda: _restore(steps, collections, fused))
+        raise
+    for step in steps:
+        step.retire()
+    tables = tuple(name for step in steps for name in step.tables)
+    sent, seconds, peaks = zip(*totals, strict=True)
+    return Resharded(sum(sent), max(seconds), max(peaks), tables)
+
+
+def _each(items: Iterable[_T], action: Callable[[_T], None]) -> None:
+    for item in items:
+        action(item)
+
+
+def _restore(
+    steps: "Sequence[_Migration]", collections: Mapping[str, ShardedCollection], fused: EmbeddingFusedOptimizer
+) -> None:
+    """Restores every collection, the last one first, even if another one fails."""
+    failures = []
+    for step in reversed(steps):
+        try:
+            step.restore()
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    fused.bind(collections)
+
+
+def recover(
+    collections: Mapping[str, ShardedCollection], everyone: ShardingEnv, fused: EmbeddingFusedOptimizer
+) -> None:
+    """Rebuilds tables that a failed move left in a file because memory was short. Collective."""
+    parked_steps = [c.executor.migration for c in collections.values() if isinstance(c.executor, _Parked)]
+    if any(gathered(everyone, lambda: bool(parked_steps))):
+        agreed(everyone, lambda: _restore(parked_steps, collections, fused))
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Frees the local variables in the frames of an error and of its causes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+class _Migration:
+    """The move of one collection, with its old state until all ranks have succeeded."""
+
+    def __init__(
+        self,
+        collection: ShardedCollection,
+        shardings: Shardings,
+        env: ShardingEnv,
+        device: torch.device,
+        optimizers: Sequence[torch.optim.Optimizer],
+        regrouping: Regrouping | None,
+        folder: str | Path | None,
+    ) -> None:
+        self.collection, self.shardings, self.device = collection, shardings, device
+        self.env, self.regrouping = env, regrouping
+        self.old_env, self.old_shardings = collection.env, collection.shardings
+        self.tables = [name for name, sharding in shardings.items() if sharding != self.old_shardings[name]]
+        before = collection.table_shards()
+        dense = {name: shards for name, shards in before.items() if shards.sharding.compute_kernel == "dense"}
+        self.changed_dense = [n for n in dense if regrouping is not None or shardings[n] != dense[n].sharding]
+        self.kept_dense = {n: list(s.parameters()) for n, s in dense.items() if n not in self.changed_dense}
+        self.dense = DenseStates(optimizers, {name: dense[name] for name in self.changed_dense})
+        self.sources = {name: list(shards.sharding.shards) for name, shards in before.items()}
+        self.parts = {name: shards.parts() for name, shards in before.items()}
+        self.tensors = {(n, p.name): dict(before[n].matrices(p)) for n, parts in self.parts.items() for p in parts}
+        self.parameters = {name: list(shards.parameters()) for name, shards in before.items()}
+        self.frozen = [name for name, shards in before.items() if shards.is_frozen]
+        #: restores the collection while its old kernels exist; None once they are freed
+        self.snapshot: _Snapshot | None = _Snapshot(collection)
+        self.own_optimizer = collection._own_optimizer
+        self.tiers = TierRows(collection, folder)
+
+    def current_and_needed(self) -> tuple[list[int], list[int]]:
+        """Bytes of weights and states per rank, before and after."""
+        old, new = self.collection.shardings, self.shardings
+        if self.regrouping is None:
+            return self._bytes_by_rank(old, self.env), self._bytes_by_rank(new, self.env)
+        before, after = self.regrouping.before, self.regrouping.after
+        current = by_rank(self._bytes_by_rank(old, before.sharding), before)
+        return current, by_rank(self._bytes_by_rank(new, after.sharding), after)
+
+    def _bytes_by_rank(self, shardings: Shardings, env: ShardingEnv) -> list[int]:
+        totals = [0] * env.world_size
+        for name, parts in self.parts.items():
+            for part in parts:
+                for shard in self.collection.sharding_now(name, shardings[name]).shards:
+                    totals[shard.rank] += part.bytes_of(shard)
+        return totals
+
+    def park(self, folder: str | Path | None) -> None:
+        """Copies this rank's tensors to a file. Changes nothing else."""
+        flat: dict[Any, Tensor] = {
+            (*key, n): tensor for key, tensors in self.tensors.items() for n, tensor in tensors.items()
+        }
+        try:
+            copies = parked(flat, folder)
+        except OSError as error:
+            size = sum(tensor.nbytes for tensor in flat.values())
+            raise OSError(
+                f"cannot park {size:,} bytes in {folder or 'the temporary folder'}: {error}. Nothing was moved. Fix: "
+                f"free disk space, or pass another park_dir"
+            ) from error
+        for (name, part, n), tensor in copies.items():
+            self.tensors[name, part][n] = tensor
+
+    def release(self) -> None:
+        """Frees the old kernels, whose contents are in the file."""
+        self.grads = {name: [p.grad for p in parameters] for name, parameters in self.parameters.items()}
+        self.snapshot = None
+        self.collection.executor.retire()
+        for shards in self.collection.table_shards().values():
+            shards.release()
+        if self.own_optimizer is not None:
+            self.own_optimizer.release()
+        self.collection.release()
+
+    def place(self) -> None:
+        """Creates the kernels of the new sharding."""
+        if self.regrouping is not None:
+            self.collection.env = self.regrouping.after.sharding
+        self.collection.place(self.shardings)
+        for name in self.frozen:
+            self.collection.table_shards()[name].requires_grad_(False)
+
+    def moves(self) -> list[Move]:
+        """Weights and states of every table, from the old shards to the new ones."""
+        after = self.collection.table_shards()
+        moves = [
+            Move(
+                part.dtype,
+                part.shards(self.sources[name]),
+                part.shards(after[name].sharding.shards),
+                self.tensors[name, part.name],
+                after[name].matrices(part),
+            )
+            for name, parts in self.parts.items()
+            for part in parts
+        ]
+        moves += self.tiers.moves(self.collection)
+        moves += self.dense.moves({name: after[name] for name in self.changed_dense}, self.device)
+        return moves if self.regrouping is None else [self.regrouping.over_all_ranks(move) for move in moves]
+
+    def finish(self) -> None:
+        """Keeps the parameters of unmoved tables in torch optimizers, and replaces those of moved tables."""
+        for table in tables_of(self.collection).values():
+            table.recount()
+        self.dense.finish()
+        for name, parameters in self.kept_dense.items():
+            self.collection.table_shards()[name].keep(parameters)
+        self.collection.bind_parameters()
+
+    def retire(self) -> None:
+        """Marks the old executor stale after all ranks have succeeded. In-flight batches raise."""
+        if self.snapshot is not None:
+            self.snapshot.attributes["executor"].retire()
+
+    def restore(self) -> None:
+        """Restores the collection after a failure in any step.
+
+        Raises:
+            RuntimeError: too little memory to rebuild freed kernels. The file is kept, and the next call of
+                `DistributedModelParallel.reshard` tries again.
+        """
+        self.dense.undo()
+        collection = self.collection
+        if self.snapshot is not None:
+            self.snapshot.restore(collection)
+            self.tiers.undo(collection)
+            return
+        collection.release()
+        gc.collect()
+        collection.env = self.old_env
+        try:
+            collection.place(self.old_shardings)
+            for name, shards in collection.table_shards().items():
+                for part in self.parts[name]:
+                    for position, matrix in shards.matrices(part).items():
+                        matrix.copy_(self.tensors[name, part.name][position])
+            for table in tables_of(collection).values():
+                table.recount()
+            self.tiers.undo(collection)
+        except BaseException as error:
+            collection.executor = _Parked(self)  # type: ignore[assignment]
+            collection.hold_tables(_ParkedTables())
+            raise RuntimeError(f"{type(error).__name__}: {error}: {_IN_FILE}") from error
+        for name, shards in collection.table_shards().items():
+            shards.keep(self.parameters[name])
+            for parameter, grad in zip(self.parameters[name], self.grads[name], strict=True):
+                parameter.grad = grad
+        collection.bind_parameters()
+        collection._own_optimizer = self.own_optimizer
+        if self.own_optimizer is not None:
+            self.own_optimizer.bind({"": collection})
+
+
+class _Snapshot:
+    """A collection's attributes, modules and parameters while its kernels exist."""
+
+    def __init__(self, collection: ShardedCollection) -> None:
+        self.attributes, self.modules = dict(vars(collection)), dict(collection._modules)
+        self.parameters = [
+            (shards, dict(shards._parameters), [(p, p.data, p.grad) for p in shards.parameters()])
+            for shards in collection.table_shards().values()
+        ]
+
+    def restore(self, collection: ShardedCollection) -> None:
+        vars(collection).update(self.attributes)
+        collection._modules.clear()
+        collection._modules.update(self.modules)
+        for shards, parameters, contents in self.parameters:
+            shards._parameters.update(parameters)
+            for parameter, data, grad in contents:
+                parameter.data, parameter.grad = data, grad
+
+
+def parked(tensors: Mapping[_K, Tensor], folder: str | Path | None = None) -> dict[_K, Tensor]:
+    """Copies of the tensors on disk; do not write to them. The file is deleted with the last copy.
+
+    Args:
+        tensors: contiguous along their rows.
+        folder: folder of the file. Default: the system's folder for temporary files.
+
+    Raises:
+        OSError: the disk is full, or the folder does not exist.
+
+    >>> parked({"t": torch.arange(3)})["t"].tolist()
+    [0, 1, 2]
+    """
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    if not total:
+        return {key: tensor.cpu() for key, tensor in tensors.items()}
+    with tempfile.TemporaryFile(dir=folder, prefix="recshard-parked-") as file:
+        for tensor in tensors.values():
+            rows = max(1, _CHUNK_BYTES * max(1, tensor.shape[0]) // max(1, tensor.nbytes)) if tensor.dim() else 1
+            for chunk in tensor.detach().split(rows) if tensor.dim() else [tensor.detach().view(1)]:
+                file.write(chunk.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), total)
+    copies, position = {}, 0
+    for key, tensor in tensors.items():
+        count = tensor.numel()
+        copies[key] = tensor.new_empty(tensor.shape, device="cpu") if not count else _mapped(mapped, tensor, position)
+        position += tensor.nbytes
+    return copies
+
+
+def _mapped(mapped: mmap.mmap, tensor: Tensor, position: int) -> Tensor:
+    flat = torch.frombuffer(mapped, dtype=torch.uint8, count=tensor.nbytes, offset=position)
+    if position % tensor.element_size():
+        flat = flat.clone()  # unaligned: after an odd number of half-precision numbers
+    return flat.view(tensor.dtype).view(tensor.shape)
+
+
+_IN_FILE = (
+    "the tables are in a file because a reshard failed and there was too little memory to rebuild the old kernels. "
+    "Fix: free memory on this rank and call reshard() on all ranks, which restores the tables first"
+)
+
+
+class _Parked:
+    """Replaces the executor while the tables are in a file. Every use raises."""
+
+    def __init__(self, migration: _Migration) -> None:
+        self.migration = migration
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(_IN_FILE)
+
+
+class _ParkedTables(nn.ModuleDict):
+    """Replaces the tables while they are in a file. Reading, saving and loading raise."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(_IN_FILE)
+
+    items = _save_to_state_dict = _load_from_state_dict = _refuse

@@ -1,0 +1,587 @@
+"""The tensors that move with a table: its weights and its optimizer states.
+
+Each part has one tensor per shard. Its *extent* determines the shape::
+
+    element     one number per weight      [rows, cols]     weights, Adagrad's sums
+    row         one number per row         [rows]           row-wise Adagrad's sums; column shards of a row have copies
+    table       one number per table       [1] or []        iteration counts; all shards have copies
+
+As matrices they are tilings (with copies) that `moves.move` can move.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, Literal, Self, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from recshard_lab.comm import ShardingEnv, gathered
+from recshard_lab.distributed.state.forms import (
+    StateForm,
+    are_tiers_apart,
+    check_placements,
+    dtensor,
+    form_of,
+    sharded_tensor,
+)
+from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.embedding.configs import BaseEmbeddingConfig
+from recshard_lab.embedding.dynamic.config import SLOTS, DynamicEmbeddingConfig
+from recshard_lab.embedding.kernels import TORCH_DTYPES
+from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig
+from recshard_lab.optim import EmptyFusedOptimizer
+from recshard_lab.optim.keyed import local_shards
+from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
+
+Extent: TypeAlias = Literal["element", "row", "table"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of every shard of a table.
+
+    Args:
+        name: "weight", or fbgemm's name of the state ("momentum1").
+        extent: "element", "row" or "table".
+        dtype: its dtype.
+        width: numbers of each row, where ``extent`` is "row".
+        ratio: rows of this part, and the rows of the table that they are for, where ``extent`` is "row".
+    """
+
+    name: str
+    extent: Extent
+    dtype: torch.dtype
+    width: int = 1
+    ratio: tuple[int, int] = (1, 1)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether tensors have two axes."""
+        return self.extent == "element" or self.width > 1
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor, num_rows: int, num_cols: int) -> "Part":
+        """The part of a shard's tensor.
+
+        Raises:
+            ValueError: a shape that is neither ``[rows, cols]``, ``[rows]``, ``[rows, 1]`` nor a single number.
+
+        >>> Part.of("momentum1", torch.zeros(5), num_rows=5, num_cols=4).extent
+        'row'
+        """
+        shape = tuple(tensor.shape)
+        extents: list[tuple[Extent, list[tuple[int, ...]]]] = [
+            ("element", [(num_rows, num_cols)]),
+            ("row", [(num_rows,), (num_rows, 1)]),
+            ("table", [(), (1,)]),
+        ]
+        for extent, shapes in extents:
+            if shape in shapes:
+                return cls(name, extent, tensor.dtype)
+        raise ValueError(
+            f"state {name!r} of a {num_rows} x {num_cols} shard has shape {list(shape)}: expected one number per "
+            f"weight, row or table"
+        )
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """The tensor as a matrix: ``[rows, cols]``, ``[rows, 1]`` or ``[1, 1]``, as in `shards`."""
+        return tensor if self.is_matrix else tensor.view(-1, 1)
+
+    def shards(self, shards: Sequence[Shard]) -> list[Shard]:
+        """The matrices of these shards as shards of the whole matrix."""
+        if self.extent == "element":
+            return list(shards)
+        if self.extent == "row":
+            many, each = self.ratio
+            rows = [(shard.rows[0] * many // each, shard.rows[1] * many // each) for shard in shards]
+            return [Shard(s.rank, own, (0, self.width), s.tier) for s, own in zip(shards, rows, strict=True)]
+        return [Shard(shard.rank, (0, 1), (0, 1), shard.tier) for shard in shards]
+
+    def size(self, num_rows: int, num_cols: int) -> tuple[int, int]:
+        """Shape of the whole matrix of a table ``[num_rows, num_cols]``."""
+        rows = num_rows * self.ratio[0] // self.ratio[1]
+        return {"element": (num_rows, num_cols), "row": (rows, self.width), "table": (1, 1)}[self.extent]
+
+    def bytes_of(self, shard: Shard) -> int:
+        """Bytes per shard."""
+        rows, cols = self.size(shard.num_rows, shard.num_cols)
+        return rows * cols * self.dtype.itemsize
+
+
+def primary_rows(shards: Sequence[Shard], extent: Extent = "row") -> list[tuple[int, Shard]]:
+    """The primary copies of a tiling with copies: (position, its primary rows), each element exactly once.
+
+    For extents "row" and "table", the first shard in the list that contains a row; for "element", the first of equal
+    shards.
+
+    >>> primary_rows([Shard(1, (0, 4), (0, 1)), Shard(0, (0, 2), (0, 1)), Shard(0, (2, 6), (0, 1))])
+    [(0, Shard(rank=1, rows=(0, 4), cols=(0, 1))), (2, Shard(rank=0, rows=(4, 6), cols=(0, 1)))]
+    """
+    if extent == "element":
+        distinct = {shard.rect: number for number, shard in reversed(list(enumerate(shards)))}
+        return [(number, shards[number]) for number in sorted(distinct.values())]
+    primaries = []
+    edges = sorted({edge for shard in shards for edge in shard.rows})
+    starts: dict[int, list[int]] = {}
+    for start, end in pairwise(edges):
+        position = next((n for n, shard in enumerate(shards) if shard.rows[0] <= start and end <= shard.rows[1]), None)
+        if position is not None:
+            if position in starts and starts[position][1] == start:
+                starts[position][1] = end
+                continue
+            if position in starts:
+                primaries.append((position, _rows(shards[position], *starts.pop(position))))
+            starts[position] = [start, end]
+    primaries += [(position, _rows(shards[position], *span)) for position, span in starts.items()]
+    return sorted(primaries, key=lambda entry: entry[1].rows)
+
+
+def _rows(shard: Shard, start: int, end: int) -> Shard:
+    return Shard(shard.rank, (start, end), shard.cols, shard.tier)
+
+
+# This rank's shards of one table: parameters, and their form in a state dict.
+
+
+_INIT_ROWS = 8192
+
+Tensors: TypeAlias = tuple[dict[int, Tensor], dict[int, dict[str, Tensor]]]
+"""Position of a shard on this rank -> its weights, and its optimizer states with the index."""
+
+
+class StateEntries(nn.Module):
+    """The entries of a state dict that are parts of a table.
+
+    Args:
+        entries: name in the state dict -> part.
+        shards: the table. Default: this module.
+    """
+
+    def __init__(self, entries: Mapping[str, Part], shards: "TableShards | None" = None) -> None:
+        super().__init__()
+        self.entries = dict(entries)
+        self._others = () if shards is None else (shards,)  # in a tuple it is no submodule
+        self._state_names = SimpleNamespace(**dict.fromkeys(entries, "a name in state dicts"))
+
+    @property
+    def of(self) -> "TableShards":
+        """The table."""
+        return self._others[0] if self._others else cast("TableShards", self)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """torch's checkpoint functions look up each name of a state dict; a rank may store no or several shards."""
+        return dict.fromkeys(self.entries, "_state_names")
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if not are_tiers_apart():
+            self.of.refuse_tiers("save_checkpoint and load_checkpoint, or dmp.dump and dmp.load, which have them")
+        for name, part in self.entries.items():
+            destination[prefix + name] = self.of.state(part)
+
+    @torch.no_grad()
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        table = self.of
+        for name, part in self.entries.items():
+            key = prefix + name
+            if key in state_dict:
+                table._fit(state_dict[key], part)
+            problem = table._copy_from(state_dict[key], part) if key in state_dict else None
+            copies = None if table.is_whole else table.replica_move(part)
+            ready = key in state_dict and problem is None
+            if copies is not None and all(gathered(table.env, lambda ready=ready: ready)):  # type: ignore[misc]
+                move([copies], table.env, table.device)
+            if key not in state_dict and strict:
+                missing_keys.append(key)
+            if problem is not None:
+                error_msgs.append(problem)
+
+
+class TableShards(StateEntries):
+    """This rank's shards of one table.
+
+    If only some rows are replicated, a state dict contains each replica once, from the first rank that stores it.
+    Loading a state dict copies it to the other replicas, so all ranks must load together.
+
+    A single shard is the parameter ``weight``; several are ``weight_0``, ``weight_1``, ... If this rank stores no
+    shard, ``weight`` is an empty parameter ``[0]``: every rank has a parameter of every table. In state dicts the
+    table is always ``weight``: torch's sharded tensor, or a plain tensor for a replicated table or a single process.
+    State dicts also have the index of a dynamic table, because rows without it belong to no id.
+
+    Args:
+        config: the table.
+        sharding: its shards on all ranks.
+        weights: position of a shard -> weights ``[rows, cols]``, for the shards on this rank.
+        states: position -> optimizer state.
+        env: the ranks.
+        state_parts: the optimizer states of every shard, also if this rank stores no shard.
+        device: the rank's device, for messages. Default: the device of the weights.
+        form: the form of the table in state dicts that request none.
+        index_parts: the tensors of a dynamic table's index.
+        flushes: position -> what brings weights and states of a cached shard up to date. `local_weights` and `states`
+            call it. Parameters of this module that you have read before are not up to date.
+        read: returns weights and states anew, of a dynamic table: its shards get new memory when they grow.
+        resize: is called with the rows of a partition that a state dict has, for a table that grows.
+
+    The shards of a dynamic table that grows have rows that ids have had so far: ``sharding`` and ``config`` are those
+    of `sized`, as of the last `ShardedCollection.level_tables`.
+    """
+
+    def __init__(
+        self,
+        config: BaseEmbeddingConfig,
+        sharding: ParameterSharding,
+        weights: Mapping[int, Tensor],
+        states: Mapping[int, dict[str, Tensor]],
+        env: ShardingEnv,
+        state_parts: Sequence[Part] = (),
+        device: torch.device | None = None,
+        form: StateForm = "sharded_tensor",
+        index_parts: Sequence[Part] = (),
+        flushes: Mapping[int, Callable[[], None]] | None = None,
+        read: Callable[[], Tensors] | None = None,
+        resize: Callable[[int], None] | None = None,
+    ) -> None:
+        own = () if isinstance(config, ManagedEmbeddingConfig) else index_parts  # `OwnerEntries` has them
+        super().__init__({part.name: part for part in (_weight_part(config), *own)})
+        self.form = form
+        self.device = device or next((weight.device for weight in weights.values()), torch.device("cpu"))
+        self.config, self.sharding, self.env = config, sharding, env
+        self.state_parts, self.index_parts = tuple(state_parts), tuple(index_parts)
+        self._weights, self._states, self._flushes = dict(weights), dict(states), dict(flushes or {})
+        self._read, self._resize = read, resize
+        for number, weight in enumerate(self._weights.values()):
+            name = "weight" if len(self._weights) == 1 else f"weight_{number}"
+            self.register_parameter(name, nn.Parameter(weight, requires_grad=weight.is_floating_point()))
+        if not self._weights:
+            empty = torch.empty(0, dtype=table_dtype(config), device=self.device)
+            self.register_parameter("weight", nn.Parameter(empty, requires_grad=empty.is_floating_point()))
+        self._mark()
+
+    def local_parameters(self) -> dict[int, nn.Parameter]:
+        """Position of a shard -> its parameter, for the shards on this rank."""
+        return dict(zip(self._weights, self.parameters(), strict=False))  # without the empty one
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a parameter of this table has ``requires_grad=False``: forwards that record gradients refuse it."""
+        return not all(parameter.requires_grad for parameter in self.parameters())
+
+    @property
+    def local_weights(self) -> dict[int, Tensor]:
+        """Position of a shard -> its weights ``[rows, cols]``, for the shards on this rank."""
+        self.flush()
+        return self._weights
+
+    @property
+    def states(self) -> dict[int, dict[str, Tensor]]:
+        """Position of a shard -> its optimizer states, for the shards on this rank."""
+        self.flush()
+        return self._states
+
+    def flush(self) -> None:
+        """Brings weights and states of cached and dynamic shards up to date."""
+        for flush in self._flushes.values():
+            flush()
+        if self._read is not None:
+            self._weights, self._states = self._read()
+            for position, parameter in self.local_parameters().items():
+                weight = self._weights[position]
+                if parameter.data_ptr() != weight.data_ptr():
+                    parameter.data = weight
+
+    def shards(self) -> Iterator[tuple[Shard, Tensor]]:
+        """(shard, weights) of the shards on this rank."""
+        for position, weight in self.local_weights.items():
+            yield self.sharding.shards[position], weight
+
+    def optimizer_tensors(self) -> list[Tensor]:
+        """The fused optimizer's states on this rank, for measured memory."""
+        return [tensor for state in self.states.values() for tensor in state.values()]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """``(E, D)``."""
+        return self.config.num_embeddings, self.config.embedding_dim
+
+    def model_parts(self) -> list[Part]:
+        """The weights, and the index of a dynamic table: what a state dict of the model has."""
+        return [_weight_part(self.config), *self.index_parts]
+
+    def parts(self) -> list[Part]:
+        """The weights, the index and every optimizer state."""
+        return [*self.model_parts(), *self.state_parts]
+
+    def matrices(self, part: Part) -> dict[int, Tensor]:
+        """Position of a shard -> its matrix of a part, for the shards on this rank."""
+        if part.name == "weight":
+            return self.local_weights
+        return {position: part.matrix(state[part.name]) for position, state in self.states.items()}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank stores the whole table: it is replicated, or this is the only rank."""
+        return self.sharding.replicated or self.env.pg is None
+
+    def primary_shards(
+        self, part: Part, matrices: Mapping[int, Tensor] | None = None
+    ) -> tuple[list[Shard], dict[int, Tensor]]:
+        """A part without copies, as in state dicts: shards that cover each element once, and this rank's tensors.
+
+        Replicas are copies, and so are states with one number per row or table under column splits. The first shard
+        in the list is the primary one.
+        """
+        shards = part.shards(self.sharding.shards)
+        matrices = self.matrices(part) if matrices is None else matrices
+        primaries, tensors = [], {}
+        for number, (position, shard) in enumerate(primary_rows(shards, part.extent)):
+            primaries.append(shard)
+            if position in matrices:
+                top, matrix = shards[position].rows[0], matrices[position]
+                whole = shard.rows == shards[position].rows  # it may have grown since the ranks agreed on its size
+                tensors[number] = matrix if whole else matrix[shard.rows[0] - top : shard.rows[1] - top]
+        return primaries, tensors
+
+    def replica_move(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
+        """Copies each primary shard to its replicas, also if every rank stores the whole table. None without replicas.
+
+        Args:
+            part: the part to copy.
+            matrices: this rank's tensors of the part. Default: `matrices`.
+        """
+        shards = part.shards(self.sharding.shards)
+        matrices = self.matrices(part) if matrices is None else matrices
+        primary = {position: shard.rows for position, shard in primary_rows(shards, part.extent)}
+        copies = [position for position, shard in enumerate(shards) if primary.get(position) != shard.rows]
+        if not copies:
+            return None
+        sources, tensors = self.primary_shards(part, matrices)
+        targets = {number: matrices[position] for number, position in enumerate(copies) if position in matrices}
+        return Move(part.dtype, sources, [shards[position] for position in copies], tensors, targets)
+
+    def whole_on(self, rank: int) -> Shard:
+        """The whole table as one shard on a rank."""
+        return Shard(rank, (0, self.size[0]), (0, self.size[1]))
+
+    def gather_move(self, part: Part, ranks: Sequence[int], device: torch.device) -> tuple[Move, Tensor | None]:
+        """Gathers a part of the whole table on ``ranks``: the move, and the tensor that it fills on this rank.
+
+        Args:
+            part: the part. For the weights, the tensor is ``[E, D]``.
+            ranks: the ranks that receive it. All others receive None.
+            device: device of the tensor.
+        """
+        whole = None
+        if self.env.rank in ranks:
+            whole = torch.empty(part.size(*self.size), dtype=part.dtype, device=device)
+        targets = {} if whole is None else {ranks.index(self.env.rank): whole}
+        sources = part.shards(self.sharding.shards)
+        everywhere = part.shards([self.whole_on(rank) for rank in ranks])
+        moved = Move(part.dtype, sources, everywhere, self.matrices(part), targets)
+        return moved, whole if whole is None or part.is_matrix else whole.view(-1)
+
+    def keep(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Replaces this module's parameter objects with these, which then share its weights."""
+        for (name, current), parameter in zip(list(self._parameters.items()), parameters, strict=True):
+            assert current is not None
+            parameter.grad = None
+            parameter.data = current.data
+            self._parameters[name] = parameter
+        self._mark()
+
+    def _mark(self) -> None:
+        """Marks the parameters that backward steps, for `in_backward_optimizer_filter`."""
+        for parameter in self.parameters():
+            if self.sharding.compute_kernel != "dense":
+                parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
+            elif hasattr(parameter, "_in_backward_optimizers"):
+                del parameter._in_backward_optimizers
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Leaves the parameters where they are: they are the memory of kernels. Shards in host memory stay there.
+
+        Raises:
+            ValueError: ``.half()``, ``.to(device)`` and the like would change the format or the rank's device.
+        """
+        rank_probe = torch.empty(0, dtype=table_dtype(self.config), device=self.device)
+        moved = fn(rank_probe)  # the same on ranks without a shard
+        if moved.dtype != rank_probe.dtype or moved.device != rank_probe.device:
+            raise ValueError(self._immovable(moved))
+        for weight in self.local_weights.values():
+            if fn(weight.new_empty(0)).device != weight.device:
+                continue  # a shard in host memory
+            moved = fn(weight)
+            if moved.data_ptr() != weight.data_ptr():
+                raise ValueError(self._immovable(moved))
+        return self
+
+    def _immovable(self, moved: Tensor) -> str:
+        return (
+            f"table {self.config.name!r} cannot become {moved.dtype} on {moved.device}: its kernel stores it as "
+            f"{table_dtype(self.config)} on {self.device}. Fix: convert the dense modules alone, or build the model "
+            f"with that device, and the tables with that data_type"
+        )
+
+    def release(self) -> None:
+        """Frees the memory of the parameters, even if they have other references."""
+        for parameter in self.parameters():
+            parameter.grad = None
+            parameter.data = parameter.data.new_empty(0)
+        self._weights, self._states, self._flushes, self._read = {}, {}, {}, None
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int) -> None:
+        """Draws the initial weights of this rank's shards, with the same values under every plan.
+
+        GPUs draw their own, other values than CPUs: 16 GB take seconds on one core. A table with ``init_fn`` calls it
+        with each shard.
+        """
+        device = self.device if self.device.type == "cuda" else torch.device("cpu")
+        low, high = self.config.get_weight_init_min(), self.config.get_weight_init_max()
+        for shard, weight in self.shards():
+            if self.config.init_fn is not None:
+                self.config.init_fn(weight)
+                continue
+            for block in range(shard.rows[0] // _INIT_ROWS, -(-shard.rows[1] // _INIT_ROWS)):
+                digest = blake2b(f"{seed}/{self.config.name}/{block}".encode(), digest_size=7).digest()
+                generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
+                start, end = (min(max(row - block * _INIT_ROWS, 0), _INIT_ROWS) for row in shard.rows)
+                # a CPU draws the needed rows alone; on a GPU, values depend on how many are drawn
+                drawn = _INIT_ROWS if device.type == "cuda" else end
+                rows = torch.empty(drawn, self.config.embedding_dim, device=device)
+                rows.uniform_(low, high, generator=generator)
+                at = block * _INIT_ROWS + start - shard.rows[0]
+                weight[at : at + end - start] = rows[start:end, slice(*shard.cols)]
+
+    def state(self, part: Part) -> Any:
+        """The weights or an optimizer state of the whole table, as in state dicts, in the requested form.
+
+        It shares memory with the kernels if possible.
+
+        Returns:
+            torch's sharded tensor or DTensor ``[E, D]`` (or ``[E]`` or ``[1]``, see `Part`). A plain tensor for a
+            replicated table and for a single process; a copy if a process stores several shards of it.
+
+        Raises:
+            ValueError: a DTensor cannot describe the shards.
+        """
+        matrices, is_matrix = self.matrices(part), part.is_matrix
+        self._check_level()
+        if self.is_whole:
+            whole = next(iter(matrices.values())) if len(matrices) == 1 else self.joined(part)
+            return whole if is_matrix else whole.view(-1)
+        shards, tensors = self.primary_shards(part)
+        size = part.size(*self.size)
+        if form_of(self.form) == "sharded_tensor":
+            return sharded_tensor(shards, tensors, size, self.env, part.dtype, is_matrix)
+        primary, _ = self.primary_shards(self.parts()[0])
+        check_placements(self.config.name, self.sharding.sharding_type, primary, self.device)
+        return dtensor(shards, tensors, size, self.env, self.device, is_matrix)
+
+    def set_size(self, config: BaseEmbeddingConfig, sharding: ParameterSharding, index_parts: Sequence[Part]) -> None:
+        """Replaces the config and the shards, see `sized`."""
+        self.config, self.sharding, self.index_parts = config, sharding, tuple(index_parts)
+        self.entries |= {part.name: part for part in index_parts}
+
+    def _check_level(self) -> None:
+        """Raises RuntimeError if this rank's shards have grown since the ranks agreed on their size."""
+        for position, weight in self._weights.items():
+            rows = self.sharding.shards[position].num_rows
+            if len(weight) != rows:
+                raise RuntimeError(
+                    f"table {self.config.name!r} has a shard of {len(weight):,} rows here, and of {rows:,} when the "
+                    f"ranks last agreed on its size. Fix: call state_dict() on all ranks instead, which agrees anew"
+                )
+
+    def _fit(self, value: Any, part: Part) -> None:
+        """Gives a table that grows the size of a table in a state dict. Other sizes are reported by the caller."""
+        if self._resize is None or part.extent == "table" or part.ratio != (1, 1):
+            return
+        size = tuple(value.metadata().size if hasattr(value, "metadata") else value.shape)
+        if size and size[0] != self.size[0] and size[1:] == part.size(*self.size)[1 : len(size)]:
+            self._resize(size[0])
+
+    def refuse_tiers(self, fix: str) -> None:
+        """Raises ValueError if the table has rows in slower tiers, which are not among its tensors."""
+        if getattr(self.config, "tiers", ()):
+            raise ValueError(f"table {self.config.name!r} has tiers, whose rows are not in its shards. Fix: {fix}")
+
+    def _copy_from(self, value: Any, part: Part) -> str | None:
+        """Fills this rank's primary shards of a part from a tensor in any form. Returns an error text or None."""
+        axes = 2 if part.is_matrix else 1
+        expected = part.size(*self.size)[:axes]
+        size = tuple(value.metadata().size if hasattr(value, "metadata") else value.shape)
+        if size != expected:
+            if part.name == "weight":
+                return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {size}"
+            return f"{part.name!r} of table {self.config.name!r} is {expected}, the state has {size}"
+        saved = local_shards(value)
+        if saved is None:
+            every, whole = part.shards(self.sharding.shards), part.matrix(value)
+            for position, matrix in self.matrices(part).items():
+                matrix.copy_(whole[slice(*every[position].rows), slice(*every[position].cols)])
+            return None
+        shards, tensors = self.primary_shards(part)
+        local: dict[tuple[int, ...], Tensor] = {
+            (shards[n].rows[0], shards[n].cols[0])[:axes]: tensor if part.is_matrix else tensor.view(-1)
+            for n, tensor in tensors.items()
+        }
+        if {offsets: tensor.shape for offsets, tensor in saved} != {at: weight.shape for at, weight in local.items()}:
+            return (
+                f"table {self.config.name!r}: the state has another sharding. Fix: load it with "
+                f"torch.distributed.checkpoint, which reshards"
+            )
+        for offsets, tensor in saved:
+            if tensor.data_ptr() != local[offsets].data_ptr():
+                local[offsets].copy_(tensor)
+        return None
+
+    def joined(self, part: Part) -> Tensor:
+        """A part of the whole table as one matrix, a copy. All shards must be on this rank."""
+        shards, matrices = part.shards(self.sharding.shards), self.matrices(part)
+        whole = next(iter(matrices.values())).new_empty(part.size(*self.size))
+        for position, matrix in matrices.items():
+            whole[slice(*shards[position].rows), slice(*shards[position].cols)] = matrix
+        return whole
+
+
+def sized(
+    config: DynamicEmbeddingConfig, sharding: ParameterSharding, buckets: int
+) -> tuple[DynamicEmbeddingConfig, ParameterSharding]:
+    """A table whose partitions have this many buckets each, and its shards.
+
+    >>> from recshard_lab.sharding import row_wise
+    >>> from recshard_lab.embedding import DynamicEmbeddingConfig
+    >>> user = DynamicEmbeddingConfig("user", 4, capacity=1024, max_capacity=8192)
+    >>> halves = ParameterSharding("row_wise", shards=[Shard(0, (0, 4096), (0, 4)), Shard(1, (4096, 8192), (0, 4))])
+    >>> config, sharding = sized(user, halves, 2)
+    >>> config.num_embeddings, sharding.shards[1].rows
+    (2048, (1024, 2048))
+    """
+    rows = buckets * SLOTS  # of a partition
+    shards = [
+        replace(shard, rows=(shard.rows[0] // config.row_unit * rows, shard.rows[1] // config.row_unit * rows))
+        for shard in sharding.shards
+    ]
+    return config.changed(num_embeddings=config.partitions * rows), replace(sharding, shards=tuple(shards))
+
+
+def _weight_part(table: BaseEmbeddingConfig) -> Part:
+    return Part("weight", "element", table_dtype(table))
+
+
+def table_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
+    """The dtype of a table's weights; that of bytes for packed rows."""
+    return TORCH_DTYPES.get(table.data_type, torch.uint8)

@@ -1,0 +1,483 @@
+"""Copies and adds columns of many senders in one kernel.
+
+::
+
+    sender 0  [b, 12]   t0: 8 columns, t1: columns 0-4           output  [b, 16]
+    sender 1  [b, 12]   t0: 8 columns, t1: columns 4-8           t0 = both added, t1 = one beside the other
+
+A flat tensor holds *areas* end to end. The rows of an area have one width: an area is, for example, what one sender
+sent. All column edges are multiples of a chunk, their greatest common divisor. An embedding bag over chunks gathers
+and adds. Its indices are computed once for each set of area sizes. Its additions have one order on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Generic, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recshard_lab.distributed.step.batch import LocalBatch, segment_index
+from recshard_lab.distributed.step.layout import Layout, ShardFeature
+from recshard_lab.sparse.ops import complete_cumsum
+
+Ints: TypeAlias = NDArray[np.int64]
+Numbers: TypeAlias = Sequence[int] | Ints
+T = TypeVar("T")
+
+
+class Memo(Generic[T]):
+    """Keeps the last few values of a function. Unlike ``lru_cache`` of a method it holds no reference to its owner.
+
+    >>> memo = Memo[int]()
+    >>> memo.get(3, lambda: 9), memo.get(3, lambda: 0)
+    (9, 9)
+    """
+
+    def __init__(self, keep: int = 8) -> None:
+        self._keep, self._known = keep, dict[Hashable, T]()
+
+    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """The value for ``key``, computed if it is not known."""
+        if key not in self._known:
+            while len(self._known) >= self._keep:
+                del self._known[next(iter(self._known))]
+            self._known[key] = compute()
+        return self._known[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Columns ``[source, source + width)`` of area ``sender`` go to ``[target, target + width)`` of ``receiver``."""
+
+    sender: int
+    source: int
+    target: int
+    width: int
+    receiver: int = 0
+
+    def reversed(self) -> Run:
+        """The same columns in the other direction."""
+        return Run(self.receiver, self.target, self.source, self.width, self.sender)
+
+
+@dataclass(frozen=True, slots=True)
+class Indices:
+    """Arguments of `gather`. A copy needs only the chunks; sums and products are embedding bags."""
+
+    chunks: Tensor
+    bags: Tensor | None
+    scales: Tensor | None
+
+
+def gather(flat: Tensor, chunk: int, indices: Indices) -> Tensor:
+    """Chunks of ``flat``, or sums of them, end to end."""
+    rest = flat.numel() % chunk
+    table = (flat[:-rest] if rest else flat).view(-1, chunk)
+    if indices.bags is None:
+        return table.index_select(0, indices.chunks).view(-1)
+    summed: Tensor = torch.embedding_bag(
+        table, indices.chunks, indices.bags, mode=0, per_sample_weights=indices.scales
+    )[0]
+    return summed.view(-1)
+
+
+class ColumnMap:
+    """From source areas to target areas. Row r of a target area is made of row r of source areas.
+
+    Columns with several runs are their sum, in the order of the runs; columns without one are zeros.
+
+    Args:
+        runs: which columns go where.
+        source_widths: columns of each source area.
+        target_widths: columns of each target area.
+        steps: further sizes that area starts may be multiples of.
+        keep: number of sets of sizes whose indices are kept.
+
+    >>> join = ColumnMap([Run(0, 0, 0, 2), Run(1, 0, 0, 2), Run(1, 2, 2, 1)], [2, 3], [3])
+    >>> join(torch.tensor([1.0, 2.0, 10.0, 20.0, 30.0]), [1, 1], [1])
+    tensor([11., 22., 30.])
+    """
+
+    def __init__(
+        self,
+        runs: Iterable[Run],
+        source_widths: Sequence[int],
+        target_widths: Sequence[int],
+        steps: Iterable[int] = (),
+        keep: int = 8,
+    ) -> None:
+        merged = _merge_runs(runs)
+        self.source_widths, self.target_widths = tuple(source_widths), tuple(target_widths)
+        edges = [edge for run in merged for edge in (run.source, run.target, run.width)]
+        self.chunk = gcd(*source_widths, *target_widths, *edges, *steps) or 1
+        width = max(target_widths, default=0) if len({*source_widths, *target_widths}) == 1 else 0
+        #: whether every target area is the source area
+        self._whole = width > 0 and merged == [Run(0, 0, 0, width, area) for area in range(len(target_widths))]
+        #: whether the target area is the sum of two source areas
+        self._sums_two = width > 0 and merged == [Run(area, 0, 0, width) for area in range(2)]
+        self._tabulate(merged)
+        self._memo = Memo[Indices](keep)
+
+    def _tabulate(self, runs: Sequence[Run]) -> None:
+        """Entries: a chunk that is read, for each chunk of a target row in turn."""
+        table = np.array(
+            [(run.sender, run.source, run.target, run.width, run.receiver) for run in runs], dtype=np.int64
+        ).reshape(-1, 5)
+        counts = table[:, 3] // self.chunk
+        sender, source, target, _, receiver = np.repeat(table, counts, axis=0).T
+        within = np.arange(counts.sum()) - np.repeat(_starts(counts), counts)
+        per_row = np.array(self.target_widths, dtype=np.int64) // self.chunk
+        place = _starts(per_row)[receiver] + target // self.chunk + within
+        order = np.argsort(place, kind="stable")
+        self._sender, self._offset = sender[order], source[order] // self.chunk + within[order]
+        self._stride = np.array(self.source_widths, dtype=np.int64)[self._sender] // self.chunk
+        self._summands = np.bincount(place, minlength=int(per_row.sum()))
+        self._chunks = per_row  # in a row of each target area
+        self._widths = per_row * self.chunk
+        self._entries = np.bincount(receiver[order], minlength=len(per_row))
+        self._copies = bool((self._summands == 1).all())
+        #: whether rows are single chunks at one distance
+        self._steady = self._copies and bool((self._entries == 1).all() and (self._stride == self._stride[:1]).all())
+
+    def __call__(
+        self, flat: Tensor, source_rows: Numbers, rows: Numbers, scale: float = 1.0, starts: Ints | None = None
+    ) -> Tensor:
+        """The target areas, flat, end to end.
+
+        Args:
+            flat: holds the source areas.
+            source_rows: of each source area.
+            rows: of each target area.
+            scale: multiplies them.
+            starts: where each source area begins in ``flat``. Default: the areas are end to end.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        total = int(rows @ self._widths)
+        if self._whole and flat.numel() * len(self.target_widths) == total:
+            return _copies(flat, len(self.target_widths), scale)
+        if self._sums_two and flat.numel() == 2 * total and scale == 1.0:
+            return torch.add(*flat.view(2, total))
+        if not total or not len(self._sender):
+            return flat.new_zeros(total)
+        return gather(flat, self.chunk, self.indices(source_rows, rows, flat, scale, starts))
+
+    def indices(
+        self, source_rows: Numbers, rows: Numbers, like: Tensor, scale: float = 1.0, starts: Ints | None = None
+    ) -> Indices:
+        """What the call gathers from a tensor ``like`` this one."""
+        before, counts = np.asarray(source_rows, dtype=np.int64), np.asarray(rows, dtype=np.int64)
+        begins = None if starts is None else starts.tobytes()
+        key = before.tobytes(), counts.tobytes(), begins, scale, like.dtype, like.device
+
+        def compute() -> Indices:
+            first = starts_of(before, self.source_widths) if starts is None else starts
+            return self._compute(first, counts, scale, like.dtype, like.device)
+
+        return self._memo.get(key, compute)
+
+    def _compute(self, starts: Ints, counts: Ints, scale: float, dtype: torch.dtype, device: torch.device) -> Indices:
+        first = starts[self._sender] // self.chunk + self._offset
+        if self._steady and scale == 1.0:
+            return Indices(_expand_steady(first, int(self._stride[0]), counts, device), None, None)
+        chunks = expand(first, self._stride, self._entries, counts)
+        if self._copies and scale == 1.0:
+            return Indices(to_device(chunks, device), None, None)
+        if self._copies:
+            bags = np.arange(len(chunks))
+        else:  # the bags of one row after the other
+            size = np.repeat(self._entries, self._chunks)
+            begin = np.repeat(_starts(self._entries * counts) - _starts(self._entries), self._chunks)
+            bags = expand(begin + _starts(self._summands), size, self._chunks, counts)
+        scales = None if scale == 1.0 else torch.full((len(chunks),), scale, dtype=dtype, device=device)
+        return Indices(to_device(chunks, device), to_device(bags, device), scales)
+
+
+def expand(first: Ints, stride: Ints, entries: Ints, rows: Ints) -> Ints:
+    """``first[e] + r * stride[e]`` for each entry e of each row r of each area.
+
+    Args:
+        first, stride: of each entry, area after area.
+        entries: of a row of each area.
+        rows: of each area.
+    """
+    if len(rows) == 1:
+        single: Ints = first + np.arange(int(rows[0]), dtype=np.int64)[:, None] * stride
+        return single.reshape(-1)
+    sizes = entries * rows
+    area = np.repeat(np.arange(len(rows)), sizes)
+    within = np.arange(len(area)) - _starts(sizes)[area]
+    row = within // entries[area]
+    entry = within - row * entries[area] + _starts(entries)[area]
+    return first[entry] + row * stride[entry]
+
+
+def _expand_steady(first: Ints, step: int, rows: Ints, device: torch.device) -> Tensor:
+    """`expand` of one entry in each area, on the device."""
+    table = to_device(np.stack([first - _starts(rows) * step, rows]), device)
+    total = int(rows.sum())
+    shifts = torch.repeat_interleave(table[0], table[1], output_size=total)
+    return shifts.add_(torch.arange(0, total * step, step, device=device))
+
+
+def starts_of(rows: Numbers, widths: Numbers = (1,)) -> Ints:
+    """Where areas begin that stand end to end.
+
+    >>> starts_of([2, 3, 1], [4, 1, 5]).tolist()
+    [0, 8, 11]
+    """
+    return _starts(np.asarray(rows, dtype=np.int64) * np.asarray(widths, dtype=np.int64))
+
+
+def to_device(numbers: Ints, device: torch.device) -> Tensor:
+    """Integers of the host on a device, without waiting for it."""
+    host = torch.from_numpy(numbers)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def _starts(sizes: Ints) -> Ints:
+    return np.cumsum(sizes) - sizes
+
+
+def _copies(flat: Tensor, number: int, scale: float) -> Tensor:
+    """Copies of ``flat`` times ``scale``, end to end; itself where there is nothing to do."""
+    if number == 1:
+        return flat if scale == 1.0 else flat * scale
+    return flat.repeat(number) if scale == 1.0 else (flat.expand(number, -1) * scale).view(-1)
+
+
+def _merge_runs(runs: Iterable[Run]) -> list[Run]:
+    """Joins runs that are adjacent in both source and target."""
+    merged: list[Run] = []
+    for run in runs:
+        last = merged[-1] if merged else Run(-1, 0, 0, 0)
+        end = last.sender, last.receiver, last.source + last.width, last.target + last.width
+        if end == (run.sender, run.receiver, run.source, run.target):
+            merged[-1] = replace(last, width=last.width + run.width)
+        else:
+            merged.append(run)
+    return merged
+
+
+# Which chunks of rows on the wire belong to which places of a batch.
+
+
+class Chunks:
+    """The columns of shard features in chunks, which divide all of their edges.
+
+    Args:
+        features: the shard features, in the order of their rows on the wire.
+        dims: columns of each block.
+
+    Attributes:
+        size: columns of a chunk.
+        blocks: the block of each shard feature.
+        of_blocks: for each block, the chunks of its row.
+    """
+
+    def __init__(self, features: Sequence[ShardFeature], dims: Sequence[int]) -> None:
+        columns = [feature.shard.cols for feature in features]
+        self.size = gcd(*dims, *(edge for span in columns for edge in span)) or 1
+        self.blocks = np.array([feature.block for feature in features], dtype=np.int64)
+        self.of_blocks = np.array(dims, dtype=np.int64) // self.size
+        self._first = np.array([first for first, _ in columns], dtype=np.int64) // self.size
+        self._counts = np.array([end - first for first, end in columns], dtype=np.int64) // self.size
+
+    def of(self, place: Tensor, starts: Ints, strides: Ints, rows: Ints, local_batch: LocalBatch) -> Indices:
+        """For each chunk of rows on the wire, the chunks elsewhere of its places: one, or a bag of them.
+
+        Args:
+            place: ``[n]`` of each id of these shard features.
+            starts: for each block, the chunk where place 0 begins.
+            strides: for each block, the chunks from a place to the next.
+            rows: rows of each shard feature on the wire.
+            local_batch: has the number of places of each shard feature and of each row.
+        """
+        sizes, uses, device = local_batch.num_places, local_batch.uses, place.device
+        assert sizes is not None
+        if not len(place):
+            return Indices(place.long(), None, None)
+        table = np.stack([sizes, starts[self.blocks] + self._first, strides[self.blocks], self._counts])
+        number, first, stride, counts = to_device(table, device)
+        feature = torch.repeat_interleave(number, output_size=len(place))
+        place = place * stride[feature] + first[feature]
+        bags = None if uses is None else complete_cumsum(uses)[:-1]
+        if (self._counts == 1).all():
+            return Indices(place, bags, None)
+        total, total_places = int(rows @ self._counts), int(sizes @ self._counts)
+        chunks = counts[feature if bags is None else feature.index_select(0, bags)]
+        row = torch.repeat_interleave(chunks, output_size=total)
+        within = torch.arange(total, device=device) - (chunks.cumsum(0) - chunks)[row]
+        if uses is None or bags is None:
+            return Indices(place[row] + within, None, None)
+        uses = uses[row]  # of each chunk: a bag of the same chunk of all its places
+        index = segment_index(bags[row], uses, total_places)
+        within = torch.repeat_interleave(within, uses, output_size=total_places)
+        return Indices(place[index] + within, complete_cumsum(uses)[:-1], None)
+
+
+def first_ids(local_batch: LocalBatch) -> Ints:
+    """For each block, the place in the batch of its first id."""
+    return np.array([start for start, _ in local_batch.spans], dtype=np.int64)
+
+
+def inverse_of(found: Indices, total: int) -> Tensor:
+    """``[total]``: for each chunk elsewhere, the chunk on the wire; the number of these where it has none."""
+    rows = torch.arange(len(found.chunks if found.bags is None else found.bags), device=found.chunks.device)
+    if found.bags is not None:
+        ends = torch.nn.functional.pad(found.bags[1:], (0, 1), value=len(found.chunks))
+        rows = torch.repeat_interleave(rows, ends - found.bags, output_size=len(found.chunks))
+    count = len(found.chunks if found.bags is None else found.bags)
+    return found.chunks.new_full((total,), count).index_copy_(0, found.chunks, rows)
+
+
+# From the order of rows in a kernel to their order on the wire, by source rank and shard feature, and back.
+
+
+class Stacked:
+    """Pooled kernels: shard features side by side; in each, the rows of all sources below each other, then zeros.
+
+    ::
+
+        wire       source 0: a a a, b   source 1: c, d d        kernel     a b
+                                                                           a d
+                                                                           a d
+                                                                           c 0
+
+    Args:
+        widths: columns of each shard feature; or of one parcel that all of them share, which has equal orders.
+        sources: W.
+        steps: sizes of other things among the gradients that arrive.
+    """
+
+    def __init__(self, widths: Sequence[int], sources: int, steps: Sequence[int] = ()) -> None:
+        self._widths = np.array(widths, dtype=np.int64)
+        self.width, self._chunk = sum(widths), gcd(*widths, *steps) or 1
+        self._columns = starts_of(self._widths)
+        runs = [Run(area, 0, 0, width, area) for area, width in enumerate([*widths] * sources)]
+        self._pack = ColumnMap(runs, [self.width] * len(runs), [*widths] * sources, self._columns, keep=1)
+        self._memo = Memo[Indices](keep=1)
+
+    def by_source(self, rows: Tensor, bags: Ints) -> Tensor:
+        """Rows ``[T, width]`` of the kernel, in the order of the wire; ``bags [W, features]``."""
+        if len(self._widths) == 1:
+            return rows.reshape(-1)
+        starts = (np.cumsum(bags, 0) - bags) * self.width + self._columns
+        counts = bags.reshape(-1)
+        return self._pack(rows.reshape(-1), counts, counts, starts=starts.reshape(-1))
+
+    def by_kernel(self, flat: Tensor, bags: Ints, begins: Ints | None = None) -> Tensor:
+        """``[T, width]``, zeros where a shard feature has fewer than T bags.
+
+        Args:
+            flat: holds the rows of each source.
+            bags: ``[W, features]``.
+            begins: where the rows of each source begin; without it, behind those of the source before.
+        """
+        if begins is None and len(self._widths) == 1 and self.width:
+            return flat.view(-1, self.width)
+        longest, sizes = int(bags.sum(0).max(initial=0)), bags @ self._widths
+        if not longest * self.width:
+            return flat.new_empty(longest, self.width)
+        starts = starts_of(sizes) if begins is None else begins
+        if len(self._widths) == 1:
+            if flat.numel() > longest * self.width:
+                edges = np.column_stack([starts, starts + sizes]).reshape(-1)
+                flat = torch.cat(flat.split(np.diff(edges, prepend=0, append=flat.numel()).tolist())[1::2])
+            return flat.view(longest, self.width)
+        key = starts.tobytes(), bags.tobytes(), flat.device
+        indices = self._memo.get(key, lambda: self._compute(starts, bags, flat.device))
+        return gather(flat, self._chunk, indices).view(longest, self.width)
+
+    def _compute(self, begins: Ints, rows: Ints, device: torch.device) -> Indices:
+        (sources, count), totals = rows.shape, rows.sum(0)
+        longest = totals.max()
+        sizes = rows * self._widths
+        starts = begins[:, None] + np.cumsum(sizes, 1) - sizes
+        chunks = self._widths // self._chunk
+        # by shard feature and source, then the empty bags: where rows begin, in chunks, and -1
+        first = np.vstack([starts // self._chunk, np.full(count, -1)]).T.reshape(-1)
+        stride = np.vstack([np.tile(chunks, (sources, 1)), np.zeros_like(totals)]).T.reshape(-1)
+        every = np.vstack([rows, longest - totals]).T.reshape(-1)
+        table = expand(first, stride, np.ones_like(first), every).reshape(count, longest)
+        begin = np.repeat(table, chunks, axis=0).T
+        places = (begin + np.concatenate([np.arange(n) for n in chunks])).reshape(-1)
+        if (totals == longest).all():
+            return Indices(to_device(places, device), None, None)
+        known = (begin >= 0).reshape(-1)
+        return Indices(to_device(places[known], device), to_device(np.cumsum(known) - known, device), None)
+
+
+class Transposed:
+    """Kernels of sequences, whose rows are flat: by shard feature, then source.
+
+    Args:
+        widths: columns of each shard feature.
+        sources: W.
+    """
+
+    def __init__(self, widths: Sequence[int], sources: int) -> None:
+        self.features = count = len(widths)
+        areas, turned = [width for width in widths for _ in range(sources)], [*widths] * sources
+        pairs = [(n * sources + source, source * count + n) for n in range(count) for source in range(sources)]
+        runs = [Run(area, 0, 0, areas[area], place) for area, place in pairs]
+        self._there = ColumnMap(runs, areas, turned, keep=1)
+        self._back = ColumnMap([run.reversed() for run in runs], turned, areas, keep=1)
+
+    def by_source(self, flat: Tensor, counts: Ints) -> Tensor:
+        """Rows of the kernel, in the order of the wire; ``counts [W, features]``."""
+        return self._there(flat, counts.T.reshape(-1), counts.reshape(-1))
+
+    def by_kernel(self, flat: Tensor, counts: Ints) -> Tensor:
+        """The other way."""
+        return self._back(flat, counts.reshape(-1), counts.T.reshape(-1))
+
+
+# Mean pooling: sums over the bag lengths of the local batch, in a number of kernels that no table adds to.
+
+
+class Means:
+    """Divides the columns of mean-pooled blocks.
+
+    Args:
+        layout: the wiring.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.blocks = layout.mean_blocks
+        dims = [block.dim for block in layout.blocks]
+        self.chunk = gcd(*dims) or 1
+        self._chunks = np.array(dims, dtype=np.int64) // self.chunk
+        self._memo = Memo[Tensor]()
+
+    def divide(self, rows: Tensor, local_batch: LocalBatch) -> Tensor:
+        """Sums over the lengths of their bags, empty bags over 1.
+
+        Args:
+            rows: ``[B, output width]``, or flat in a variable batch, block after block.
+            local_batch: has the lengths.
+        """
+        if not self.blocks or not rows.numel():
+            return rows
+        lengths = local_batch.lengths
+        key = tuple(bags.numel() for bags in lengths), rows.dim() == 2, rows.device
+        index = self._memo.get(key, lambda: self._compute(*key))
+        divided = torch.cat([*(lengths[block] for block in self.blocks), lengths[0].new_ones(1)])
+        divisors = divided.clamp(min=1).to(rows.dtype).index_select(0, index).unsqueeze(1)
+        return (rows.view(-1, self.chunk) / divisors).view(rows.shape)
+
+    def _compute(self, bags: tuple[int, ...], samples_first: bool, device: torch.device) -> Tensor:
+        """For each chunk of the rows, the place of its length; of a sum, the place of the 1 at the end."""
+        stride = np.isin(np.arange(len(bags)), self.blocks).astype(np.int64)
+        sizes = np.array(bags, dtype=np.int64)
+        ends = np.cumsum(sizes * stride)
+        first = np.repeat(np.where(stride, ends - sizes, ends[-1]), self._chunks)
+        stride = np.repeat(stride, self._chunks)
+        if samples_first:
+            return to_device(expand(first, stride, self._chunks.sum(keepdims=True), sizes[:1]), device)
+        return to_device(expand(first, stride, self._chunks, sizes), device)

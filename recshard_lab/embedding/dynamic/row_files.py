@@ -1,0 +1,860 @@
+"""What the folder of a dump contains: safetensors files of rows, and a manifest in JSON.
+
+::
+
+    00000-000000.safetensors    rank 0's first rows of a table: ids [M], weight [M, d], states.momentum1 [M], ...
+    manifest.json               per table its steps, size and settings, and for each range of columns its files
+
+A folder is complete or absent (`recshard_lab.complete_folders`). Every rank writes its own files. Files of a table
+whose ids are hashed name the 64ths of the hash that they have, so that a rank opens only files with ids of its shards.
+
+Shape letters: M rows of a file, K ids, d columns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from recshard_lab.complete_folders import MANIFEST, FolderFormat, Staging, described
+from recshard_lab.embedding.dynamic.config import MOST_PARTITIONS, SLOTS, DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic.index import ScoredIndex
+from recshard_lab.embedding.dynamic.index_rounds import partitions_of
+from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows
+from recshard_lab.embedding.dynamic.table import DynamicTable
+
+FILE_BYTES = 64 * 2**20
+
+
+class DumpError(ValueError):
+    """A dump that is missing, incomplete, or does not fit the tables."""
+
+
+DUMP = FolderFormat(
+    noun="dump", name="recshard_lab dump", version=1, error=DumpError, fix="pass a folder that dump() wrote"
+)
+Entry: TypeAlias = dict[str, Any]
+"""A table in the manifest."""
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """The result of a dump.
+
+    Attributes:
+        path: the folder.
+        rows: table -> rows written, over all ranks.
+        present: table -> rows of the table, over all ranks. A full dump of a dynamic table writes all.
+        steps: table -> its step at the dump.
+        bytes: of all files.
+    """
+
+    path: Path
+    rows: dict[str, int]
+    present: dict[str, int]
+    steps: dict[str, int]
+    bytes: int
+
+    @classmethod
+    def of(cls, path: Path, manifest: Mapping[str, Any]) -> Dumped:
+        """What a manifest says."""
+        rows, present, steps = {}, {}, {}
+        for name, entry in manifest["tables"].items():
+            first = [piece for piece in entry["pieces"] if piece["columns"][0] == 0]
+            files = [file for piece in first for file in piece["files"]]
+            rows[name] = sum(file["rows"] for file in files)
+            present[name] = rows[name] + sum(file["kept"] for file in files)
+            steps[name] = entry["step"]
+        return cls(path, rows, present, steps, sum(file["bytes"] for file in manifest["files"].values()))
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The result of a load.
+
+    Attributes:
+        rows: table -> rows of this rank that were read from files.
+        lost: table -> rows of this rank that found no place, those with the lowest scores. `DynamicTable.on_evict` is
+            passed them, and they count as evictions.
+    """
+
+    rows: dict[str, int]
+    lost: dict[str, int]
+
+    def then(self, later: Restored) -> Restored:
+        """Both loads, one after the other."""
+        return Restored(_added(self.rows, later.rows), _added(self.lost, later.lost))
+
+
+def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in dict.fromkeys([*one, *other])}
+
+
+class FileWriter:
+    """Writes the files of one rank.
+
+    Args:
+        folder: an existing folder.
+        rank: its number.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank, self.paths = folder, rank, list[Path]()
+
+    def write(self, tensors: Mapping[str, Tensor]) -> str:
+        """Writes a file to the disk (fsync). Returns its name."""
+        name = f"{self.rank:05}-{len(self.paths):06}.safetensors"
+        path = self.folder / name
+        safetensors_torch().save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, str(path))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        self.paths.append(path)
+        return name
+
+    def index_file(self, tensors: Mapping[str, Tensor], *, hashed: bool = True) -> Entry:
+        """Writes ``ids [M]`` or ``kept_ids [K]`` with what belongs to them. Returns the file's entry."""
+        ids = tensors["ids"] if "ids" in tensors else tensors["kept_ids"]
+        span = [0, MOST_PARTITIONS]
+        if hashed and len(ids):
+            parts = partitions_of(ids, MOST_PARTITIONS)
+            span = [int(parts.min()), int(parts.max()) + 1]
+        rows, kept = (len(tensors[key]) if key in tensors else 0 for key in ("ids", "kept_ids"))
+        return {"file": self.write(tensors), "rows": rows, "kept": kept, "hash": span}
+
+
+class FileReader:
+    """Reads the files of a table.
+
+    Args:
+        folder: the dump.
+        entry: the table in its manifest.
+    """
+
+    def __init__(self, folder: Path, entry: Entry) -> None:
+        self.folder, self.entry = folder, entry
+
+    def pieces(self, columns: tuple[int, int]) -> Iterator[tuple[tuple[int, int], list[Entry]]]:
+        """Columns and files of every piece that has some of these columns."""
+        for piece in self.entry["pieces"]:
+            first, end = piece["columns"]
+            if first < columns[1] and columns[0] < end:
+                yield (first, end), piece["files"]
+
+    def opened(self, files: Iterable[Entry], span: tuple[int, int] | None = None) -> Iterator[Any]:
+        """Every file that may have ids in these 64ths of the hash, as safetensors opens it."""
+        for file in files:
+            low, high = file["hash"]
+            if span is None or (low < span[1] and span[0] < high):
+                try:
+                    with safetensors_torch().safe_open(str(self.folder / file["file"]), framework="pt") as opened:
+                        yield opened
+                except OSError as error:
+                    raise DumpError(f"{self.folder / file['file']} could not be read: {error}") from error
+
+
+def settings_of(config: DynamicEmbeddingConfig) -> dict[str, Any]:
+    """What the rows of a dynamic table depend on, beside its name and what a dump has of each row.
+
+    ``weight_init`` are the ends of the initial values. None stands for the default, which follows ``max_capacity``.
+
+    >>> settings_of(DynamicEmbeddingConfig("user", 4, capacity=128, seed=3))
+    {'seed': 3, 'weight_init': None, 'absent': 'initial', 'evict': 'lru'}
+    """
+    default = config.weight_init_min is None and config.weight_init_max is None
+    return {
+        "seed": config.seed,
+        "weight_init": None if default else list(config.init_range),
+        "absent": config.absent,
+        "evict": "a function of ids" if callable(config.evict) else config.evict,
+    }
+
+
+def steps_of(since: int | str | Path | None) -> Mapping[str, Entry] | int | None:
+    """The first step whose rows a dump has: of each table, as the manifest of an earlier dump says, or of all."""
+    if since is None or (isinstance(since, int) and not isinstance(since, bool)):
+        return since
+    if not isinstance(since, str | Path):
+        raise ValueError(f"since={since!r} is not supported. Fix: pass the path of an earlier dump, or a step")
+    folder = DUMP.readable(since)
+    return {name: entry["next"] for name, entry in DUMP.manifest_of(folder)["tables"].items()}
+
+
+def joined(by_rank: Iterable[Mapping[str, Entry]]) -> dict[str, Entry]:
+    """The tables of a manifest, from what each rank has written."""
+    tables: dict[str, Entry] = {}
+    for entries in by_rank:
+        for name, entry in entries.items():
+            if name not in tables:
+                tables[name] = {**entry, "pieces": [*entry["pieces"]], "counts": [*entry["counts"]]}
+                continue
+            other = tables[name]
+            other["step"] = max(other["step"], entry["step"])
+            other["pieces"] += entry["pieces"]
+            other["counts"] += entry["counts"]
+            other["next"] = {key: min(step, other["next"][key]) for key, step in entry["next"].items()}
+    return tables
+
+
+def safetensors_torch() -> Any:
+    """The module that reads and writes files.
+
+    Raises:
+        ValueError: the package is not installed.
+    """
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ValueError(
+            'dumps need the package safetensors, which is not installed. Fix: pip install "recshard-lab[safetensors]"'
+        ) from None
+    return safetensors.torch
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+# Writes tables.
+#
+# A delta has the rows that were touched since a step, and the ids and slots of all others. What is neither was erased
+# or
+# evicted.
+#
+# Shape letters: M rows, C slots, d columns.
+
+
+def write_dynamic(
+    writer: FileWriter,
+    table: DynamicTable,
+    since: Mapping[str, int] | int | None,
+    pending: int | None,
+    primary: bool = True,
+) -> Entry:
+    """Writes a table or a shard.
+
+    Args:
+        writer: of this rank.
+        table: the table.
+        since: the first step whose rows are written; of rows and of admission, as ``next`` of an earlier dump has it.
+        pending: the first step whose backward is to come; None for none.
+        primary: whether this shard has the first columns: the others have the same ids.
+
+    Returns:
+        The table in the manifest.
+    """
+    with table.lock:
+        return _written(writer, table, since, pending, primary)
+
+
+def _written(
+    writer: FileWriter,
+    table: DynamicTable,
+    since: Mapping[str, int] | int | None,
+    pending: int | None,
+    primary: bool,
+) -> Entry:
+    index, counts = table.index, table.admission_counts
+    own = since if isinstance(since, Mapping) else {"rows": since, "admission": None}
+    step = index.step
+    entry: Entry = {
+        "kind": "dynamic",
+        "dim": table.config.embedding_dim,
+        "dtype": dtype_name(table.weight.dtype),
+        "states": sorted(table.states),
+        "settings": settings_of(table.config),
+        "step": step,
+        "epoch": index.epoch,
+        "since": own["rows"],
+        "next": {
+            "rows": step + 1 if pending is None else min(pending, step + 1),
+            "admission": 0 if counts is None else counts.step + 1,
+        },
+        "geometry": _geometry(index),
+        "pieces": [{"columns": list(table.columns), "files": list(_row_files(writer, table, own["rows"], primary))}],
+        "counts": [],
+    }
+    if counts is not None:
+        entry |= {"counts_step": counts.step, "counts_geometry": _geometry(counts)}
+    if counts is not None and primary:
+        entry["counts"] = list(_index_files(writer, counts, own["admission"]))
+    return entry
+
+
+def write_rows(
+    writer: FileWriter,
+    rows: Tensor,
+    first_row: int,
+    columns: tuple[int, int],
+    weight: Tensor,
+    states: Mapping[str, Tensor],
+) -> Entry:
+    """Writes rows of a shard of a static table. Returns its piece in the manifest.
+
+    Args:
+        writer: of this rank.
+        rows: ``[M]`` int64, of the whole table; those of other shards are left out.
+        first_row: the table's row that is the first of the shard.
+        columns: of the shard.
+        weight: ``[E, d]``. states: name -> ``[E]``, ``[E, d]`` or one number for the table.
+    """
+    local = rows.to(weight.device) - first_row
+    local = local[(local >= 0) & (local < len(weight))]
+    files = []
+    for part in local.split(_rows_a_file(weight, states)) if len(local) else (local,):
+        tensors = {"ids": part + first_row} | _values(part, weight, states, columns[0] == 0)
+        files.append(writer.index_file(tensors, hashed=False))
+    return {"columns": list(columns), "files": files}
+
+
+def _geometry(index: ScoredIndex) -> dict[str, int]:
+    """What the slots of ids depend on."""
+    return {"partitions": index.partitions, "buckets": index.buckets, "choices": index.choices}
+
+
+def _row_files(writer: FileWriter, table: DynamicTable, since: int | None, primary: bool) -> Iterator[Entry]:
+    index = table.index
+    fresh, kept = _split(index, since)
+    if primary:
+        yield from _kept_files(writer, index, kept)
+    for slots in fresh.split(_rows_a_file(table.weight, table.states)) if len(fresh) else (fresh,):
+        tensors = _index_values(index, slots) if primary else {"ids": index.keys[slots]}
+        yield writer.index_file(tensors | _values(slots, table.weight, table.states, primary))
+    if table.tiers is not None:
+        yield from _files_below(writer, table, since, primary)
+
+
+def _files_below(writer: FileWriter, table: DynamicTable, since: int | None, primary: bool) -> Iterator[Entry]:
+    """The files of rows in the tiers below the fast one. Their slot is -1."""
+    assert table.tiers is not None
+    for rows in table.tiers.batches(_rows_a_file(table.weight, table.states), table._in_fast):
+        fresh = torch.ones_like(rows.ids, dtype=torch.bool) if since is None else rows.touched >= since
+        kept = rows.ids[~fresh]
+        if primary and len(kept):
+            yield writer.index_file({"kept_ids": kept, "kept_slots": torch.full_like(kept, -1)})
+        own = rows.at(fresh)
+        if not len(own.ids):
+            continue
+        tensors = {"ids": own.ids, "weight": own.weight}
+        if primary:
+            tensors |= {"scores": own.scores, "touched": own.touched, "slots": torch.full_like(own.ids, -1)}
+        for name, state in own.states.items():
+            if primary or state.shape == own.weight.shape:
+                tensors[f"states.{name}"] = state
+        yield writer.index_file(tensors)
+
+
+def _index_files(writer: FileWriter, index: ScoredIndex, since: int | None) -> Iterator[Entry]:
+    """The files of an index without rows."""
+    fresh, kept = _split(index, since)
+    yield from _kept_files(writer, index, kept)
+    for slots in fresh.split(FILE_BYTES // 32) if len(fresh) else (fresh,):
+        yield writer.index_file(_index_values(index, slots))
+
+
+def _kept_files(writer: FileWriter, index: ScoredIndex, kept: Tensor) -> Iterator[Entry]:
+    for slots in kept.split(FILE_BYTES // 16) if len(kept) else ():
+        yield writer.index_file({"kept_ids": index.keys[slots], "kept_slots": _in_table(index, slots)})
+
+
+def _split(index: ScoredIndex, since: int | None) -> tuple[Tensor, Tensor]:
+    """The slots touched at a step or later, and the others in use."""
+    slots = index.slots()
+    if since is None:
+        return slots, slots[:0]
+    fresh = index.touched[slots] >= since
+    return slots[fresh], slots[~fresh]
+
+
+def _index_values(index: ScoredIndex, slots: Tensor) -> dict[str, Tensor]:
+    accesses = index.accesses[slots]
+    return {
+        "ids": index.keys[slots],
+        "scores": accesses[:, 0],
+        "touched": accesses[:, 1],
+        "slots": _in_table(index, slots),
+    }
+
+
+def _in_table(index: ScoredIndex, slots: Tensor) -> Tensor:
+    """Slots of a shard, counted from the first one of the table. Half the bytes where they fit."""
+    slots = slots + index.shard[0] * index.buckets * SLOTS
+    return slots.int() if index.partitions * index.buckets * SLOTS < 2**31 else slots
+
+
+def _values(rows: Tensor, weight: Tensor, states: Mapping[str, Tensor], primary: bool) -> dict[str, Tensor]:
+    """Weight and optimizer states of rows. Numbers that belong to whole rows or the table are written once."""
+    values = {"weight": weight[rows]}
+    for name, state in states.items():
+        if state.shape == weight.shape:
+            values[f"states.{name}"] = state[rows]
+        elif primary:
+            values[f"states.{name}"] = state[rows] if is_by_row(state, weight) else state.reshape(-1)
+    return values
+
+
+def is_by_row(state: Tensor, weight: Tensor) -> bool:
+    """Whether a state has one entry per row."""
+    return state.dim() > 0 and state.shape[0] == len(weight)
+
+
+def _rows_a_file(weight: Tensor, states: Mapping[str, Tensor]) -> int:
+    by_row = [weight, *(state for state in states.values() if is_by_row(state, weight))]
+    row_bytes = 32 + sum(each.element_size() * each[:1].numel() for each in by_row)
+    return max(1, FILE_BYTES // row_bytes)
+
+
+# Reads tables. A table may have another size, other columns and other partitions than the one that was dumped.
+#
+# Shape letters: M rows, K ids, C slots, d columns.
+
+
+_DEPENDS = {
+    "seed": "the rows of new ids",
+    "weight_init": "the rows of new ids",
+    "absent": "what ids without a row look up",
+    "evict": "the meaning of scores",
+}  # what depends on a setting
+
+
+def check_dynamic(folder: Path, name: str, entry: Entry, table: DynamicTable, optimizer_state: bool) -> None:
+    """Checks that a table of a dump fits this one.
+
+    Raises:
+        DumpError: other columns, number format, settings, optimizer states or admission, or a delta whose base is
+            missing.
+    """
+    dtype, states = table.weight.dtype, table.states if optimizer_state else {}
+    check_rows(folder, name, entry, table.config.embedding_dim, dtype, states, table.index.step)
+    there = entry.get("settings", {})
+    for key, value in settings_of(table.config).items():
+        if value != there.get(key):
+            raise DumpError(
+                f"table {name!r} has {key}={value!r}, and in {folder} {key}={there.get(key)!r}: {_DEPENDS[key]} would "
+                f"differ. Fix: build the table with that {key.replace('weight_init', 'weight_init_min and _max')}"
+            )
+    if table.admission_counts is not None and not entry["counts"]:
+        raise DumpError(f"{folder} has no counts of absent ids of table {name!r}, which admit= needs")
+
+
+def check_rows(
+    folder: Path, name: str, entry: Entry, dim: int, dtype: torch.dtype, states: Iterable[str], step: int
+) -> None:
+    """Checks that rows of a dynamic table of a dump fit a table at a step.
+
+    Raises:
+        DumpError: as of `check_dynamic`.
+    """
+    check_shape(folder, name, entry, dim, dtype, states)
+    if entry["kind"] != "dynamic":
+        raise DumpError(f"{folder} has a static table {name!r}, and this one is dynamic")
+    since = entry["since"]
+    if since is not None and not since - 1 <= step <= entry["step"]:
+        raise DumpError(
+            f"{folder} has the rows of table {name!r} that changed from step {since} to {entry['step']}, and the table "
+            f"is at step {step}. Fix: load the dump before it first"
+        )
+
+
+def check_shape(folder: Path, name: str, entry: Entry, dim: int, dtype: torch.dtype, states: Iterable[str]) -> None:
+    """Checks columns, number format and optimizer states.
+
+    Raises:
+        DumpError: they differ.
+    """
+    here = (dim, dtype_name(dtype))
+    if here != (entry["dim"], entry["dtype"]):
+        raise DumpError(
+            f"table {name!r} has {here[0]} columns of {here[1]}, and in {folder} {entry['dim']} of {entry['dtype']}. "
+            f"Fix: build the table with that embedding_dim and data_type"
+        )
+    missing = sorted(set(states) - set(entry["states"]))
+    if missing:
+        raise DumpError(
+            f"table {name!r} has the optimizer states {sorted(states)}, and {folder} has {entry['states']}. "
+            f"Fix: optimizer_state=False, which sets them to 0, or the optimizer that wrote the dump"
+        )
+
+
+@torch.no_grad()
+def read_dynamic(folder: Path, entry: Entry, table: DynamicTable, optimizer_state: bool) -> tuple[int, int]:
+    """Makes a table, or a shard, that of a dump. `check_dynamic` precedes.
+
+    It reads one file at a time. Besides, ids, scores, steps and slots of the rows with a slot are in memory, 32 bytes
+    a row; without tiers below the fast one, those of all rows.
+
+    Returns:
+        Rows in the files, and rows that the table lost: those without a slot, or with tiers without a place in them.
+    """
+    with table.lock:
+        return _read_dynamic(FileReader(folder, entry), table, optimizer_state)
+
+
+def _read_dynamic(reader: FileReader, table: DynamicTable, optimizer_state: bool) -> tuple[int, int]:
+    entry, index = reader.entry, table.index
+    span = _span(index)
+    first = [file for columns, files in reader.pieces((0, 1)) for file in files]
+    fresh, (ids, scores, touched, slots), kept = _index_of(reader, first, index, span, table.tiers is not None)
+    new = len(ids)
+    _leave_below(table, kept[0])
+    before = index._find(kept[0])
+    there = before >= 0
+    kept_ids, kept_slots, before = kept[0][there], kept[1][there], before[there]
+    ids = torch.cat([ids, kept_ids])
+    scores, touched = torch.cat([scores, index.scores[before]]), torch.cat([touched, index.touched[before]])
+    old = table.weight, dict(table.states)
+    by_row = {name for name, state in old[1].items() if is_by_row(state, old[0])}
+    slots, placed = torch.cat([slots, kept_slots]), torch.full_like(ids, -1)
+    here = slots >= 0 if table.tiers is not None else torch.ones_like(slots, dtype=torch.bool)
+    placed[here] = index.refill(ids[here], scores[here], touched[here], slots[here], entry["geometry"])
+    lost = (placed < 0).nonzero().squeeze(1)
+    left = lost[lost >= new]
+    kept_rows = table._rows(ids[left], scores[left], touched[left], before[left - new])
+    _move_rows(table, old, by_row, before, placed[new:])
+    del old
+    if not optimizer_state:
+        some = placed[:new][placed[:new] >= 0]
+        for _, state in table._by_row():
+            state[some] = 0
+    gone = len(lost) if table.tiers is None else 0
+    _read_values(reader, table, span, optimizer_state)
+    if _reads_lost(table):
+        for rows in _rows_without_slot(reader, table, span, optimizer_state):
+            gone += _store_below(table, rows)
+        gone += _store_below(table, kept_rows)
+    index.step, index.epoch = entry["step"], entry["epoch"]
+    counts = table.admission_counts
+    if counts is not None:
+        _read_counts(reader, counts)
+    return fresh, gone
+
+
+def _reads_lost(table: DynamicTable) -> bool:
+    """Whether rows without a slot go anywhere."""
+    return table.on_evict is not None or table.tiers is not None
+
+
+def _store_below(table: DynamicTable, rows: Rows) -> int:
+    """Stores rows in the tiers, if there are any. Returns how many these lose. `DynamicTable.on_evict` is passed them.
+
+    Rows that a table without tiers loses were counted when they found no slot.
+    """
+    lost: Rows | None = rows if len(rows.ids) else None
+    if table.tiers is None:
+        table._lose(lost)
+        return 0
+    if lost is not None:
+        lost = table.tiers.put(lost.to("cpu"))
+    table._lose(lost)
+    return 0 if lost is None else len(lost.ids)
+
+
+def _leave_below(table: DynamicTable, kept: Tensor) -> None:
+    """Removes all rows of the tiers below the fast one, but for those that a delta leaves."""
+    if table.tiers is None:
+        return
+    kept = kept.cpu()
+    every = table.tiers.batches(1 << 16, lambda ids: torch.zeros_like(ids, dtype=torch.bool))
+    gone = [rows.ids[~torch.isin(rows.ids, kept)] for rows in every]
+    for ids in gone:
+        table.tiers.delete(ids)
+
+
+def _span(index: ScoredIndex) -> tuple[int, int]:
+    """The 64ths of the hash of a shard."""
+    ways = MOST_PARTITIONS // index.partitions
+    return index.shard[0] * ways, index.shard[1] * ways
+
+
+def _of_shard(index: ScoredIndex, ids: Tensor) -> Tensor:
+    """``[K]`` bool: which ids belong to the shard."""
+    part = partitions_of(ids, index.partitions)
+    return (part >= index.shard[0]) & (part < index.shard[1])
+
+
+def _index_of(
+    reader: FileReader, files: list[Entry], index: ScoredIndex, span: tuple[int, int], slots_only: bool = False
+) -> tuple[int, tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+    """The number of a shard's rows in the dump; ids, scores, steps and slots of them; ids and slots of those it leaves.
+
+    ``slots_only``: without the rows that had no slot.
+    """
+    fresh: list[list[Tensor]] = [[] for _ in range(4)]
+    kept: list[list[Tensor]] = [[], []]
+    many = 0
+    for file in reader.opened(files, span):
+        keys = set(file.keys())
+        for names, parts in ((("ids", "scores", "touched", "slots"), fresh), (("kept_ids", "kept_slots"), kept)):
+            if names[0] in keys:
+                own = _of_shard(index, file.get_tensor(names[0]))
+                many += int(own.sum()) * (parts is fresh)
+                if slots_only and parts is fresh:
+                    own &= file.get_tensor("slots") >= 0
+                for name, part in zip(names, parts, strict=True):
+                    part.append(file.get_tensor(name)[own].to(index.device, torch.int64))
+    none = torch.empty(0, dtype=torch.int64, device=index.device)
+    values = tuple(torch.cat([none, *part]) for part in fresh)
+    return many, values, (torch.cat([none, *kept[0]]), torch.cat([none, *kept[1]]))
+
+
+def _move_rows(
+    table: DynamicTable, old: tuple[Tensor, dict[str, Tensor]], by_row: set[str], before: Tensor, after: Tensor
+) -> None:
+    """Moves the rows that a delta leaves to their new slots, in new memory if the index has another size."""
+    there = after >= 0
+    before, after = before[there], after[there]
+    grown = len(table.weight) != table.index.capacity
+    if grown:
+        table.weight, table.states = table._memory()
+        sizes = FILE_BYTES
+    else:
+        moves = before != after  # slots of one memory may change places, so that all are copied first
+        before, after = before[moves], after[moves]
+        sizes = max(1, len(before)) * max(1, old[0][:1].nbytes)
+    for some, to in zip(*(own.split(max(1, sizes // old[0][:1].nbytes)) for own in (before, after)), strict=True):
+        weight, states = old[0][some], {name: old[1][name][some] for name in by_row}
+        table.weight[to] = weight
+        for name in by_row:
+            table.states[name][to] = states[name]
+    for name, state in table.states.items():
+        if name not in by_row and state is not old[1][name]:
+            state.copy_(old[1][name])
+
+
+def positions(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Where ids are in ``ordered``, and a mask of those that are there."""
+    at = torch.searchsorted(ordered, ids).clamp(max=max(0, len(ordered) - 1))
+    found = ordered[at] == ids if len(ordered) else torch.zeros_like(ids, dtype=torch.bool)
+    return at[found], found
+
+
+def _read_values(reader: FileReader, table: DynamicTable, span: tuple[int, int], optimizer_state: bool) -> None:
+    """Reads weights and states of the table's columns, of the rows that have a slot."""
+    index, targets = table.index, (table.weight, dict(table.states) if optimizer_state else {})
+    for columns, files in reader.pieces((0, table.config.embedding_dim)):
+        for file in reader.opened(files, span):
+            keys = set(file.keys())
+            if "ids" not in keys:
+                continue
+            ids = file.get_tensor("ids").to(index.device)
+            own = _of_shard(index, ids).nonzero().squeeze(1)
+            slots = index._find(ids[own])
+            present = slots >= 0
+            copy_values(file, keys, columns, table.columns, own[present], slots[present], *targets)
+
+
+def _rows_without_slot(
+    reader: FileReader, table: DynamicTable, span: tuple[int, int], optimizer_state: bool
+) -> Iterator[Rows]:
+    """The rows of a shard in the dump that have no slot, at most those of a file at a time.
+
+    If the dump has the table's columns in several files, they are joined, for which some files are read repeatedly.
+    """
+    index, whole = table.index, table.columns
+    pieces = list(reader.pieces((0, 1)))
+    joins = any(columns[1] < whole[1] for columns, _ in pieces)
+    waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+    for columns, files in pieces:
+        for file in reader.opened(files, span):
+            keys = set(file.keys())
+            if "ids" not in keys:
+                continue
+            ids = file.get_tensor("ids").to(index.device)
+            own = _of_shard(index, ids)
+            own[own.clone()] = index._find(ids[own]) < 0
+            at = own.nonzero().squeeze(1)
+            if not len(at):
+                continue
+            known = ids[at], *(file.get_tensor(name).to(index.device)[at] for name in ("scores", "touched"))
+            if joins:
+                waiting.append(known)
+                continue
+            rows = _empty_rows(table, *known)
+            states = rows.states if optimizer_state else {}
+            copy_values(file, keys, columns, whole, at, torch.arange(len(at), device=index.device), rows.weight, states)
+            yield rows
+    if not waiting:
+        return
+    ids, scores, touched = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+    order = ids.argsort()
+    order = order[partitions_of(ids[order], MOST_PARTITIONS).argsort(stable=True)]
+    for some in order.split(max(1, FILE_BYTES // RowFormat.of(table.weight, dict(table._by_row())).row_bytes)):
+        some = some[ids[some].argsort()]
+        rows = _empty_rows(table, ids[some], scores[some], touched[some])
+        parts = partitions_of(rows.ids, MOST_PARTITIONS)
+        _fill(reader, table, rows, (int(parts.min()), int(parts.max()) + 1), optimizer_state)
+        yield rows
+
+
+def _empty_rows(table: DynamicTable, ids: Tensor, scores: Tensor, touched: Tensor) -> Rows:
+    states = {name: state.new_zeros(len(ids), *state.shape[1:]) for name, state in table._by_row()}
+    return Rows(ids, scores, touched, table.weight.new_zeros(len(ids), table.weight.shape[1]), states)
+
+
+def _fill(reader: FileReader, table: DynamicTable, rows: Rows, span: tuple[int, int], optimizer_state: bool) -> None:
+    """Reads weights and states of rows, whose ids ascend, from every file that may have them."""
+    states = rows.states if optimizer_state else {}
+    for columns, files in reader.pieces((0, table.config.embedding_dim)):
+        for file in reader.opened(files, span):
+            keys = set(file.keys())
+            if "ids" in keys:
+                at, found = positions(rows.ids, file.get_tensor("ids").to(rows.ids.device))
+                own = found.nonzero().squeeze(1)
+                copy_values(file, keys, columns, table.columns, own, at, rows.weight, states)
+
+
+def copy_values(
+    file: Any,
+    keys: set[str],
+    columns: tuple[int, int],
+    target: tuple[int, int],
+    rows: Tensor,
+    slots: Tensor,
+    weight: Tensor,
+    states: Mapping[str, Tensor],
+) -> None:
+    """Copies rows of a file to rows of a shard.
+
+    Args:
+        file: as safetensors opens it.
+        keys: its tensors.
+        columns: of the file. target: of the shard.
+        rows: ``[M]`` of the file. slots: ``[M]`` where they go.
+        weight, states: of the shard.
+    """
+    low, high = max(columns[0], target[0]), min(columns[1], target[1])
+    source, into = slice(low - columns[0], high - columns[0]), slice(low - target[0], high - target[0])
+    whole = slots.dtype == torch.int64 and len(rows) > 0
+
+    def part(name: str) -> Tensor:
+        return file.get_tensor(name)[rows.cpu()].to(weight.device)
+
+    if whole and low < high:
+        weight[slots, into] = part("weight")[:, source]
+    for name, state in states.items():
+        key = f"states.{name}"
+        if key not in keys:
+            continue
+        if state.shape == weight.shape:
+            if whole and low < high:
+                state[slots, into] = part(key)[:, source]
+        elif is_by_row(state, weight):
+            if whole:
+                state[slots] = part(key).view(-1, *state.shape[1:])
+        else:
+            state.copy_(file.get_tensor(key).view(state.shape))
+
+
+def _read_counts(reader: FileReader, counts: ScoredIndex) -> None:
+    """Makes the counts of absent ids those of a dump."""
+    entry = reader.entry
+    _, (ids, scores, touched, slots), kept = _index_of(reader, entry["counts"], counts, _span(counts))
+    before = counts._find(kept[0])
+    there = before >= 0
+    before = before[there]
+    counts.refill(
+        torch.cat([ids, kept[0][there]]),
+        torch.cat([scores, counts.scores[before]]),
+        torch.cat([touched, counts.touched[before]]),
+        torch.cat([slots, kept[1][there]]),
+        entry["counts_geometry"],
+    )
+    counts.step = entry["counts_step"]
+
+
+# Dumps of the tables of one process.
+
+
+Since = int | str | Path | None
+Paths = str | Path | Iterable[str | Path]
+
+
+def dump_tables(
+    tables: Mapping[str, DynamicTable], pending: Mapping[str, int], path: str | Path, since: Since
+) -> Dumped:
+    """Writes tables to a folder.
+
+    Args:
+        tables: name -> table.
+        pending: name -> the first step whose backward is to come, if there is any.
+        path, since: as of `DynamicCollection.dump`.
+    """
+    safetensors_torch()
+    steps = steps_of(since)
+    staging = Staging(DUMP, Path(path))
+    try:
+        writer = FileWriter(staging.path, 0)
+        entries = {
+            name: write_dynamic(writer, table, first_step(steps, name), pending.get(name))
+            for name, table in tables.items()
+        }
+        staging.commit(described(writer.paths), tables=joined([entries]))
+    except BaseException:
+        staging.discard()
+        raise
+    return Dumped.of(Path(path), DUMP.manifest_of(DUMP.readable(path)))
+
+
+def load_tables(tables: Mapping[str, DynamicTable], paths: Paths, optimizer_state: bool) -> Restored:
+    """Fills tables from folders, see `DynamicCollection.load`."""
+    result = Restored({}, {})
+    for folder, entries, _ in folders_of(paths):
+        refuse_other_tables(folder, entries, tables)
+        for name, table in tables.items():
+            check_dynamic(folder, name, entries[name], table, optimizer_state)
+        counts = {name: read_dynamic(folder, entries[name], table, optimizer_state) for name, table in tables.items()}
+        rows, lost = ({name: pair[part] for name, pair in counts.items()} for part in range(2))
+        result = result.then(Restored(rows, lost))
+    return result
+
+
+def folders_of(
+    paths: Paths, rank: int = 0, world_size: int = 1
+) -> Iterator[tuple[Path, dict[str, Entry], dict[str, Any]]]:
+    """The folder, the tables and the manifest of each dump. Compares its files with their checksums first."""
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        folder = DUMP.readable(path)
+        manifest = DUMP.manifest_of(folder)
+        DUMP.check_files(folder, manifest["files"], rank, world_size)
+        yield folder, _checked_entries(folder, manifest), manifest
+
+
+def _checked_entries(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Entry]:
+    """The tables of a manifest, which name only files of the folder."""
+    entries = dict(manifest["tables"])
+    for entry in entries.values():
+        for file in [file for piece in entry["pieces"] for file in piece["files"]] + entry["counts"]:
+            if file["file"] not in manifest["files"]:
+                raise DumpError(f"{folder / MANIFEST} names {file['file']!r}, which is not a file of the dump")
+    return entries
+
+
+def refuse_other_tables(folder: Path, entries: Mapping[str, Entry], tables: Iterable[str]) -> None:
+    """Raises DumpError if a dump lacks a table."""
+    missing = [name for name in tables if name not in entries]
+    if missing:
+        raise DumpError(
+            f"{folder} has the tables {sorted(entries)}, and no {missing[0]!r}. Fix: load it into a model with its "
+            f"tables"
+        )
+
+
+def first_step(steps: Mapping[str, Entry] | int | None, table: str) -> Any:
+    """Of which step on a table's rows are written."""
+    if not isinstance(steps, Mapping):
+        return steps
+    if table not in steps:
+        raise DumpError(f"the dump of since= has no table {table!r}. Fix: omit since, which dumps everything")
+    return steps[table]
+
+
+# Dumps of tables: everything, or the rows that changed since an earlier dump.
+#
+# In walking order: `files` (what a dump's folder contains), `write`, `read`, `collection` (one process), and for ranks
+# `distributed.state.dumps`.

@@ -1,6 +1,6 @@
 """Share of a slow link that a plain training loop hides behind its dense part, on 2 ranks over Gloo.
 
-Each exchange of embeddings takes at least 8 ms (an emulated link, ``recshard_lab.comm.emulation``). The dense part that
+Each exchange of embeddings takes at least 8 ms (an emulated link, ``recshard_lab.comm.wire``). The dense part that
 does not need the embeddings takes 10 ms forward and 10 ms backward (an emulated one: it waits, as a host waits for a
 device). Steps with and without the dense part take turns. The hidden time is ``link + dense - both``: the step over the
 link without the dense part, plus the time of the dense part, less the step with both. At most the output exchange and
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks import Figure
 from benchmarks.apparatus.step_case import ROWWISE, StepCase
 from benchmarks.apparatus.step_ours import batch_of, collection_of
-from recshard_lab.comm.emulation import LATENCY_VARIABLE
+from recshard_lab.comm.wire import LATENCY_VARIABLE
 from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recshard_lab.sharding import ShardingPlan
 from recshard_lab.sparse import KeyedJaggedTensor

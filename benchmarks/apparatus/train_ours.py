@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from benchmarks.apparatus.step_ours import batch_of
 from benchmarks.apparatus.train_case import Clicks, TrainCase, dealt, dense_part
-from recshard_lab.comm.emulation import LATENCY_VARIABLE
+from recshard_lab.comm.wire import LATENCY_VARIABLE
 from recshard_lab.data import Batch
 from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recshard_lab.embedding import EmbeddingBagCollection, EmbOptimType

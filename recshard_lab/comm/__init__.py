@@ -1,8 +1,8 @@
 """Collectives between ranks. This room knows nothing of embeddings or plans.
 
-In walking order: `env` (which ranks, which backend), `grid` (replicas of a sharded model), `collectives` (issue and
-wait), `trace` (what was sent); errors of one rank on all ranks: `agreement`, `errors`, `lost_ranks`; compressed
-messages: `codecs`; `emulation` (a slow link between nodes).
+In walking order: `env` (which ranks, which backend), `grid` (replicas of a sharded model), `wire` (what carries
+messages), `collectives` (issue and wait), `trace` (what was sent); errors of one rank on all ranks: `agreement`,
+`errors`, `lost_ranks`; compressed messages: `codecs`.
 """
 
 from recshard_lab.comm.agreement import agreed as agreed
@@ -25,17 +25,13 @@ from recshard_lab.comm.codecs import make_codec as make_codec
 from recshard_lab.comm.collectives import Pending as Pending
 from recshard_lab.comm.collectives import all_gather_object as all_gather_object
 from recshard_lab.comm.collectives import all_reduce as all_reduce
-from recshard_lab.comm.collectives import all_reduce_maximum as all_reduce_maximum
 from recshard_lab.comm.collectives import all_to_all as all_to_all
-from recshard_lab.comm.collectives import barrier as barrier
 from recshard_lab.comm.collectives import broadcast as broadcast
 from recshard_lab.comm.collectives import broadcast_object as broadcast_object
 from recshard_lab.comm.collectives import issue_all_gather as issue_all_gather
 from recshard_lab.comm.collectives import issue_all_to_all as issue_all_to_all
 from recshard_lab.comm.collectives import issue_reduce_scatter as issue_reduce_scatter
 from recshard_lab.comm.collectives import ring_bytes as ring_bytes
-from recshard_lab.comm.emulation import LATENCY_VARIABLE as LATENCY_VARIABLE
-from recshard_lab.comm.emulation import InterNodeLink as InterNodeLink
 from recshard_lab.comm.env import ShardingEnv as ShardingEnv
 from recshard_lab.comm.env import backends_of as backends_of
 from recshard_lab.comm.env import compute_device as compute_device
@@ -57,3 +53,6 @@ from recshard_lab.comm.grid import device_mesh as device_mesh
 from recshard_lab.comm.trace import CollectiveEvent as CollectiveEvent
 from recshard_lab.comm.trace import Trace as Trace
 from recshard_lab.comm.trace import trace as trace
+from recshard_lab.comm.wire import LATENCY_VARIABLE as LATENCY_VARIABLE
+from recshard_lab.comm.wire import InterNodeLink as InterNodeLink
+from recshard_lab.comm.wire import ProcessGroupWire as ProcessGroupWire

@@ -10,7 +10,6 @@ from hashlib import blake2b
 from typing import Any, NoReturn, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from recshard_lab.comm.collectives import all_gather_object, broadcast_object
 from recshard_lab.comm.env import ShardingEnv, message_device
@@ -37,14 +36,14 @@ def agreed(env: ShardingEnv, action: Callable[[], T]) -> T:
     >>> agreed(ShardingEnv.from_local(1, 0), lambda: 3)
     3
     """
-    error, alone = None, env.alone
+    error, failed = None, torch.zeros(1, dtype=torch.int32, device=message_device(env))
     try:
         result = action()
     except Exception as caught:
-        if alone:
-            raise
         error = caught
-    if not alone and _on_any_rank(error is not None, env):
+        failed.fill_(1)
+    issue_and_wait(lambda wire: wire.all_reduce(failed), failed.device, env, "agreement")
+    if failed.item():
         raise_first_error(error, env)
     return result
 
@@ -113,8 +112,6 @@ def refuse_differences(
     Raises:
         Exception: ``error``, which names the first rank that differs from rank 0, and the first fact.
     """
-    if env.alone:
-        return
     local = {
         (section, name): _ADDRESS.sub("", repr(value))
         for section, named in facts.items()
@@ -132,11 +129,3 @@ def refuse_differences(
                     f"the ranks disagree about the {section}: {name} is {first:.{_MAX_CHARS}} on rank 0 and "
                     f"{other:.{_MAX_CHARS}} on rank {rank}. {after}Fix: pass the same {section} on every rank."
                 )
-
-
-def _on_any_rank(flag: bool, env: ShardingEnv) -> bool:
-    flags = torch.tensor([int(flag)], dtype=torch.int32, device=message_device(env))
-    issue_and_wait(
-        lambda: dist.all_reduce(flags, dist.ReduceOp.MAX, group=env.pg, async_op=True), flags.device, env, "agreement"
-    )
-    return bool(flags.item())

@@ -13,7 +13,10 @@ import torch
 import torch.distributed as dist
 
 from recshard_lab.arguments import checks_arguments
+from recshard_lab.comm.wire import InterNodeLink, LinkedWire, LoopbackWire, ProcessGroupWire, Wire
 from recshard_lab.cores import local_world_size
+
+_LOOPBACK = LoopbackWire()
 
 
 @checks_arguments
@@ -81,6 +84,14 @@ class ShardingEnv:
         return self.pg is None
 
     @property
+    def wire(self) -> Wire:
+        """What carries messages between these ranks. Raises ValueError as `alone`."""
+        if self.alone:
+            return _LOOPBACK
+        link = InterNodeLink.from_environment()
+        return ProcessGroupWire(self.pg) if link is None else LinkedWire(self.pg, link, self.across_nodes)
+
+    @property
     def local_world_size(self) -> int:
         """Ranks per node: the launcher's ``LOCAL_WORLD_SIZE`` if it divides W, otherwise all ranks.
 
@@ -134,22 +145,14 @@ class ShardingEnv:
         )
         return intra, inter
 
-    def twin(self) -> "ShardingEnv":
+    def duplicate(self) -> "ShardingEnv":
         """The same ranks and backends with a separate communicator, whose collectives need no order with those of this.
 
-        Collective. ``torch.distributed.destroy_process_group(twin.pg)`` closes them.
+        Collective. ``torch.distributed.destroy_process_group(duplicate.pg)`` closes them.
         """
         if self.pg is None:
             return self
-        group = group_among(self.pg, [range(self.world_size)], dist.get_backend(self.pg))
-        return ShardingEnv(
-            self.world_size,
-            self.rank,
-            group,
-            outer=self.outer,
-            members=self.members,
-            local_size=self.local_size,
-        )
+        return replace(self, pg=group_among(self.pg, [range(self.world_size)], dist.get_backend(self.pg)))
 
     @classmethod
     def from_process_group(cls, pg: Any) -> "ShardingEnv":
@@ -358,7 +361,7 @@ def sizes_env(env: ShardingEnv) -> ShardingEnv:
 
     def create() -> tuple[Any, ...]:
         if not isinstance(rows, dist.ProcessGroupGloo):
-            return (env.twin().pg,)
+            return (env.duplicate().pg,)
         if _BESIDE.upper() not in dir(dist.Backend):
             dist.Backend.register_backend(_BESIDE, _gloo_beside, extended_api=True, devices=["cpu"])
         return (group_among(env.pg, [range(env.world_size)], _BESIDE, rows),)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from recshard_lab.comm.env import ShardingEnv, cpu_backend
+from recshard_lab.comm.env import ShardingEnv
 
 _RANK = "_rank"  # attribute of an error whose text names this rank
 
@@ -225,7 +225,7 @@ def mark(message: Tensor, env: ShardingEnv) -> None:
     """Marks a message on CPU that these ranks will add, if there is an error that `keep_for_others` has kept."""
     if env.unsent:
         message.fill_(torch.nan)
-        store().set(_key(env, message_number(env)), pickle.dumps((env.unsent[0], True)))
+        store().set(_key(env, env.wire.issued), pickle.dumps((env.unsent[0], True)))
 
 
 def is_failing() -> bool:
@@ -246,14 +246,8 @@ def outgoing(tensor: Tensor, sends: Sequence[int], env: ShardingEnv) -> Tensor |
     if tensor.device.type == "cpu":
         message.view(torch.uint8).fill_(_MARK)
         failing.informed |= {rank for rank, number in enumerate(env.in_world(sends)) if number}
-        store().set(_key(env, message_number(env)), pickle.dumps((failing.failure, failing.known)))
+        store().set(_key(env, env.wire.issued), pickle.dumps((failing.failure, failing.known)))
     return message
-
-
-def message_number(env: ShardingEnv) -> int:
-    """How many collectives on CPU tensors this rank has issued over these connections. Ranks count alike."""
-    number: int = cpu_backend(env)._get_sequence_number_for_group()
-    return number
 
 
 def note_sent(number: int, env: ShardingEnv) -> None:
@@ -272,7 +266,7 @@ def raise_if_marked(received: Tensor, receives: Sequence[int], number: int, env:
     Args:
         received: on CPU, flat.
         receives: elements from each rank.
-        number: of the message, as `message_number` returned before it was issued.
+        number: of the message, as `Wire.issued` was before it.
         env: the ranks.
         summed: whether the network added the messages of all ranks.
     """

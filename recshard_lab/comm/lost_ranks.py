@@ -31,7 +31,8 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recshard_lab.comm.env import ShardingEnv, cpu_backend
-from recshard_lab.comm.errors import RankLost, in_world, message_number, note_sent, sent_numbers, store
+from recshard_lab.comm.errors import RankLost, in_world, note_sent, sent_numbers, store
+from recshard_lab.comm.wire import Wire
 from recshard_lab.sockets import SILENT_S, hosts_in, silent_hosts, tcp_sockets
 
 TICK_S = 0.5
@@ -70,7 +71,7 @@ def wait(work: Any, env: ShardingEnv, number: int, label: str) -> None:
     Args:
         work: of torch.
         env: the ranks.
-        number: of the message, as `message_number` returned before it was issued.
+        number: of the message, as `Wire.issued` was before it.
         label: of the message.
 
     Raises:
@@ -104,11 +105,11 @@ def wait(work: Any, env: ShardingEnv, number: int, label: str) -> None:
             store().set(_waits(env.rank, env), b"")
 
 
-def issue_and_wait(issue: Callable[[], Any], device: torch.device, env: ShardingEnv, label: str) -> None:
+def issue_and_wait(issue: Callable[[Wire], Any], device: torch.device, env: ShardingEnv, label: str) -> None:
     """Issues a collective and waits for it.
 
     Args:
-        issue: returns torch's work.
+        issue: calls one method of the wire and returns its work.
         device: of the message. Elsewhere than on CPU, torch waits.
         env: the ranks.
         label: of the message.
@@ -116,13 +117,16 @@ def issue_and_wait(issue: Callable[[], Any], device: torch.device, env: Sharding
     Raises:
         RankLost: as `wait`.
     """
-    if device.type != "cpu":
-        issue().wait()
+    wire, on_cpu = env.wire, device.type == "cpu"
+    number = wire.issued if on_cpu else 0
+    work = issue(wire)
+    if work is None:
         return
-    number = message_number(env)
-    work = issue()
-    note_sent(number, env)
-    wait(work, env, number, label)
+    if on_cpu:
+        note_sent(number, env)
+        wait(work, env, number, label)
+    else:
+        work.wait()
 
 
 @atexit.register

@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.comm import Failed, ShardingEnv, broadcast, raise_after_backward, ring_bytes
-from recshard_lab.comm.errors import error_for, mark, message_number, note_sent, raise_if_marked
+from recshard_lab.comm.errors import error_for, mark, note_sent, raise_if_marked
 from recshard_lab.comm.lost_ranks import wait
 from recshard_lab.comm.trace import record
 
@@ -193,11 +193,12 @@ class DenseAllReduce:
         """Issues the average of ``buffer``: torch's work, the message, and its number on CPU."""
         message = (buffer if self.dtype is None else buffer.to(self.dtype)).div_(self.env.world_size)
         record("all_reduce", "dense", ring_bytes(message.numel() * message.element_size(), self.env), self.env)
-        number = message_number(self.env) if buffer.device.type == "cpu" else None
+        wire = self.env.wire
+        number = wire.issued if buffer.device.type == "cpu" else None
         if number is not None:
             mark(message, self.env)
             note_sent(number, self.env)
-        return dist.all_reduce(message, group=self.env.pg, async_op=True), message, number
+        return wire.all_reduce(message), message, number
 
     def _wait(self, work: Any, buffer: Tensor, number: int) -> None:
         """Waits in the thread of backward, which then raises errors. DDP's own wait does not end."""

@@ -18,7 +18,7 @@ __all__ = ["Shape"]
 RANKS_PER_CORE = 8  # above it a launch is refused: steps would measure the scheduler, not the plan
 MAX_RANKS = 64
 
-LATENCY_VARIABLE = "RECSHARD_INTER_NODE_LATENCY_MS"  # read by `comm.emulation` on the ranks
+LATENCY_VARIABLE = "RECSHARD_INTER_NODE_LATENCY_MS"  # read by `comm.wire` on the ranks
 BANDWIDTH_VARIABLE = "RECSHARD_INTER_NODE_GBPS"
 
 

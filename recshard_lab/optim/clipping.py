@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.comm.collectives import all_reduce_maximum
+from recshard_lab.comm.wire import ProcessGroupWire
 from recshard_lab.optim.combined import OptimizerWrapper
 from recshard_lab.optim.keyed import KeyedOptimizer
 
@@ -161,10 +161,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
             norm = torch.nn.utils.get_total_norm(grads, self._norm_type).to(device)
             total = norm if self._infinite else norm**self._norm_type
         for pg in pgs:
-            if self._infinite:
-                all_reduce_maximum(total, pg)
-            else:
-                dist.all_reduce(total, group=pg)
+            ProcessGroupWire(pg).all_reduce(total, maximum=self._infinite).wait()
         return total
 
     @property

@@ -7,7 +7,7 @@ import pytest
 import recshard_lab
 from benchmarks import overlap
 from benchmarks.apparatus.step_case import SGD, StepCase
-from recshard_lab.comm.emulation import LATENCY_VARIABLE
+from recshard_lab.comm.wire import LATENCY_VARIABLE
 
 SMALL = StepCase("row_wise", SGD, "uniform", tables=2, rows=40, dim=8, batch=16, pooling=3, local_ranks=1)
 

@@ -126,7 +126,7 @@ def test_one_thread_serves_the_connections_of_rows_and_of_sizes(group: Any) -> N
     assert comm.sizes_env(env).pg is sizes.pg
     assert comm.all_reduce(torch.ones(2), sizes, "x").tolist() == [1, 1]
     assert loops() == before > 0
-    env.twin()
+    env.duplicate()
     assert loops() == before + 1
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import recshard_lab
-from recshard_lab.comm import InterNodeLink, ReplicaGrid, ShardingEnv, all_reduce, all_to_all, collectives, sizes_env
+from recshard_lab.comm import InterNodeLink, ReplicaGrid, ShardingEnv, all_reduce, all_to_all, sizes_env, wire
 from tests.patience import scaled
 
 
@@ -34,6 +34,10 @@ def test_groups_are_the_rows_and_columns_of_nodes_by_local_ranks(ranks: Any) -> 
     assert ranks.run(sums_by_node) == expected, "asked for again, the same groups serve"
 
 
+def variables(latency_ms: float, gbps: float) -> dict[str, str]:
+    return {wire.LATENCY_VARIABLE: repr(latency_ms), wire.BANDWIDTH_VARIABLE: repr(gbps)}
+
+
 def slept(link: dict[str, str], elements: int) -> list[list[float]]:
     """Seconds that exchanges would sleep: in the node, with every rank, in the group of the node, in one across."""
     env = ShardingEnv.default()
@@ -45,7 +49,7 @@ def slept(link: dict[str, str], elements: int) -> list[list[float]]:
             patch.setenv(name, value)
         for group, splits in ((env, node), (env, [elements] * 4), (intra, pair), (inter, pair)):
             found.append([])
-            patch.setattr(collectives, "sleep", found[-1].append)
+            patch.setattr(wire, "sleep", found[-1].append)
             received = all_to_all(torch.full((sum(splits),), float(group.rank)), splits, splits, group, "test")
             assert received.tolist() == [float(rank) for rank, count in enumerate(splits) for _ in range(count)]
     return found
@@ -53,16 +57,18 @@ def slept(link: dict[str, str], elements: int) -> list[list[float]]:
 
 def test_what_crosses_nodes_waits_for_the_emulated_bandwidth_and_nothing_else(ranks: Any) -> None:
     link = InterNodeLink(latency_ms=20.0, gbps=1e-12)  # days, so that the time since the exchange began is nothing
-    for inside, across, within, between in ranks.run(slept, link.environment(), 10):
+    for inside, across, within, between in ranks.run(slept, variables(link.latency_ms, 1e-12), 10):
         assert inside == within == []
         assert across == pytest.approx([link.min_ms(2 * 10 * 4) / 1e3], rel=0.01)
         assert between == pytest.approx([link.min_ms(10 * 4) / 1e3], rel=0.01)  # a group of the size of a node
 
 
-def test_without_a_link_nothing_waits_and_with_one_it_is_read_back() -> None:
-    assert InterNodeLink.from_environment({}) is None
-    link = InterNodeLink(1.5, 10.0)
-    assert InterNodeLink.from_environment(link.environment()) == link
+def test_without_a_link_nothing_waits_and_with_one_it_is_read_back(monkeypatch: Any) -> None:
+    assert InterNodeLink.from_environment() is None
+    monkeypatch.setenv(wire.LATENCY_VARIABLE, "1.5")
+    assert InterNodeLink.from_environment() == InterNodeLink(1.5)
+    monkeypatch.setenv(wire.BANDWIDTH_VARIABLE, "10.0")
+    assert InterNodeLink.from_environment() == InterNodeLink(1.5, 10.0)
     for latency, gbps, named in ((-1.0, None, "latency"), (0.0, 0.0, "bandwidth")):
         with pytest.raises(ValueError, match=named):
             InterNodeLink(latency, gbps)
@@ -77,7 +83,7 @@ def groups_of_a_pair() -> tuple[list[str], list[float]]:
     if rank == 0:
         return [], []
     env = ShardingEnv.from_process_group(pair)
-    envs = [env, env.twin(), sizes_env(env), env.twin(), ReplicaGrid(env, 1).replicas, *env.node_envs()]
+    envs = [env, env.duplicate(), sizes_env(env), env.duplicate(), ReplicaGrid(env, 1).replicas, *env.node_envs()]
     totals = []
     for own in envs:
         assert own.rank in (0, env.rank)

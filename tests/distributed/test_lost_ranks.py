@@ -121,7 +121,7 @@ def test_a_rank_that_waits_opens_no_files(two: Any) -> None:
 
 def different_collectives() -> str:
     """The error of a rank that sums over one group while the other broadcasts over a second one. Ends connections."""
-    one, two = (ShardingEnv.default().twin() for _ in range(2))
+    one, two = (ShardingEnv.default().duplicate() for _ in range(2))
     for env in (one, two):
         all_reduce(torch.zeros(1), env, "first")
     if one.rank:

@@ -313,7 +313,7 @@ def _background_env(env: ShardingEnv) -> ShardingEnv:
     """The same ranks over CPU connections that only background saves use. The first call is collective."""
     if env.pg is None:
         return env
-    (group,) = subgroups(env.pg, "checkpoint", lambda: (host_env(env).twin().pg,))
+    (group,) = subgroups(env.pg, "checkpoint", lambda: (host_env(env).duplicate().pg,))
     return replace(env, pg=group)
 
 

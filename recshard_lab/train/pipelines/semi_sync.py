@@ -101,7 +101,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
         self._lanes["lookup"] = Lane("lookup", self._device, self._threads)
         for collection in self._collections:
             if all(env.pg is not collection.env.pg for env, _ in self._twins):
-                self._twins.append((collection.env, collection.env.twin()))
+                self._twins.append((collection.env, collection.env.duplicate()))
 
     def drain(self) -> None:
         """Waits until no stage is running. Drops the connections of executors, which may be replaced now."""

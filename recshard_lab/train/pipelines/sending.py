@@ -71,8 +71,8 @@ class Link:
 
     def __init__(self, env: ShardingEnv, apart: bool) -> None:
         self.env = env
-        self.ids = env.twin()
-        self.sizes = host_env(env).twin() if apart else host_env(self.ids)
+        self.ids = env.duplicate()
+        self.sizes = host_env(env).duplicate() if apart else host_env(self.ids)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -81,7 +81,7 @@ class Link:
 
 
 def close_twin(twin: ShardingEnv) -> None:
-    """Closes connections that `ShardingEnv.twin` made."""
+    """Closes connections that `ShardingEnv.duplicate` made."""
     if twin.pg is not None and dist.is_initialized():
         dist.destroy_process_group(twin.pg)
         object.__setattr__(twin, "pg", None)

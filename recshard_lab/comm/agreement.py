@@ -13,7 +13,7 @@ import torch
 
 from recshard_lab.comm.collectives import all_gather_object, broadcast_object
 from recshard_lab.comm.env import ShardingEnv, message_device
-from recshard_lab.comm.errors import Failure, described, in_world, rebuilt
+from recshard_lab.comm.errors import Failure, described, rebuilt
 from recshard_lab.comm.lost_ranks import issue_and_wait
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ def raise_first_error(error: Exception | None, env: ShardingEnv) -> NoReturn:
     if error is not None and len(set(failures)) == 1:
         raise error
     rank, failure = next((rank, failure) for rank, failure in enumerate(failures) if failure is not None)
-    raise rebuilt(failure, in_world(rank, env)) from error
+    raise rebuilt(failure, env.world_ranks[rank]) from error
 
 
 def gathered(env: ShardingEnv, action: Callable[[], T]) -> list[T]:

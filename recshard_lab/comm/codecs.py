@@ -106,15 +106,12 @@ def _has_fbgemm() -> bool:
 #     INT8   1 byte + 8 a row       (max - min) / 255 / 2 of the row
 #
 # Forward rows and backward gradients have separate codecs. Backward is *straight-through*: the gradient passes an
-# encoded
-# forward as if nothing had been rounded.
+# encoded forward as if nothing had been rounded.
 #
 # No overflow is silent. A finite value beyond a format's largest *saturates*: the codec sends that largest value,
-# counts
-# it in ``codec.saturated`` and warns once, on the logger ``recshard_lab``. The host never waits for a GPU to count:
-# there
-# the warning follows at a later message, or when ``codec.saturated`` is read. FP16 and BF16 keep NaN and infinities; an
-# INT8 row that has one arrives as a row of NaN.
+# counts it in ``codec.saturated`` and warns once, on the logger ``recshard_lab``. The host never waits for a GPU to
+# count: there the warning follows at a later message, or when ``codec.saturated`` is read. FP16 and BF16 keep NaN and
+# infinities; an INT8 row that has one arrives as a row of NaN.
 #
 # Shape letters: n rows, w columns of an embedding row, e elements that encode them.
 
@@ -158,9 +155,9 @@ class Codec(ABC):
         """TorchRec's name for `wire_dtype`."""
         return self.wire_dtype
 
-    @abstractmethod
     def encoded_width(self, width: int) -> int:
-        """Elements e of `wire_dtype` that a row of ``width`` columns takes."""
+        """Elements e of `wire_dtype` that a row of ``width`` columns takes. Default: ``width``."""
+        return width
 
     @abstractmethod
     def encode(self, rows: Tensor, parts: int = 1) -> Tensor:
@@ -220,9 +217,6 @@ class PlainCodec(Codec):
 
     comm_type, wire_dtype, adds_on_wire = CommType.FP32, torch.float32, True
 
-    def encoded_width(self, width: int) -> int:
-        return width
-
     def encode(self, rows: Tensor, parts: int = 1) -> Tensor:
         return rows
 
@@ -245,9 +239,6 @@ class _HalfCodec(Codec):
         if loss_scale is not None and not 0 < loss_scale < float("inf"):
             raise ValueError(f"a loss scale must be a positive number, got {loss_scale!r}")
         self.loss_scale = loss_scale
-
-    def encoded_width(self, width: int) -> int:
-        return width
 
     def encode(self, rows: Tensor, parts: int = 1) -> Tensor:
         if self.loss_scale is not None:
@@ -487,7 +478,7 @@ def codec_error(codec: Codec | CommType, tensor: Tensor) -> CodecError:
     bound = codec.error_bound(rows).double()
     known = rows.isfinite() & decoded.isfinite()
     gap = (decoded.double() - rows.double()).abs()
-    kept = torch.where(known, gap <= bound, _same(rows, decoded) | bound.isinf())
+    kept = torch.where(known, gap <= bound, rows.isclose(decoded, 0, 0, equal_nan=True) | bound.isinf())
     errors = gap[known]
     return CodecError(
         codec=str(codec.comm_type),
@@ -499,7 +490,3 @@ def codec_error(codec: Codec | CommType, tensor: Tensor) -> CodecError:
         plain_bytes=rows.numel() * rows.element_size(),
         encoded_bytes=encoded.numel() * encoded.element_size(),
     )
-
-
-def _same(rows: Tensor, decoded: Tensor) -> Tensor:
-    return (rows == decoded) | (rows.isnan() & decoded.isnan())

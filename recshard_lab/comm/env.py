@@ -97,32 +97,33 @@ class ShardingEnv:
 
         Node k has the ranks ``[k * local_world_size, (k + 1) * local_world_size)``.
         """
-        if self.local_size is not None:
-            return self.local_size
-        return get_local_size(self.world_size)
+        return local_world_size(self.world_size) if self.local_size is None else self.local_size
 
     @property
     def node(self) -> int:
         """This rank's node."""
         return self.rank // self.local_world_size
 
+    @property
+    def world(self) -> "ShardingEnv":
+        """The largest group of which these ranks are a part."""
+        return self if self.outer is None else self.outer.world
+
+    @property
+    def world_ranks(self) -> Sequence[int]:
+        """The number of each rank in `world`."""
+        return range(self.world_size) if self.outer is None else [self.outer.world_ranks[k] for k in self.members]
+
     def across_nodes(self, per_rank: Sequence[int]) -> int:
         """The sum of ``per_rank`` over the ranks on other nodes."""
-        if self.outer is not None:
-            return self.outer.across_nodes(self._in_outer(per_rank))
-        local = self.local_world_size
-        return sum(amount for rank, amount in enumerate(per_rank) if rank // local != self.node)
+        world, local = self.world, self.world.local_world_size
+        ranks = zip(self.world_ranks, per_rank, strict=True)
+        return sum(amount for rank, amount in ranks if rank // local != world.node)
 
     def in_world(self, per_rank: Sequence[int]) -> tuple[int, ...]:
         """``per_rank`` of this group as amounts of all ranks, 0 for ranks outside the group."""
-        return tuple(per_rank) if self.outer is None else self.outer.in_world(self._in_outer(per_rank))
-
-    def _in_outer(self, per_rank: Sequence[int]) -> list[int]:
-        assert self.outer is not None
-        amounts = [0] * self.outer.world_size
-        for member, amount in zip(self.members, per_rank, strict=True):
-            amounts[member] = amount
-        return amounts
+        amounts = dict(zip(self.world_ranks, per_rank, strict=True))
+        return tuple(amounts.get(rank, 0) for rank in range(self.world.world_size))
 
     def node_envs(self) -> "tuple[ShardingEnv, ShardingEnv]":
         """(the ranks of this node, the ranks with this local rank on every node). Collective.
@@ -136,14 +137,23 @@ class ShardingEnv:
         if self.pg is None:
             return self, self
         local = self.local_world_size
-        first, place = self.node * local, self.rank % local
-        groups = subgroups(self.pg, ("nodes", local), lambda: _node_groups(self.pg, self.world_size, local))
-        members = tuple(range(first, first + local)), tuple(range(place, self.world_size, local))
-        intra, inter = (
-            ShardingEnv(len(ranks), ranks.index(self.rank), group, outer=self, members=ranks)
-            for group, ranks in zip(groups, members, strict=True)
-        )
+        nodes = [range(first, first + local) for first in range(0, self.world_size, local)]
+        layouts = nodes, list(zip(*nodes, strict=True))
+        groups = subgroups(self.pg, ("nodes", local), lambda: tuple(group_among(self.pg, ranks) for ranks in layouts))
+        intra, inter = (self.part(ranks, group) for ranks, group in zip(layouts, groups, strict=True))
         return intra, inter
+
+    def part(self, groups: Sequence[Sequence[int]], pg: Any, local_size: int | None = None) -> "ShardingEnv":
+        """This rank's group.
+
+        Args:
+            groups: the ranks of each.
+            pg: its process group.
+            local_size: ranks per node. Default: as of `ShardingEnv`.
+        """
+        members = next(tuple(ranks) for ranks in groups if self.rank in ranks)
+        place = members.index(self.rank)
+        return ShardingEnv(len(members), place, pg, outer=self, members=members, local_size=local_size)
 
     def duplicate(self) -> "ShardingEnv":
         """The same ranks and backends with a separate communicator, whose collectives need no order with those of this.
@@ -217,12 +227,6 @@ def subgroups(pg: Any, key: Hashable, create: Callable[[], tuple[Any, ...]]) -> 
     if key not in known:
         known[key] = create()
     return known[key]
-
-
-def _node_groups(pg: Any, world_size: int, local: int) -> tuple[Any, Any]:
-    """Rows and columns of the ranks laid out as a grid of nodes x local ranks: this rank's two groups."""
-    grid = [list(range(start, start + local)) for start in range(0, world_size, local)]
-    return group_among(pg, grid), group_among(pg, [list(column) for column in zip(*grid, strict=True)])
 
 
 def group_among(pg: Any, subsets: Sequence[Sequence[int]], backend: str | None = None, options: Any = None) -> Any:

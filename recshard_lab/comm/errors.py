@@ -8,9 +8,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import string_at
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,8 +23,7 @@ from recshard_lab.comm.env import ShardingEnv
 _RANK = "_rank"  # attribute of an error whose text names this rank
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """An exception as a message between ranks: the names of its classes, most derived first, and its text.
 
     Attributes:
@@ -56,16 +56,9 @@ def named_after(error: Exception, env: ShardingEnv) -> Exception:
     """An error of this rank as all ranks raise it: its text names the rank."""
     if failing_rank(error) is not None:
         return error
-    named = rebuilt(described(error), in_world(env.rank, env))
+    named = rebuilt(described(error), env.world.rank)
     named.__cause__ = error
     return named
-
-
-def in_world(rank: int, env: ShardingEnv) -> int:
-    """The number of a rank of ``env`` among all ranks."""
-    while env.outer is not None:
-        rank, env = env.members[rank], env.outer
-    return rank
 
 
 def rebuilt(failure: Failure, rank: int = 0) -> Exception:
@@ -75,34 +68,28 @@ def rebuilt(failure: Failure, rank: int = 0) -> Exception:
     LookupError("rank 1: KeyError: 't'")
     """
     prefix = f"rank {rank}: " if failure.rank is None else ""
-    error = _of_class(failure, prefix)
-    setattr(error, _RANK, rank if failure.rank is None else failure.rank)
-    return error
-
-
-def _of_class(failure: Failure, prefix: str) -> Exception:
+    with_class = f"{prefix}{failure.classes[0][1]}: {failure.text}"
     for number, (module, name) in enumerate(failure.classes):
-        text = f"{prefix}{failure.text}" if not number else f"{prefix}{failure.classes[0][1]}: {failure.text}"
+        text = with_class if number else f"{prefix}{failure.text}"
         kind = getattr(builtins if module == "builtins" else sys.modules.get(module), name, None)
         if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:
             continue
-        try:
-            error = kind(text)
-            readable = str(error) == text
-        except Exception:  # a class that takes other arguments, or changes the text
-            continue
-        if readable:
-            if isinstance(error, OSError):
-                error.errno = failure.errno
-            return error
-    return RuntimeError(f"{prefix}{failure.classes[0][1]}: {failure.text}")
+        with suppress(Exception):  # a class that takes other arguments, or changes the text
+            error: Exception = kind(text)
+            if str(error) == text:
+                break
+    else:
+        error = RuntimeError(with_class)
+    if isinstance(error, OSError):
+        error.errno = failure.errno
+    setattr(error, _RANK, rank if failure.rank is None else failure.rank)
+    return error
 
 
 # An error of one rank between messages: the rank sends its other messages marked, and every rank raises the error.
 #
 # Without it, the rank that raises leaves while the others wait for its message. `complete` runs a part of a step. If
-# the
-# part raises, it runs a second function, which issues the messages that the part had still to issue::
+# the part raises, it runs a second function, which issues the messages that the part had still to issue::
 #
 #     rank 1     error -> stores its text under the number of the next message -> sends all bytes 0xFF -> raises
 #     rank 0     waits -> the first bytes from rank 1 are 0xFF -> reads the text -> raises it, marks its next messages
@@ -111,14 +98,12 @@ def _of_class(failure: Failure, prefix: str) -> Exception:
 # without errors has no further message. NaN of a model has other bits, and nothing is stored for it.
 #
 # On an accelerator the host would have to wait for the comparison. There these messages are zeros, and `Failed.known`
-# is
-# False: the caller sends the error with the next sizes message.
+# is False: the caller sends the error with the next sizes message.
 
 
 T = TypeVar("T")
 _MARK = 0xFF  # of every byte: NaN in all floating-point formats
 _MARKED = bytes([_MARK] * 8)  # what is compared
-_CPU = torch.device("cpu")
 
 
 @dataclass
@@ -140,8 +125,7 @@ class _Failing:
     @property
     def known(self) -> bool:
         """Whether these are all other ranks of the step."""
-        ranks = {in_world(rank, self.env) for rank in range(self.env.world_size)}
-        return ranks <= self.informed | {in_world(self.env.rank, self.env)}
+        return set(self.env.world_ranks) <= self.informed | {self.env.world.rank}
 
 
 class _Thread(threading.local):
@@ -245,7 +229,7 @@ def outgoing(tensor: Tensor, sends: Sequence[int], env: ShardingEnv) -> Tensor |
     message = torch.zeros_like(tensor)
     if tensor.device.type == "cpu":
         message.view(torch.uint8).fill_(_MARK)
-        failing.informed |= {rank for rank, number in enumerate(env.in_world(sends)) if number}
+        failing.informed |= {rank for rank, number in zip(env.world_ranks, sends, strict=True) if number}
         store().set(_key(env, env.wire.issued), pickle.dumps((failing.failure, failing.known)))
     return message
 

@@ -9,7 +9,6 @@
 Shape letters: W ranks, S ranks per sharding group, R = W / S replicas.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -44,27 +43,15 @@ class ReplicaGrid:
     node_group_size: int | None = None
 
     def __post_init__(self) -> None:
-        world, size, node = self.world.world_size, self.group_size, self.node_group_size
-        if not isinstance(size, int) or size < 1 or world % size:
-            fits = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
-            raise ValueError(
-                f"sharding_group_size={size!r} does not divide {world} ranks into whole groups. Fix: use one of {fits}"
-            )
-        if node is not None and (not isinstance(node, int) or node < 1 or size % node):
-            fits = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
-            raise ValueError(
-                f"node_group_size={node!r} does not divide a sharding group of {size} ranks into whole nodes. Fix: "
-                f"use one of {fits}"
-            )
+        size, node = self.group_size, self.node_group_size
+        _check("sharding_group_size", size, self.world.world_size, f"{self.world.world_size} ranks into whole groups")
+        if node is not None:
+            _check("node_group_size", node, size, f"a sharding group of {size} ranks into whole nodes")
 
     @property
     def num_replicas(self) -> int:
         """R, the number of sharding groups."""
         return self.world.world_size // self.group_size
-
-    def rank_of(self, group: int, place: int) -> int:
-        """The rank at position ``place`` (0 to S - 1) of a sharding group."""
-        return group * self.group_size + place if self.contiguous else place * self.num_replicas + group
 
     @property
     def group(self) -> int:
@@ -79,7 +66,8 @@ class ReplicaGrid:
     @property
     def sharding_groups(self) -> list[list[int]]:
         """The ranks of each sharding group."""
-        return [[self.rank_of(group, place) for place in range(self.group_size)] for group in range(self.num_replicas)]
+        ranks, size, count = list(range(self.world.world_size)), self.group_size, self.num_replicas
+        return [ranks[k * size : (k + 1) * size] if self.contiguous else ranks[k::count] for k in range(count)]
 
     @property
     def replica_groups(self) -> list[list[int]]:
@@ -105,23 +93,24 @@ class ReplicaGrid:
     @cached_property
     def sharding(self) -> ShardingEnv:
         """This rank's sharding group. The first access is collective."""
-        return self._env(self.sharding_groups, self.group, self.place, 0, self.ranks_per_node)
+        return self.world.part(self.sharding_groups, self._process_groups[0] or self.world.pg, self.ranks_per_node)
 
     @cached_property
     def replicas(self) -> ShardingEnv:
         """The ranks that store the same shards as this rank. The first access is collective."""
-        return self._env(self.replica_groups, self.place, self.group, 1, None)
+        return self.world.part(self.replica_groups, self._process_groups[1])
 
-    def _env(
-        self, groups: Sequence[Sequence[int]], number: int, rank: int, axis: int, local: int | None
-    ) -> ShardingEnv:
-        members = tuple(groups[number])
-        if self.world.pg is None:
-            return ShardingEnv(1, 0, None, outer=self.world, members=members, local_size=local)
-        world, layout = self.world.pg, tuple(map(tuple, self.sharding_groups))
-        pg = subgroups(world, layout, lambda: _process_groups(world, layout))[axis]
-        group = world if pg is None else pg
-        return ShardingEnv(len(members), rank, group, outer=self.world, members=members, local_size=local)
+    @property
+    def _process_groups(self) -> tuple[Any, ...]:
+        """This rank's sharding group, None if that is the world, and its replica group."""
+        pg, layout = self.world.pg, self.sharding_groups
+        if pg is None:
+            return None, None
+
+        def create() -> tuple[Any, Any]:
+            return group_among(pg, layout) if len(layout) > 1 else None, group_among(pg, self.replica_groups)
+
+        return subgroups(pg, tuple(map(tuple, layout)), create)
 
     def __str__(self) -> str:
         """``2 replicas on 2 ranks each: {0, 2} {1, 3}``."""
@@ -131,11 +120,11 @@ class ReplicaGrid:
         return f"{replicas} on {ranks} each: {groups}"
 
 
-def _process_groups(pg: Any, groups: tuple[tuple[int, ...], ...]) -> tuple[Any, Any]:
-    """This rank's sharding group (None for ``pg`` itself) and replica group."""
-    if len(groups) == 1:
-        return None, group_among(pg, [[rank] for rank in groups[0]])
-    return group_among(pg, groups), group_among(pg, list(zip(*groups, strict=True)))
+def _check(name: str, size: Any, whole: int, split: str) -> None:
+    """Raises unless ``size`` divides ``whole``."""
+    if not isinstance(size, int) or size < 1 or whole % size:
+        fits = ", ".join(str(n) for n in range(1, whole + 1) if whole % n == 0)
+        raise ValueError(f"{name}={size!r} does not divide {split}. Fix: use one of {fits}")
 
 
 def device_mesh(grid: ReplicaGrid, device_type: str) -> Any:

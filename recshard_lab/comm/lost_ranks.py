@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from recshard_lab.comm.env import ShardingEnv, cpu_backend
-from recshard_lab.comm.errors import RankLost, in_world, note_sent, sent_numbers, store
+from recshard_lab.comm.errors import RankLost, note_sent, sent_numbers, store
 from recshard_lab.comm.wire import Wire
 from recshard_lab.sockets import SILENT_S, hosts_in, silent_hosts, tcp_sockets
 
@@ -194,14 +194,14 @@ def _raise_if_crossed(env: ShardingEnv, number: int, label: str, post: bool) -> 
             time.sleep(TICK_S)  # for the other rank to see the same
             _close_shared(other.links)
             raise RankLost(
-                f"rank {in_world(env.rank, env)} waits for {label!r} of rank {in_world(rank, env)}, which waits for "
+                f"rank {env.world.rank} waits for {label!r} of rank {env.world_ranks[rank]}, which waits for "
                 f"{other.label!r} of this rank: one of them has skipped a part of the step, for example after an "
                 f"error that its code caught. {_FIX}"
             )
 
 
 def _waits(rank: int, env: ShardingEnv) -> str:
-    return f"waits/{in_world(rank, env)}/{env.world_size}"
+    return f"waits/{env.world_ranks[rank]}/{env.world_size}"
 
 
 def _members(env: ShardingEnv) -> list[int]:

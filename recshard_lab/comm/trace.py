@@ -109,20 +109,16 @@ class Trace:
 
     def bytes_to(self, world_size: int, label: str | None = None) -> list[int]:
         """Bytes sent to each rank: this rank's row of the traffic matrix."""
-        totals = [0] * world_size
-        for event in self.select(label=label):
-            for rank, count in enumerate(event.bytes_to):
-                totals[rank] += count
-        return totals
+        return _totals(self.select(label=label), world_size)
 
     def bytes_by_label(self, world_size: int) -> dict[str, list[int]]:
         """Label -> bytes sent to each rank: this rank's row of the traffic matrix of one phase."""
         labels = dict.fromkeys(event.label for event in self.events)
-        totals = {label: [0] * world_size for label in labels}
-        for event in self.events:
-            for rank, count in enumerate(event.bytes_to):
-                totals[event.label][rank] += count
-        return totals
+        return {label: _totals([e for e in self.events if e.label == label], world_size) for label in labels}
+
+
+def _totals(events: Sequence[CollectiveEvent], world_size: int) -> list[int]:
+    return [sum(event.bytes_to[rank] for event in events) for rank in range(world_size)]
 
 
 _open: list[Trace] = []
@@ -142,15 +138,13 @@ def trace() -> Iterator[Trace]:
                 event.ms, event.device_span = event.device_span.ms(), None
 
 
-def record(op: str, label: str, bytes_to: Sequence[int], env: ShardingEnv | None = None) -> CollectiveEvent | None:
+def record(op: str, label: str, bytes_to: Sequence[int], env: ShardingEnv) -> CollectiveEvent | None:
     """Adds a collective to the open traces; None without one. `env` determines which bytes cross nodes."""
     if not _open:
         return None
-    event = CollectiveEvent(op, label, tuple(bytes_to), perf_counter())
-    if env is not None:
-        event.bytes_to = env.in_world(bytes_to)
-        event.inter_node_bytes = env.across_nodes(bytes_to)
-        event.intra_node_bytes = event.bytes_sent - event.inter_node_bytes - bytes_to[env.rank]
+    event = CollectiveEvent(op, label, env.in_world(bytes_to), perf_counter())
+    event.inter_node_bytes = env.across_nodes(bytes_to)
+    event.intra_node_bytes = event.bytes_sent - event.inter_node_bytes - bytes_to[env.rank]
     for opened in _open:
         opened.events.append(event)
     return event

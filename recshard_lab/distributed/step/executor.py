@@ -34,7 +34,6 @@ from recshard_lab.comm import (
     ShardingEnv,
     complete,
     failing_rank,
-    in_world,
     raise_after_backward,
 )
 from recshard_lab.distributed.awaitable import NoWait
@@ -386,7 +385,7 @@ class Executor:
         try:
             complete(self.env, part, rest, earlier)
         except Failed as failed:
-            own = failing_rank(failed.error) == in_world(self.env.rank, self.env)
+            own = failing_rank(failed.error) == self.env.world.rank
             self.input_dist.error = failed.error if own and not failed.known else None
             return failed
         return None

@@ -27,29 +27,3 @@ from recshard_lab.optim.keyed import KeyedOptimizerWrapper as KeyedOptimizerWrap
 from recshard_lab.optim.warmup import WarmupOptimizer as WarmupOptimizer
 from recshard_lab.optim.warmup import WarmupPolicy as WarmupPolicy
 from recshard_lab.optim.warmup import WarmupStage as WarmupStage
-
-__all__ = [
-    "LAMB",
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "CombinedOptimizer",
-    "EmptyFusedOptimizer",
-    "FusedCollectionOptimizer",
-    "FusedOptimizer",
-    "FusedOptimizerModule",
-    "GradientClipping",
-    "GradientClippingOptimizer",
-    "KeyedOptimizer",
-    "KeyedOptimizerWrapper",
-    "LarsSGD",
-    "OptimizerWrapper",
-    "PartialRowWiseAdam",
-    "PartialRowWiseLAMB",
-    "RowWiseAdagrad",
-    "WarmupOptimizer",
-    "WarmupPolicy",
-    "WarmupStage",
-    "apply_optimizer_in_backward",
-    "in_backward_optimizer_filter",
-]

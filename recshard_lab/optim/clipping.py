@@ -82,9 +82,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
             raise ValueError(f"norm_type must be a positive number or 'inf', got {norm_type!r}")
         self._clipping, self._max_gradient, self._norm_type = clipping, float(max_gradient), float(norm_type)
         self._track = track_grad_norm
-        groups = dict(param_to_pgs or {}) if enable_global_grad_clip else {}
-        self._groups_of = {id(param): tuple(pgs) for param, pgs in groups.items() if pgs}
-        self._sharded = groups  # keeps the parameters alive, whose ids are keys
+        groups = (param_to_pgs or {}) if enable_global_grad_clip else {}
+        self._groups_of: dict[Any, tuple[Any, ...]] = {param: tuple(pgs) for param, pgs in groups.items() if pgs}
         if fused and (clipping is GradientClipping.NORM or track_grad_norm):
             optimizer.defer_steps()
         self._total: Tensor | None = None
@@ -96,17 +95,15 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     def step(self, closure: Any = None) -> Any:
         """Evaluates the closure if there is one, clips, and steps."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         if self._clipping is GradientClipping.NORM:
             self._total = self.clip_grad_norm_()
         elif self._track:
             self._total = self.compute_total_grad_norm()[0]
         if self._clipping is GradientClipping.VALUE:
-            for grad in self._grads():
-                grad.clamp_(-self._max_gradient, self._max_gradient)
+            for param in self._parameters():
+                if param.grad is not None:
+                    _local(param.grad).clamp_(-self._max_gradient, self._max_gradient)
         super().step()
         return loss
 
@@ -125,9 +122,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
                 f"clip_grad_norm_ cannot clip {self.stepped_in_backward}, which backward has stepped. Fix: pass "
                 f"clipping=GradientClipping.NORM"
             )
-        total = self.compute_total_grad_norm()[0]
+        total, grads = self.compute_total_grad_norm()
         scale = (self._max_gradient / (total + 1e-6)).clamp(max=1.0)
-        for grad in self._grads():
+        for grad in grads:
             grad.mul_(scale.to(grad.device))
         self.scale_fused_gradients(scale)
         return total
@@ -141,7 +138,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         # also for groups of which this rank stores no shard, and for shards without a gradient
         buckets: dict[tuple[Any, ...], list[Tensor]] = {pgs: [] for pgs in self._groups_of.values()}
         for param in self._parameters():
-            bucket = buckets.setdefault(self._groups_of.get(id(param)) or _mesh_groups(param), [])
+            bucket = buckets.setdefault(self._groups_of.get(param) or _mesh_groups(param), [])
             if param.grad is not None and param.grad.numel():
                 bucket.append(_local(param.grad))
         parts = [self._powered(grads, pgs) for pgs, grads in buckets.items()]
@@ -171,9 +168,6 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def _parameters(self) -> list[Any]:
         """All parameters except fused tables."""
         return [param for group in self.param_groups for param in group["params"] if isinstance(param, Tensor)]
-
-    def _grads(self) -> list[Tensor]:
-        return [_local(param.grad) for param in self._parameters() if param.grad is not None and param.grad.numel()]
 
 
 def _local(grad: Any) -> Tensor:

@@ -7,7 +7,7 @@ name does. Everything in this room is a `KeyedOptimizer`, and so are the wrapper
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -22,59 +22,59 @@ from recshard_lab.embedding.fused import FusedCollection
 
 def plain_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """A state for saving, without copies. Replaces each object that has ``state_dict()`` by its result."""
-    return {key: _plain(value) for key, value in entry.items()}
+    nested = {key: plain_entry(value) for key, value in entry.items() if isinstance(value, dict)}
+    objects = {key: value.state_dict() for key, value in entry.items() if _stateful(value, "state_dict")}
+    return {**entry, **objects, **nested}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return plain_entry(value)
-    return value.state_dict() if _stateful(value, "state_dict") else value
+def _leaves(
+    current: dict[str, Any], loaded: Mapping[str, Any], path: str
+) -> Iterator[tuple[dict[str, Any], str, Any, str]]:
+    """(dictionary, key, loaded value, path) of each value of a state.
+
+    Raises:
+        ValueError: the loaded state has other keys.
+    """
+    if not isinstance(loaded, Mapping):
+        raise ValueError(f"state of {path!r} must be a dictionary with the keys {sorted(current)}, got {loaded!r:.80}")
+    differ(f"the state of {path!r}", current, loaded)
+    for key, value in current.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, loaded[key], f"{path}.{key}")
+        else:
+            yield current, key, loaded[key], f"{path}.{key}"
 
 
-def check_entry(current: Mapping[str, Any], loaded: Any, path: str) -> None:
+def check_entry(current: dict[str, Any], loaded: Mapping[str, Any], path: str) -> None:
     """Checks that a loaded state has the keys, shapes and shards of the current one.
 
     Raises:
         ValueError: it differs; names the first difference.
     """
-    if not isinstance(loaded, Mapping):
-        raise ValueError(f"state of {path!r} must be a dictionary with the keys {sorted(current)}, got {loaded!r:.80}")
-    missing = sorted(map(str, set(current) - set(loaded)))
-    extra = sorted(map(str, set(loaded) - set(current)))
-    if missing or extra:
-        raise ValueError(
-            f"state of {path!r} has the keys {sorted(map(str, loaded))}, expected {sorted(map(str, current))}: "
-            f"missing {missing}, unknown {extra}"
-        )
-    for key, value in current.items():
-        _check_value(value, loaded[key], f"{path}.{key}")
-
-
-def _check_value(current: Any, loaded: Any, path: str) -> None:
-    if isinstance(current, dict):
-        check_entry(current, loaded, path)
-    elif (shards := local_shards(current)) is not None:
-        if (others := local_shards(loaded)) is None:
-            raise ValueError(f"state {path!r} is {_describe(loaded)}, expected a sharded tensor or DTensor")
-        expected, layout = (_local_layout(each) for each in (shards, others))
-        if layout != expected:
-            raise ValueError(
-                f"state {path!r} has local shards {layout}, expected {expected}. Fix: load it with "
-                f"torch.distributed.checkpoint, which reshards"
+    for holder, key, new, name in _leaves(current, loaded, path):
+        value = holder[key]
+        if (shards := local_shards(value)) is not None:
+            if (others := local_shards(new)) is None:
+                raise ValueError(f"state {name!r} is {_describe(new)}, expected a sharded tensor or DTensor")
+            expected, layout = (
+                [f"{list(tensor.shape)} at {list(offsets)}" for offsets, tensor in each] for each in (shards, others)
             )
-    elif isinstance(current, Tensor) and not _stateful(current, "load_state_dict"):
-        is_number = isinstance(loaded, int | float) and current.numel() == 1
-        if not is_number and (not isinstance(loaded, Tensor) or loaded.shape != current.shape):
-            raise ValueError(f"state {path!r} is {_describe(loaded)}, expected shape {list(current.shape)}")
+            if layout != expected:
+                raise ValueError(
+                    f"state {name!r} has local shards {layout}, expected {expected}. Fix: load it with "
+                    f"torch.distributed.checkpoint, which reshards"
+                )
+        elif isinstance(value, Tensor):
+            is_number = isinstance(new, int | float) and value.numel() == 1
+            if not is_number and (not isinstance(new, Tensor) or new.shape != value.shape):
+                raise ValueError(f"state {name!r} is {_describe(new)}, expected shape {list(value.shape)}")
 
 
 def load_entry(current: dict[str, Any], loaded: Mapping[str, Any]) -> None:
     """Copies a state that `check_entry` has checked into the current one."""
-    for key, value in current.items():
-        new = loaded[key]
-        if isinstance(value, dict):
-            load_entry(value, new)
-        elif (shards := local_shards(value)) is not None:
+    for holder, key, new, _ in _leaves(current, loaded, ""):
+        value = holder[key]
+        if (shards := local_shards(value)) is not None:
             for (_, tensor), (_, other) in zip(shards, local_shards(new) or (), strict=True):
                 tensor.detach().copy_(other)
         elif _stateful(value, "load_state_dict"):
@@ -82,7 +82,7 @@ def load_entry(current: dict[str, Any], loaded: Mapping[str, Any]) -> None:
         elif isinstance(value, Tensor):
             value.detach().copy_(new) if isinstance(new, Tensor) else value.detach().fill_(new)
         else:
-            current[key] = deepcopy(new)
+            holder[key] = deepcopy(new)
 
 
 def _stateful(value: Any, method: str) -> bool:
@@ -99,10 +99,6 @@ def local_shards(value: Any) -> list[tuple[tuple[int, ...], Tensor]] | None:
         local = value.to_local()
     tensors = local.local_shards() if hasattr(local, "local_shards") else [local]
     return [(tuple(c.offsets), tensor) for c, tensor in zip(value.__create_chunk_list__(), tensors, strict=True)]
-
-
-def _local_layout(shards: list[tuple[tuple[int, ...], Tensor]]) -> list[str]:
-    return [f"{list(tensor.shape)} at {list(offsets)}" for offsets, tensor in shards]
 
 
 def _describe(value: Any) -> str:
@@ -134,11 +130,10 @@ class KeyedOptimizer(torch.optim.Optimizer):
     {'state': {'w': {'step': tensor(3)}}}
     """
 
+    _wrapped: Sequence[torch.optim.Optimizer] = ()
+
     def __init__(
-        self,
-        params: Mapping[str, Any],
-        state: Mapping[Any, Any],
-        param_groups: Collection[Mapping[str, Any]],
+        self, params: Mapping[str, Any], state: Mapping[Any, Any], param_groups: Collection[Mapping[str, Any]]
     ) -> None:
         known = {id(param) for param in params.values()}
         strangers = [key for key in state if id(key) not in known]
@@ -185,6 +180,19 @@ class KeyedOptimizer(torch.optim.Optimizer):
     def scale_fused_gradients(self, factor: Tensor) -> None:
         """Multiplies deferred gradients by a 0-d tensor."""
 
+    def set_optimizer_step(self, step: int) -> None:
+        """Passes the number of the step to wrapped optimizers that count their steps themselves."""
+        self._tell("set_optimizer_step", step)
+
+    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
+        """Passes these to wrapped optimizers that take them."""
+        self._tell("update_hyper_parameters", params_dict)
+
+    def _tell(self, method: str, value: Any) -> None:
+        for optimizer in self._wrapped:
+            if hasattr(optimizer, method):
+                getattr(optimizer, method)(value)
+
     # ---- state ----
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,7 +220,7 @@ class KeyedOptimizer(torch.optim.Optimizer):
                 f"this optimizer has no state yet, the given one has {len(given)} entries ({sorted(given)[0]!r}, ...): "
                 f"call init_state() first"
             )
-        differ("entries", held, given)
+        differ("this optimizer's entries", held, given)
         for name, entry in held.items():
             check_entry(entry, given[name], name)
         if self.defaults["_save_param_groups"]:
@@ -255,17 +263,15 @@ class KeyedOptimizer(torch.optim.Optimizer):
         sparse = set(sparse_grad_parameter_names or ())
         trained = {n: p for n, p in self.params.items() if isinstance(p, Tensor) and p.requires_grad}
         grads = {name: param.grad for name, param in trained.items()}
-        rates = [group.get("lr") for group in self.param_groups]
+        rates = [(group, group["lr"]) for group in self.param_groups if group.get("lr") is not None]
         for name, param in trained.items():
             zeros = torch.zeros_like(param)
             param.grad = zeros.to_sparse(1) if name in sparse else zeros
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            if rate is not None:
-                group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+        for group, rate in rates:
+            group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
         self.step()
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            if rate is not None:
-                group["lr"] = rate
+        for group, rate in rates:
+            group["lr"] = rate
         for name, param in trained.items():
             if grads[name] is not None:
                 param.grad = grads[name]
@@ -301,9 +307,9 @@ class KeyedOptimizer(torch.optim.Optimizer):
         """
         own = {", ".join(self._names_of(group)): group for group in self.param_groups}
         theirs = {", ".join(sorted(group["params"])): group for group in given}
-        differ("param_groups", own, theirs)
+        differ("this optimizer's param_groups", own, theirs)
         for members, group in own.items():
-            differ(f"settings of param group [{members}]", group, group.keys() & theirs[members].keys())
+            differ(f"the settings of param group [{members}]", group, group.keys() & theirs[members].keys())
         return [(group, theirs[members]) for members, group in own.items()]
 
 
@@ -317,14 +323,11 @@ def section(state_dict: Mapping[str, Any], key: str) -> Any:
 
 
 def differ(what: str, held: Iterable[str], given: Iterable[str]) -> None:
-    """Names the keys that one side lacks."""
-    missing, extra = sorted(set(held) - set(given)), sorted(set(given) - set(held))
-    if missing or extra:
-        lacks = f" it lacks {missing}" if missing else ""
-        has = f" it has {extra}, unknown here" if extra else ""
-        raise ValueError(
-            f"the state given does not fit this optimizer's {what}:{lacks}{',' * bool(lacks and has)}{has}"
-        )
+    """Raises ValueError that names the keys that one side lacks."""
+    missing, extra = (sorted(map(str, set(a) - set(b))) for a, b in ((held, given), (given, held)))
+    found = [f"it lacks {missing}"] * bool(missing) + [f"it has {extra}, unknown here"] * bool(extra)
+    if found:
+        raise ValueError(f"the state given does not fit {what}: {', '.join(found)}")
 
 
 @checks_arguments
@@ -354,6 +357,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
             ) from error
         if not isinstance(self._optimizer, torch.optim.Optimizer):
             raise ValueError(f"optim_factory must make a torch optimizer, it made {self._optimizer!r}")
+        self._wrapped = [self._optimizer]
         super().__init__(params, self._optimizer.state, self._optimizer.param_groups)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -364,21 +368,11 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         """One step of the wrapped optimizer."""
         return self._optimizer.step(closure) if closure is not None else self._optimizer.step()
 
-    def set_optimizer_step(self, step: int) -> None:
-        """Handed on to an optimizer that counts its steps itself."""
-        if hasattr(self._optimizer, "set_optimizer_step"):
-            self._optimizer.set_optimizer_step(step)
-
-    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Handed on to an optimizer that takes them."""
-        if hasattr(self._optimizer, "update_hyper_parameters"):
-            self._optimizer.update_hyper_parameters(params_dict)
-
 
 # The face that optimizers stepped inside backward show to a training loop.
 
 
-class FusedOptimizer(KeyedOptimizer, ABC):
+class FusedOptimizer(KeyedOptimizer):
     """Its parameters are stepped in backward: ``step`` has nothing to do, and ``zero_grad`` no ``.grad`` to clear."""
 
     @property
@@ -388,11 +382,10 @@ class FusedOptimizer(KeyedOptimizer, ABC):
     def init_state(self, sparse_grad_parameter_names: Collection[str] | None = None) -> None:
         """Nothing to do: the states of fused tables are there from the start."""
 
-    @abstractmethod
     def step(self, closure: Any = None) -> Any:
         """Runs ``closure`` if given; the weights have moved already."""
+        return closure() if closure is not None else None
 
-    @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
         """There is nothing to clear."""
 
@@ -406,12 +399,6 @@ class EmptyFusedOptimizer(FusedOptimizer):
 
     def __init__(self) -> None:
         super().__init__({}, {}, [])
-
-    def step(self, closure: Any = None) -> Any:
-        return closure() if closure is not None else None
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        pass
 
 
 class FusedOptimizerModule(ABC):
@@ -458,9 +445,9 @@ class FusedCollectionOptimizer(FusedOptimizer):
 
     def step(self, closure: Any = None) -> Any:
         """Runs ``closure`` if passed, and passes the learning rate to the kernel."""
-        result = closure() if closure is not None else None
+        loss = super().step(closure)
         self.zero_grad()
-        return result
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Passes the learning rate to the kernel. Fused tables have no ``.grad``."""

@@ -16,7 +16,7 @@ import torch
 
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.optim.combined import OptimizerWrapper
-from recshard_lab.optim.keyed import KeyedOptimizer, check_entry, differ, section
+from recshard_lab.optim.keyed import KeyedOptimizer
 
 
 @unique
@@ -134,69 +134,58 @@ class WarmupOptimizer(OptimizerWrapper):
         lr_param: str = "lr",
         param_name: str = "__warmup",
     ) -> None:
-        super().__init__(optimizer)
         if param_name in optimizer.params:
             raise ValueError(f"the optimizer has a parameter {param_name!r} already: choose another param_name")
         self._stages = _checked(stages)
-        self._lr, self._lr_param, self._param_name = lr, lr_param, param_name
-        self._warmup_param = torch.nn.Parameter()
-        self._place = torch.zeros(2, dtype=torch.long)  # iter, stage
+        self._lr, self._lr_param = lr, lr_param
+        self._schedule = _Place(param_name, self._stages, optimizer.defaults["_save_param_groups"])
+        super().__init__(optimizer, self._schedule)
         self._set_lr()
-
-    @property
-    def params(self) -> dict[str, Any]:  # type: ignore[override]
-        return {**self._optimizer.params, self._param_name: self._warmup_param}
-
-    @property
-    def state(self) -> dict[Any, Any]:  # type: ignore[override]
-        return {**self._optimizer.state, self._warmup_param: {"warmup": self._place}}
 
     def step(self, closure: Any = None) -> Any:
         """Steps the optimizer inside, then sets the rates of the step to come."""
         loss = super().step(closure)
-        iteration, stage = self._place.tolist()
+        iteration, stage = self._schedule.place.tolist()
         if iteration + 1 > self._stages[stage].max_iters and stage + 1 < len(self._stages):
             stage += 1
-        self._place.copy_(torch.tensor([iteration + 1, stage]))
+        self._schedule.place.copy_(torch.tensor([iteration + 1, stage]))
         self._set_lr()
         return loss
 
     def _set_lr(self) -> None:
-        iteration, stage = self._place.tolist()
+        iteration, stage = self._schedule.place.tolist()
         rate = self._lr * self._stages[stage].multiplier(iteration)
         for group in self.param_groups:
             group[self._lr_param] = rate
 
-    def state_dict(self) -> dict[str, Any]:
-        saved = super().state_dict()
-        return {**saved, "state": {**saved["state"], self._param_name: {"warmup": self._place}}}
-
-    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        given = section(state_dict, "state")
-        differ("parameters", [self._param_name], [name for name in given if name == self._param_name])
-        check_entry({"warmup": self._place}, given[self._param_name], self._param_name)
-        place = given[self._param_name]["warmup"].tolist()
-        if place[0] < 0 or not 0 <= place[1] < len(self._stages):
-            raise ValueError(
-                f"state {self._param_name!r} is at (iter, stage) {tuple(place)}, but there are stages 0 to "
-                f"{len(self._stages) - 1}: give the stages that it was saved with"
-            )
-        super().check_state_dict(self._inner(state_dict))
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self.check_state_dict(state_dict)
-        place = state_dict["state"][self._param_name]["warmup"].clone()
-        super().load_state_dict(self._inner(state_dict))
-        self._place.copy_(place)
+        super().load_state_dict(state_dict)
         self._set_lr()
-
-    def _inner(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        rest = {name: entry for name, entry in state_dict["state"].items() if name != self._param_name}
-        return {**state_dict, "state": rest}
 
     def post_load_state_dict(self) -> None:
         super().post_load_state_dict()
         self._set_lr()
+
+
+class _Place(KeyedOptimizer):
+    """Where a schedule is, saved and loaded as the state of a parameter without numbers."""
+
+    def __init__(self, name: str, stages: Sequence[WarmupStage], saves_param_groups: bool) -> None:
+        parameter, self.place = torch.nn.Parameter(), torch.zeros(2, dtype=torch.long)  # iter, stage
+        super().__init__({name: parameter}, {parameter: {"warmup": self.place}}, [])
+        self._name, self._stages = name, stages
+        self.save_param_groups(saves_param_groups)
+
+    def step(self, closure: Any = None) -> None: ...
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().check_state_dict(state_dict)
+        place = state_dict["state"][self._name]["warmup"].tolist()
+        if place[0] < 0 or not 0 <= place[1] < len(self._stages):
+            raise ValueError(
+                f"state {self._name!r} is at (iter, stage) {tuple(place)}, but there are stages 0 to "
+                f"{len(self._stages) - 1}: give the stages that it was saved with"
+            )
 
 
 def _checked(stages: Sequence[WarmupStage]) -> list[WarmupStage]:

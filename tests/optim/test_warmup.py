@@ -77,7 +77,7 @@ def test_a_schedule_goes_on_where_it_was_saved(combined: bool) -> None:
     second.load_state_dict(saved)
     assert [group["lr"] for group in second.param_groups] == pytest.approx([0.4] * (1 + combined))
     assert rates(second, 3) == rates(first, 3)
-    with pytest.raises(ValueError, match=r"parameters: it lacks \['__warmup'\]"):
+    with pytest.raises(ValueError, match=r"entries: it lacks \['__warmup'\]"):
         second.load_state_dict({"state": {}})
 
 

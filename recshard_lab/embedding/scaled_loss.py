@@ -55,7 +55,10 @@ def watch_scalers() -> None:
     """Has every GradScaler of this process search the losses that it scales. Further calls do nothing."""
     if not _watch.wrapped:
         _watch.wrapped = True
-        _wrap_all(torch.amp.GradScaler)
+        scalers: list[Any] = [torch.amp.GradScaler]
+        for scaler in scalers:
+            _wrap(scaler)
+            scalers += scaler.__subclasses__()
         torch.amp.GradScaler.__init_subclass__ = classmethod(_wrap)  # type: ignore[assignment]
 
 
@@ -78,13 +81,6 @@ def scaled_loss_error(stepped: str, scale: float) -> ValueError:
         f"gradients: its gradient is {scale:g} times too large. Fix: train without a GradScaler, under torch.autocast "
         f"with dtype=torch.bfloat16"
     )
-
-
-def _wrap_all(scaler: type) -> None:
-    _wrap(scaler)
-    derived: list[type] = scaler.__subclasses__()
-    for each in derived:
-        _wrap_all(each)
 
 
 def _wrap(scaler: Any) -> None:
@@ -122,10 +118,8 @@ def _search(loss: Tensor, scale: Callable[[], float]) -> None:
             continue
         seen.add(node)
         left.extend(child for child, _ in node.next_functions)
-        for found in (
-            getattr(node, "saved", None),
-            getattr(getattr(node, "variable", None), "steps_in_backward", None),
-        ):
+        for holder, name in ((node, "saved"), (getattr(node, "variable", None), "steps_in_backward")):
+            found = getattr(holder, name, None)
             if isinstance(found, StepsInBackward) and found in _watch.waiting:
                 found.refuse(scale())
         if type(node).__name__ == "CheckpointFunctionBackward":

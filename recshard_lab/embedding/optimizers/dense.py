@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.embedding.optimizers.rules import EmbOptimType, OptimizerSpec, WeightDecayMode, step
+from recshard_lab.embedding.optimizers.rules import (
+    RULES,
+    EmbOptimType,
+    OptimizerSpec,
+    WeightDecayMode,
+    number_from_0,
+    step,
+)
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -28,19 +35,7 @@ class RowOptimizer(torch.optim.Optimizer):
     """The rule's states, and their names here."""
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        for name, value in defaults.items():
-            if name == "betas" and not (isinstance(value, tuple | list) and len(value) == 2):
-                raise ValueError(f"betas must be two numbers, got {value!r}")
-            for number in value if name == "betas" else (value,):
-                if not isinstance(number, int | float):
-                    raise ValueError(f"{name} must be a number (two for betas), got {value!r}")
-            if name in ("betas", "momentum"):
-                for beta in value if name == "betas" else (value,):
-                    if not 0 <= beta < 1:
-                        raise ValueError(f"{name} must be from 0 to below 1, got {value!r}")
-            elif not isinstance(value, bool) and not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-        numbers = {name: _as_float(value) for name, value in defaults.items()}
+        numbers = {name: _checked(name, value) for name, value in defaults.items()}
         try:
             super().__init__(params, numbers)
         except TypeError as error:
@@ -49,10 +44,7 @@ class RowOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps all parameters. Returns the loss of ``closure``, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -84,13 +76,8 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _spec(self, group: dict[str, Any], count: int) -> OptimizerSpec:
         """The rule with a parameter group's numbers, for step ``count``."""
-        numbers: dict[str, Any] = {
-            name: group[name] for name in ("eps", "weight_decay", "momentum", "eta") if name in group
-        }
-        if "betas" in group:
-            numbers["beta1"], numbers["beta2"] = group["betas"]
         rate = group["lr"] / (1 + (count - 1) * group.get("lr_decay", 0.0))
-        return OptimizerSpec(self.rule, rate, **numbers)
+        return OptimizerSpec(self.rule, rate, **_settings(self.rule, group))
 
 
 def _beside(touched: Tensor, values: Tensor) -> Tensor:
@@ -98,14 +85,19 @@ def _beside(touched: Tensor, values: Tensor) -> Tensor:
     return touched.view(-1, *[1] * (values.dim() - 1))
 
 
-def _as_float(value: Any) -> Any:
-    """Integers as floats, because tensors take no integers of more than 64 bits."""
-    if isinstance(value, tuple | list):
-        return tuple(map(_as_float, value))
-    try:
-        return value if isinstance(value, bool) else float(value)
-    except OverflowError:
-        raise ValueError(f"{value!r} is larger than any float. Fix: use a smaller number") from None
+def _checked(name: str, value: Any) -> Any:
+    """A setting as floats, because tensors take no integers of more than 64 bits."""
+    if name == "betas":
+        if not (isinstance(value, tuple | list) and len(value) == 2):
+            raise ValueError(f"betas must be two numbers, got {value!r}")
+        return tuple(float(number_from_0("each of betas", beta, below_1=True)) for beta in value)
+    return value if isinstance(value, bool) else float(number_from_0(name, value, below_1=name == "momentum"))
+
+
+def _settings(rule: EmbOptimType, values: Mapping[str, Any]) -> dict[str, float]:
+    """The arguments of `OptimizerSpec` among those of a torch optimizer."""
+    named = {**values, **dict(zip(("beta1", "beta2"), values.get("betas", ()), strict=False))}
+    return {name: float(named[name]) for name in ("eps", "weight_decay", *RULES[rule].settings) if name in named}
 
 
 class _Moments(RowOptimizer):
@@ -236,17 +228,8 @@ class RowWiseAdagrad(RowOptimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "lr_decay": lr_decay,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "initial_accumulator_value": initial_accumulator_value,
-                "maximize": maximize,
-            },
-        )
+        settings = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, {**settings, "initial_accumulator_value": initial_accumulator_value})
         for group in self.param_groups:
             for weight in group["params"]:
                 wide = torch.promote_types(weight.dtype, torch.float32)
@@ -270,7 +253,7 @@ _TWINS: dict[type[torch.optim.Optimizer], EmbOptimType] = {
     LarsSGD: EmbOptimType.LARS_SGD,
 }
 _SAME_NUMBERS = {"foreach", "fused", "capturable", "differentiable"}  # how torch computes, not what
-_HONOURED = {"lr", "eps", "weight_decay"}
+_HONOURED = {"lr", "decoupled_weight_decay"}
 
 
 def spec_from_optimizer(
@@ -302,10 +285,8 @@ def spec_from_optimizer(
     if unknown:
         raise ValueError(f"{optimizer_class.__name__} has no argument {unknown}. Fix: use only {list(defaults)}")
     values = {**defaults, **given}
-    read: dict[str, Any] = {name: float(values[name]) for name in ("eps", "weight_decay") if name in defaults}
-    extra = _EXTRA.get(twin, lambda values: {})(values)
-    honoured = _HONOURED | ({"betas"} if "beta1" in extra else set()) | {"decoupled_weight_decay", *extra}
-    for name in set(given) - honoured - _SAME_NUMBERS:
+    read: dict[str, Any] = _settings(twin, values)
+    for name in set(given) - _HONOURED - _SAME_NUMBERS - set(read) - ({"betas"} if "beta1" in read else set()):
         if given[name] != defaults[name]:
             raise ValueError(
                 f"{optimizer_class.__name__}({name}={given[name]!r}) cannot run inside backward on the touched rows "
@@ -314,25 +295,7 @@ def spec_from_optimizer(
     if twin is EmbOptimType.ADAM and read["weight_decay"]:
         apart = optimizer_class is torch.optim.AdamW or values.get("decoupled_weight_decay", False)
         read["weight_decay_mode"] = WeightDecayMode.DECOUPLE if apart else WeightDecayMode.L2
-    return OptimizerSpec(twin, float(values["lr"]), **read, **extra)
-
-
-def _betas(values: Mapping[str, Any]) -> dict[str, float]:
-    beta1, beta2 = values["betas"]
-    return {"beta1": float(beta1), "beta2": float(beta2)}
-
-
-def _lars(values: Mapping[str, Any]) -> dict[str, float]:
-    return {"momentum": float(values["momentum"]), "eta": float(values["eta"])}
-
-
-_EXTRA: dict[EmbOptimType, Callable[[Mapping[str, Any]], dict[str, float]]] = {
-    EmbOptimType.ADAM: _betas,
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: _betas,
-    EmbOptimType.LAMB: _betas,
-    EmbOptimType.PARTIAL_ROWWISE_LAMB: _betas,
-    EmbOptimType.LARS_SGD: _lars,
-}
+    return OptimizerSpec(twin, float(values["lr"]), **read)
 
 
 def spec_of_parameter(parameter: Tensor) -> OptimizerSpec | None:

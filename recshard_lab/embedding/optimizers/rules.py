@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum, IntEnum, unique
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+_E = TypeVar("_E", bound=Enum)
 
 # The fused optimizers and their modes of weight decay, under fbgemm's names and values.
 
@@ -59,6 +61,10 @@ class WeightDecayMode(IntEnum):
     L2 = 1
     DECOUPLE = 2
 
+    @classmethod
+    def _missing_(cls, value: object) -> WeightDecayMode | None:
+        return cls.__members__.get(str(value).upper())
+
 
 def optim_type(value: EmbOptimType | str | Enum) -> EmbOptimType:
     """`EmbOptimType` from itself, its value, or a member of fbgemm's own enum.
@@ -66,39 +72,26 @@ def optim_type(value: EmbOptimType | str | Enum) -> EmbOptimType:
     Raises:
         ValueError: an unsupported optimizer; the message names the supported ones.
     """
-    if isinstance(value, EmbOptimType):
-        return value
-    text = value.value if isinstance(value, Enum) else value
+    return _member(EmbOptimType, value, "optimizer", [member.value for member in EmbOptimType])
+
+
+def _member(kind: type[_E], value: Any, what: str, supported: list[str]) -> _E:
     try:
-        return EmbOptimType(text)
+        if isinstance(value, bool):
+            raise ValueError
+        return kind(value.value if isinstance(value, Enum) else value)
     except ValueError:
-        supported = ", ".join(member.value for member in EmbOptimType)
-        raise ValueError(f"optimizer {value!r} is not supported. Fix: choose one of {supported}") from None
+        raise ValueError(f"{what} {value!r} is not supported. Fix: choose one of {', '.join(supported)}") from None
 
 
-def decay_mode(value: WeightDecayMode | int | str) -> WeightDecayMode:
-    """`WeightDecayMode` from itself, its name or number, or a member of fbgemm's own enum.
-
-    Raises:
-        ValueError: an unsupported mode; the message names the supported ones.
-    """
-    for member in WeightDecayMode:
-        if isinstance(value, str):
-            if value.upper() == member.name:
-                return member
-        elif isinstance(value, int) and not isinstance(value, bool) and value == member.value:
-            return member
-    supported = ", ".join(member.name for member in WeightDecayMode)
-    raise ValueError(f"weight_decay_mode {value!r} is not supported. Fix: choose one of {supported}")
-
-
+_LARGEST = torch.finfo(torch.float64).max
 State = Mapping[str, Tensor]
 RowDims = int | Tensor  # D, or [U] for rows of tables of different widths
 Formula = Generator[Tensor, Tensor, Tensor]
 
 
 @dataclass(slots=True)
-class Touched:
+class RowStep:
     """The touched rows of one shard: the input of a rule."""
 
     spec: OptimizerSpec
@@ -127,15 +120,6 @@ class Touched:
     def first_moment(self) -> Tensor:
         """``m = beta1 * m + (1 - beta1) * g``, not stored yet."""
         return self.read("momentum1").lerp_(self.grad, 1.0 - self.spec.beta1)
-
-    def second_moment(self) -> Tensor:
-        """``v = beta2 * v + (1 - beta2) * g^2``, not stored yet."""
-        beta = self.spec.beta2
-        return self.read("momentum2").mul_(beta).addcmul_(self.grad, self.grad, value=1.0 - beta)
-
-    def row_second_moment(self, squares: Tensor) -> Tensor:
-        """``[U]``: the same of the mean over the row of ``g^2``, whose sum is ``squares``."""
-        return self.read("momentum2").lerp_(squares / self.full_dim, 1.0 - self.spec.beta2)
 
     def unbiased(self, first: Tensor, second: Tensor) -> Tensor:
         """``m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)``."""
@@ -167,13 +151,13 @@ def _columns(numbers: Tensor) -> Tensor:
     return numbers if numbers.dim() == 2 else numbers.unsqueeze(1)
 
 
-def _sgd(at: Touched) -> Formula:
+def _sgd(at: RowStep) -> Formula:
     """``w -= lr * g``."""
     yield from ()
     return at.grad.mul_(-at.spec.learning_rate)
 
 
-def _adagrad(at: Touched) -> Formula:
+def _adagrad(at: RowStep) -> Formula:
     """``s += g^2;  w -= lr * g / (sqrt(s) + eps)`` element by element (Duchi et al. 2011)."""
     yield from ()
     total = at.read("momentum1").addcmul_(at.grad, at.grad)
@@ -181,7 +165,7 @@ def _adagrad(at: Touched) -> Formula:
     return at.grad.mul_(-at.spec.learning_rate).div_(total.sqrt_().add_(at.spec.eps))
 
 
-def _rowwise_adagrad(at: Touched) -> Formula:
+def _rowwise_adagrad(at: RowStep) -> Formula:
     """``s[r] += mean over the row of g^2;  w[r] -= lr * g / (sqrt(s[r]) + eps)``: one number a row, not D."""
     squares = yield row_squares(at.grad)
     total = at.read("momentum1").add_(squares / at.full_dim)
@@ -189,33 +173,41 @@ def _rowwise_adagrad(at: Touched) -> Formula:
     return at.grad.mul_((-at.spec.learning_rate / (total.sqrt_().add_(at.spec.eps))).unsqueeze(1))
 
 
-def _adam(at: Touched) -> Formula:
+def _adam(at: RowStep) -> Formula:
     """``w -= lr * m^ / (sqrt(v^) + eps)`` with unbiased ``m^ = m / (1 - beta1^t)``, ``v^`` alike (Kingma, Ba 2015)."""
-    yield from ()
-    return _store(at, at.first_moment(), at.second_moment()).mul_(-at.spec.learning_rate)
+    second = yield from _second_moment(at)
+    first = at.first_moment()
+    at.write("momentum1", first)
+    at.write("momentum2", second)
+    return at.unbiased(first, second).mul_(-at.spec.learning_rate)
 
 
-def _partial_rowwise_adam(at: Touched) -> Formula:
-    """Adam whose second moment is one number a row, that of the row's mean square."""
-    squares = yield row_squares(at.grad)
-    return _store(at, at.first_moment(), at.row_second_moment(squares)).mul_(-at.spec.learning_rate)
-
-
-def _lamb(at: Touched) -> Formula:
+def _lamb(at: RowStep) -> Formula:
     """``r = m^ / (sqrt(v^) + eps) + decay * w;  w -= lr * |w| / |r| * r`` row by row (You et al. 2020).
 
     The ratio is 1 where either norm is zero, so that a row of zeros can learn.
     """
-    return (yield from _trusted(at, at.second_moment()))
+    second = yield from _second_moment(at)
+    first, values = at.first_moment(), at.values()
+    direction = at.unbiased(first, second).add_(values, alpha=at.spec.weight_decay_inside)
+    norms = (yield torch.stack([row_squares(values), row_squares(direction)], 1)).sqrt()
+    weight, length = norms.unbind(1)
+    ratio = torch.where((weight > 0) & (length > 0), weight / length, torch.ones_like(weight))
+    at.write("momentum1", first)
+    at.write("momentum2", second)
+    return direction.mul_((-at.spec.learning_rate * ratio).unsqueeze(1))
 
 
-def _partial_rowwise_lamb(at: Touched) -> Formula:
-    """LAMB whose second moment is one number a row."""
+def _second_moment(at: RowStep) -> Formula:
+    """``v = beta2 * v + (1 - beta2) * g^2``, not stored yet; of partial row-wise rules ``[U]``, with the row's mean."""
+    beta, before = at.spec.beta2, at.read("momentum2")
+    if before.dim() == 2:
+        return before.mul_(beta).addcmul_(at.grad, at.grad, value=1.0 - beta)
     squares = yield row_squares(at.grad)
-    return (yield from _trusted(at, at.row_second_moment(squares)))
+    return before.lerp_(squares / at.full_dim, 1.0 - beta)
 
 
-def _lars_sgd(at: Touched) -> Formula:
+def _lars_sgd(at: RowStep) -> Formula:
     """``m = momentum * m + lr * eta * |w| / (|g| + decay * |w|) * (g + decay * w);  w -= m`` row by row.
 
     You et al. 2017. The trust ratio ``eta * |w| / ...`` is 1 where either norm is zero.
@@ -231,25 +223,6 @@ def _lars_sgd(at: Touched) -> Formula:
     return momentum.neg_()
 
 
-def _trusted(at: Touched, second: Tensor) -> Formula:
-    """The end of both LAMBs."""
-    first, values = at.first_moment(), at.values()
-    direction = at.unbiased(first, second).add_(values, alpha=at.spec.weight_decay_inside)
-    norms = (yield torch.stack([row_squares(values), row_squares(direction)], 1)).sqrt()
-    weight, length = norms.unbind(1)
-    ratio = torch.where((weight > 0) & (length > 0), weight / length, torch.ones_like(weight))
-    at.write("momentum1", first)
-    at.write("momentum2", second)
-    return direction.mul_((-at.spec.learning_rate * ratio).unsqueeze(1))
-
-
-def _store(at: Touched, first: Tensor, second: Tensor) -> Tensor:
-    """Stores the moments and returns the direction of Adam."""
-    at.write("momentum1", first)
-    at.write("momentum2", second)
-    return at.unbiased(first, second)
-
-
 @dataclass(frozen=True)
 class Rule:
     """A formula and its requirements.
@@ -263,7 +236,7 @@ class Rule:
         l2: L2 is the default mode of ``weight_decay``.
     """
 
-    formula: Callable[[Touched], Formula]
+    formula: Callable[[RowStep], Formula]
     state: Mapping[str, str]
     rounds: int = 0
     settings: frozenset[str] = frozenset()
@@ -280,13 +253,21 @@ RULES = {
     EmbOptimType.EXACT_ADAGRAD: Rule(_adagrad, {"momentum1": "element"}, l2=True),
     EmbOptimType.EXACT_ROWWISE_ADAGRAD: Rule(_rowwise_adagrad, {"momentum1": "row"}, 1, l2=True),
     EmbOptimType.ADAM: Rule(_adam, _ELEMENTS, 0, _BETAS),
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: Rule(_partial_rowwise_adam, _MIXED, 1, _BETAS),
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: Rule(_adam, _MIXED, 1, _BETAS),
     EmbOptimType.LAMB: Rule(_lamb, _ELEMENTS, 1, _BETAS, decays_inside=True),
-    EmbOptimType.PARTIAL_ROWWISE_LAMB: Rule(_partial_rowwise_lamb, _MIXED, 2, _BETAS, decays_inside=True),
-    EmbOptimType.LARS_SGD: Rule(
-        _lars_sgd, {"momentum1": "element"}, 1, frozenset({"momentum", "eta"}), decays_inside=True
-    ),
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: Rule(_lamb, _MIXED, 2, _BETAS, decays_inside=True),
+    EmbOptimType.LARS_SGD: Rule(_lars_sgd, {"momentum1": "element"}, 1, frozenset({"momentum", "eta"}), True),
 }
+
+
+def number_from_0(name: str, value: Any, below_1: bool = False) -> Any:
+    """``value``, if it is a finite number from 0, or from 0 to below 1."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= _LARGEST or (below_1 and value >= 1):
+        raise ValueError(
+            f"{name} must be a {'number from 0 to below 1' if below_1 else 'finite number >= 0'}, got {value!r}"
+        )
+    return value
 
 
 # The fused optimizer of a table and its settings. A setting that the optimizer does not read is refused here.
@@ -342,14 +323,9 @@ class OptimizerSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "optimizer", optim_type(self.optimizer))
         for name in ("learning_rate", "eps", "weight_decay", "eta", "max_gradient", "max_norm"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-            object.__setattr__(self, name, float(value))
+            object.__setattr__(self, name, float(number_from_0(name, getattr(self, name))))
         for name in ("beta1", "beta2", "momentum"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-                raise ValueError(f"{name} must be a number from 0 to below 1, got {value!r}")
+            number_from_0(name, getattr(self, name), below_1=True)
         for name in ("gradient_clipping", "check_gradients"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -369,7 +345,11 @@ class OptimizerSpec:
             raise ValueError(f"max_gradient={self.max_gradient!r} has no effect. Fix: add gradient_clipping=True")
 
     def _mode(self) -> WeightDecayMode | None:
-        given = None if self.weight_decay_mode is None else decay_mode(self.weight_decay_mode)
+        given = (
+            None
+            if self.weight_decay_mode is None
+            else _member(WeightDecayMode, self.weight_decay_mode, "weight_decay_mode", [*WeightDecayMode.__members__])
+        )
         if not self.weight_decay:
             return None
         if given is WeightDecayMode.NONE:
@@ -481,7 +461,7 @@ def step(
     """
     if rows.numel() == 0:
         return
-    touched = Touched(spec, weight, state, rows, grad, full_dim, iteration)
+    touched = RowStep(spec, weight, state, rows, grad, full_dim, iteration)
     formula = _formula(touched)
     own: Tensor | None = None
     try:
@@ -509,7 +489,7 @@ def partial_squares(
     Args:
         totals: the sums of earlier rounds; the others as of `step`. The contents of ``grad`` are lost.
     """
-    formula = _formula(Touched(spec, weight, state, rows, grad, full_dim, iteration))
+    formula = _formula(RowStep(spec, weight, state, rows, grad, full_dim, iteration))
     squares = next(formula)
     for total in totals:
         squares = formula.send(total.to(squares.dtype))
@@ -517,7 +497,7 @@ def partial_squares(
     return squares
 
 
-def _formula(at: Touched) -> Formula:
+def _formula(at: RowStep) -> Formula:
     """The rule with the settings of all rules: clipping and weight decay before and after it, a bound on rows."""
     spec, rule = at.spec, RULES[at.spec.optimizer]
     if spec.gradient_clipping:
@@ -528,7 +508,7 @@ def _formula(at: Touched) -> Formula:
     return _bounded(at, decay) if spec.max_norm else _own(at, decay)
 
 
-def _own(at: Touched, decay: bool) -> Formula:
+def _own(at: RowStep, decay: bool) -> Formula:
     """The rule, with ``decay`` also ``w -= lr * weight_decay * w`` (Loshchilov and Hutter 2019)."""
     formula = RULES[at.spec.optimizer].formula(at)
     if not decay:
@@ -537,7 +517,7 @@ def _own(at: Touched, decay: bool) -> Formula:
     return update.add_(at.values(), alpha=-at.spec.learning_rate * at.spec.weight_decay)
 
 
-def _bounded(at: Touched, decay: bool) -> Formula:
+def _bounded(at: RowStep, decay: bool) -> Formula:
     """The rule, with rows longer than ``max_norm`` after the step scaled to that length.
 
     The rule writes its state before the last yield. Therefore it runs on a copy of its rows.

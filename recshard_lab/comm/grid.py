@@ -59,11 +59,6 @@ class ReplicaGrid:
         return self.world.rank // self.group_size if self.contiguous else self.world.rank % self.num_replicas
 
     @property
-    def place(self) -> int:
-        """This rank's position in its sharding group."""
-        return self.world.rank % self.group_size if self.contiguous else self.world.rank // self.num_replicas
-
-    @property
     def sharding_groups(self) -> list[list[int]]:
         """The ranks of each sharding group."""
         ranks, size, count = list(range(self.world.world_size)), self.group_size, self.num_replicas

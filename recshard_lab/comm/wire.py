@@ -30,6 +30,8 @@ _SINGLE: dict[str, Any] = {  # torch 2.13 renamed these two functions and deprec
     "reduce_scatter": getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor,
     "all_gather": getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor,
 }
+Counts = Sequence[int]  # elements, by rank
+Issued = tuple[Tensor, Any]  # the result of a message, and its work
 
 
 class Wire(Protocol):
@@ -42,16 +44,14 @@ class Wire(Protocol):
     def issued(self) -> int:
         """How many messages of CPU tensors were issued. All ranks count alike."""
 
-    def exchange(
-        self, op: str, message: Tensor, sends: Sequence[int], receives: Sequence[int], output: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+    def exchange(self, op: str, message: Tensor, sends: Counts, receives: Counts, output: Tensor | None) -> Issued:
         """Issues one of the collectives that give each rank another part: its result, and the work.
 
         Args:
             op: ``all_to_all``, ``all_gather`` or ``reduce_scatter``.
             message: flat.
             sends, receives: elements for and from each rank.
-            output: receives the result. Default: a new tensor.
+            output: receives the result; a new tensor for None.
         """
 
     def all_reduce(self, tensor: Tensor, maximum: bool = False) -> Any:
@@ -66,7 +66,7 @@ class LoopbackWire:
 
     issued = 0
 
-    def exchange(self, op: str, message: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    def exchange(self, op: str, message: Tensor, *_: Any, **__: Any) -> Issued:
         return message, None
 
     def all_reduce(self, tensor: Tensor, maximum: bool = False) -> None: ...
@@ -89,9 +89,7 @@ class ProcessGroupWire:
         number: int = self.pg._get_backend(_CPU)._get_sequence_number_for_group()
         return number
 
-    def exchange(
-        self, op: str, message: Tensor, sends: Sequence[int], receives: Sequence[int], output: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+    def exchange(self, op: str, message: Tensor, sends: Counts, receives: Counts, output: Tensor | None) -> Issued:
         if output is None:
             output = message.new_empty(receives[0] if op == "reduce_scatter" else sum(receives))
         if op == "all_to_all":
@@ -169,11 +167,9 @@ class LinkedWire(ProcessGroupWire):
     """
 
     link: InterNodeLink
-    across_nodes: Callable[[Sequence[int]], int]
+    across_nodes: Callable[[Counts], int]
 
-    def exchange(
-        self, op: str, message: Tensor, sends: Sequence[int], receives: Sequence[int], output: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+    def exchange(self, op: str, message: Tensor, sends: Counts, receives: Counts, output: Tensor | None) -> Issued:
         crossing = max(self.across_nodes(sends), self.across_nodes(receives)) * message.element_size()
         not_before = perf_counter() + self.link.min_ms(crossing) / 1e3
         output, work = super().exchange(op, message, sends, receives, output)

@@ -32,7 +32,7 @@ from recshard_lab.embedding.configs import (
 )
 from recshard_lab.embedding.inputs import OutOfRange, check_weights, fit_features, put_back, to_most_bags, to_samples
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
-from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
+from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, spec_from_optimizer
 from recshard_lab.embedding.scaled_loss import StepsInBackward, scaled_loss_error, watch, watch_hidden, watch_scalers
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
@@ -353,7 +353,7 @@ class _Lookup(torch.autograd.Function):
 
 def _spec_of(optimizer: type[torch.optim.Optimizer] | EmbOptimType, kwargs: Mapping[str, Any] | None) -> OptimizerSpec:
     if isinstance(optimizer, type):
-        return OptimizerSpec.from_optimizer(optimizer, kwargs)
+        return spec_from_optimizer(optimizer, kwargs)
     given = dict(kwargs or {})
     if "lr" in given:
         given["learning_rate"] = given.pop("lr")

@@ -20,9 +20,8 @@ class _Parts(KeyedOptimizer):
         self._optims = list(optims)
         self._wrapped = [optimizer for _, optimizer in self._optims]
         seen: dict[str, str] = {}
-        for prefix, optimizer in self._optims:
-            for name in optimizer.params:
-                key = self.prepend_opt_key(name, prefix)
+        for own_name, optimizer in self._own_names():
+            for key in own_name:
                 if key in seen:
                     raise ValueError(
                         f"two of the optimizers have a parameter named {key!r} ({seen[key]} and "

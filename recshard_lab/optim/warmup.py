@@ -200,24 +200,20 @@ def _checked(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
             )
         default = 1 if stage.policy is WarmupPolicy.STEP else stage.max_iters
         stage = replace(stage, decay_iters=stage.decay_iters if stage.decay_iters > 0 else default)
-        _check_numbers(number, stage)
+        if stage.policy is WarmupPolicy.POLY and stage.decay_iters < stage.max_iters:
+            raise ValueError(
+                f"stage {number} (POLY) reaches zero at step {stage.decay_iters} but lasts until {stage.max_iters}: "
+                f"set decay_iters to at least max_iters"
+            )
+        if stage.policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS and stage.sgdr_period < 1:
+            raise ValueError(f"stage {number}: sgdr_period must be a positive number of steps, got {stage.sgdr_period}")
+        if stage.policy is WarmupPolicy.INTERPOLATE:
+            first = stage.start_interpolating_iters
+            if first is None or stage.end_value is None or first >= stage.max_iters:
+                raise ValueError(
+                    f"stage {number} (INTERPOLATE) needs end_value and a start_interpolating_iters below max_iters="
+                    f"{stage.max_iters}, got {stage.end_value} and {first}"
+                )
         made.append(stage)
         start = stage.max_iters
     return [*made, WarmupStage(WarmupPolicy.NONE, max_iters=1 << 63)]
-
-
-def _check_numbers(number: int, stage: WarmupStage) -> None:
-    if stage.policy is WarmupPolicy.POLY and stage.decay_iters < stage.max_iters:
-        raise ValueError(
-            f"stage {number} (POLY) reaches zero at step {stage.decay_iters} but lasts until {stage.max_iters}: "
-            f"set decay_iters to at least max_iters"
-        )
-    if stage.policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS and stage.sgdr_period < 1:
-        raise ValueError(f"stage {number}: sgdr_period must be a positive number of steps, got {stage.sgdr_period}")
-    if stage.policy is WarmupPolicy.INTERPOLATE:
-        start = stage.start_interpolating_iters
-        if start is None or stage.end_value is None or start >= stage.max_iters:
-            raise ValueError(
-                f"stage {number} (INTERPOLATE) needs end_value and a start_interpolating_iters below max_iters="
-                f"{stage.max_iters}, got {stage.end_value} and {start}"
-            )

@@ -21,7 +21,7 @@ from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_
 from recshard_lab.embedding.kernels.fbgemm_cached import FbgemmCache, FbgemmCachedKernel
 from recshard_lab.embedding.managed_collision.kernel import ManagedKernel
 from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig
-from recshard_lab.embedding.optimizers.rules import accumulate_dtype, partial_squares
+from recshard_lab.embedding.optimizers.rules import accumulate_dtype, step
 from recshard_lab.sharding import CacheParams, PlanError, Shard
 from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
 from recshard_lab.sparse.ops import complete_cumsum
@@ -207,7 +207,7 @@ class KernelGroup:
         none = torch.empty(0, dtype=torch.int64, device=weight.device)
         grad = weight.new_empty(0, weight.shape[1], dtype=accumulate_dtype(weight.dtype))
         for _ in range(spec.row_norm_rounds):
-            totals.append(partial_squares(spec, weight, state, none, grad, totals, self.kernel.slots[0].full_dim))
+            totals.append(step(spec, weight, state, none, grad, totals, self.kernel.slots[0].full_dim))
             shape, dtype = totals[-1].shape[1:], totals[-1].dtype
             row_norms(rows, [torch.zeros(own.numel(), *shape, dtype=dtype, device=self.device) for own in rows])
 

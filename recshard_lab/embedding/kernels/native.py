@@ -51,7 +51,6 @@ from recshard_lab.embedding.optimizers import (
     RowDims,
     accumulate_dtype,
     add_rows_,
-    partial_squares,
     step,
 )
 
@@ -329,7 +328,7 @@ class NativeKernel(LookupKernel):
         squares = [torch.empty(0, device=self.device)] * len(self.slots)
         for group, part, above in zip(self._groups, touched, aboves, strict=True):
             sums = [
-                partial_squares(optimizer, group.weight, group.state, part.rows[chunk], grad, *above.of(chunk))
+                step(optimizer, group.weight, group.state, part.rows[chunk], grad, *above.of(chunk))
                 for chunk, grad in part.chunks(self._chunk_bytes)
             ]
             whole = torch.cat(sums) if sums else part.bag_grads.new_empty(0)

@@ -17,5 +17,4 @@ from recshard_lab.embedding.optimizers.rules import WeightDecayMode as WeightDec
 from recshard_lab.embedding.optimizers.rules import accumulate_dtype as accumulate_dtype
 from recshard_lab.embedding.optimizers.rules import add_rows_ as add_rows_
 from recshard_lab.embedding.optimizers.rules import optim_type as optim_type
-from recshard_lab.embedding.optimizers.rules import partial_squares as partial_squares
 from recshard_lab.embedding.optimizers.rules import step as step

@@ -68,21 +68,16 @@ class RowOptimizer(torch.optim.Optimizer):
         moved = {name: state[self.states[name]].reshape(shape).clone() for name, shape in shapes.items()}
         signed = -rows if group.get("maximize") else rows.clone()
         step(spec, after, moved, kept, signed, None, rows.shape[1], int(state["step"]))
-        touched = (rows != 0).any(1)
+        touched = (rows != 0).any(1, keepdim=True)
         for name, value in moved.items():
-            own = state[self.states[name]]
-            own.copy_(torch.where(_beside(touched, own), value.view_as(own), own))
-        weight.copy_(torch.where(_beside(touched, after), after, before).view_as(weight))
+            own = state[self.states[name]].view(len(rows), -1)
+            own.copy_(torch.where(touched, value.view_as(own), own))
+        weight.copy_(torch.where(touched, after, before).view_as(weight))
 
     def _spec(self, group: dict[str, Any], count: int) -> OptimizerSpec:
         """The rule with a parameter group's numbers, for step ``count``."""
         rate = group["lr"] / (1 + (count - 1) * group.get("lr_decay", 0.0))
         return OptimizerSpec(self.rule, rate, **_settings(self.rule, group))
-
-
-def _beside(touched: Tensor, values: Tensor) -> Tensor:
-    """``[E]`` as ``[E, 1]`` where values are ``[E, D]``."""
-    return touched.view(-1, *[1] * (values.dim() - 1))
 
 
 def _checked(name: str, value: Any) -> Any:

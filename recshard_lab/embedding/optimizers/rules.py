@@ -383,19 +383,6 @@ class OptimizerSpec:
         spec._refuse_unread(given)  # also at its default: a setting in fused_params is meant to have an effect
         return spec
 
-    @classmethod
-    def from_optimizer(
-        cls, optimizer_class: type[torch.optim.Optimizer], optimizer_kwargs: Mapping[str, Any] | None = None
-    ) -> OptimizerSpec:
-        """The fused optimizer with the steps of a torch optimizer: see `spec_from_optimizer`.
-
-        >>> OptimizerSpec.from_optimizer(torch.optim.SGD, {"lr": 0.5}).learning_rate
-        0.5
-        """
-        from recshard_lab.embedding.optimizers.dense import spec_from_optimizer
-
-        return spec_from_optimizer(optimizer_class, optimizer_kwargs)
-
     @property
     def extras(self) -> tuple[str, ...]:
         """The settings in use that are not part of every formula, for kernels that lack some.
@@ -445,8 +432,8 @@ def step(
     totals: Sequence[Tensor] | None,
     full_dim: RowDims,
     iteration: int | Tensor = 1,
-) -> None:
-    """One optimizer step on the touched rows of one shard, in place.
+) -> Tensor:
+    """One optimizer step on the touched rows of one shard, in place, or one round of row norms.
 
     Args:
         spec: the rule and its settings.
@@ -454,46 +441,30 @@ def step(
         state: the tensors of ``spec.state_shapes`` (without ``iter``, which the caller counts), stepped in place.
         rows: ``[U]`` int64, each row once.
         grad: ``[U, d]`` summed gradient. It is a buffer: its contents are lost.
-        totals: for each of ``spec.row_norm_rounds`` the result of `partial_squares`, summed over all D columns of each
-            row; None if this shard has all columns.
+        totals: for each of ``spec.row_norm_rounds`` the squares of that round, summed over all D columns of each row;
+            None if this shard has all columns. With fewer rounds nothing is stepped.
         full_dim: D, the columns of the whole table; ``[U]`` for rows of tables of different widths.
         iteration: the number of this step, from 1, for all rows or ``[U]``. The Adams and LAMBs read it.
+
+    Returns:
+        The rows ``[U, d]`` after the step; with fewer totals than rounds, the squares ``[U]`` or ``[U, k]`` over this
+        shard's columns of the next round.
     """
-    if rows.numel() == 0:
-        return
+    rounds = spec.row_norm_rounds if totals is None else len(totals)
+    if rows.numel() == 0 and rounds == spec.row_norm_rounds:
+        return grad
     touched = RowStep(spec, weight, state, rows, grad, full_dim, iteration)
     formula = _formula(touched)
-    own: Tensor | None = None
+    own: Any = None  # the first thing sent to a generator is None
     try:
-        for number in range(spec.row_norm_rounds + 1):
-            given = own if own is None or totals is None else totals[number - 1].to(own.dtype)
-            own = formula.send(given)  # type: ignore[arg-type]  # the first thing sent to a generator is None
+        for number in range(rounds + 1):
+            own = formula.send(own if own is None or totals is None else totals[number - 1].to(own.dtype))
     except StopIteration as done:
-        update: Tensor = done.value
-    weight.index_copy_(0, rows, update.add_(touched.values()).to(weight.dtype))
-
-
-@torch.no_grad()
-def partial_squares(
-    spec: OptimizerSpec,
-    weight: Tensor,
-    state: State,
-    rows: Tensor,
-    grad: Tensor,
-    totals: Sequence[Tensor],
-    full_dim: RowDims,
-    iteration: int | Tensor = 1,
-) -> Tensor:
-    """Squares ``[U]`` or ``[U, k]`` over this shard's columns, for the next round. Steps nothing.
-
-    Args:
-        totals: the sums of earlier rounds; the others as of `step`. The contents of ``grad`` are lost.
-    """
-    formula = _formula(RowStep(spec, weight, state, rows, grad, full_dim, iteration))
-    squares = next(formula)
-    for total in totals:
-        squares = formula.send(total.to(squares.dtype))
+        after: Tensor = done.value.add_(touched.values())
+        weight.index_copy_(0, rows, after.to(weight.dtype))
+        return after
     formula.close()
+    squares: Tensor = own
     return squares
 
 

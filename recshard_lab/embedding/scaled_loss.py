@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import torch
@@ -41,20 +41,16 @@ class _Thread(threading.local):
 
 
 class _Watch:
-    def __init__(self) -> None:
-        self.waiting: WeakSet[StepsInBackward] = WeakSet()  # their backward has not run
-        self.hidden = False  # whether a lookup was not recorded in training mode: it may be in a checkpoint
-        self.wrapped = False
-        self.thread = _Thread()
-
-
-_watch = _Watch()
+    waiting: ClassVar[WeakSet[StepsInBackward]] = WeakSet()  # their backward has not run
+    hidden = False  # whether a lookup was not recorded in training mode: it may be in a checkpoint
+    wrapped = False
+    thread = _Thread()
 
 
 def watch_scalers() -> None:
     """Has every GradScaler of this process search the losses that it scales. Further calls do nothing."""
-    if not _watch.wrapped:
-        _watch.wrapped = True
+    if not _Watch.wrapped:
+        _Watch.wrapped = True
         scalers: list[Any] = [torch.amp.GradScaler]
         for scaler in scalers:
             _wrap(scaler)
@@ -64,14 +60,14 @@ def watch_scalers() -> None:
 
 def watch(lookup: StepsInBackward) -> None:
     """Lets scalers find a lookup until its backward has run."""
-    _watch.waiting.add(lookup)
-    if _watch.thread.scale is not None:
-        lookup.refuse(_watch.thread.scale)
+    _Watch.waiting.add(lookup)
+    if _Watch.thread.scale is not None:
+        lookup.refuse(_Watch.thread.scale)
 
 
 def watch_hidden() -> None:
     """A lookup in training mode ran without gradients, so a checkpoint may run it again in backward."""
-    _watch.hidden = True
+    _Watch.hidden = True
 
 
 def scaled_loss_error(stepped: str, scale: float) -> ValueError:
@@ -92,7 +88,7 @@ def _wrap(scaler: Any) -> None:
     @wraps(scale)
     def scale_and_search(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
-        return _searched(scaled, self.get_scale) if (_watch.waiting or _watch.hidden) and self.is_enabled() else scaled
+        return _searched(scaled, self.get_scale) if (_Watch.waiting or _Watch.hidden) and self.is_enabled() else scaled
 
     scaler.scale = scale_and_search
 
@@ -120,7 +116,7 @@ def _search(loss: Tensor, scale: Callable[[], float]) -> None:
         left.extend(child for child, _ in node.next_functions)
         for holder, name in ((node, "saved"), (getattr(node, "variable", None), "steps_in_backward")):
             found = getattr(holder, name, None)
-            if isinstance(found, StepsInBackward) and found in _watch.waiting:
+            if isinstance(found, StepsInBackward) and found in _Watch.waiting:
                 found.refuse(scale())
         if type(node).__name__ == "CheckpointFunctionBackward":
             node.run_function = _under(scale(), node.run_function)
@@ -130,10 +126,10 @@ def _under(scale: float, run: Callable[..., Any]) -> Callable[..., Any]:
     """Lookups that ``run`` records belong to a loss that was multiplied by ``scale``."""
 
     def run_under(*args: Any) -> Any:
-        before, _watch.thread.scale = _watch.thread.scale, scale
+        before, _Watch.thread.scale = _Watch.thread.scale, scale
         try:
             return run(*args)
         finally:
-            _watch.thread.scale = before
+            _Watch.thread.scale = before
 
     return run_under

@@ -22,6 +22,7 @@ from recshard_lab.embedding.optimizers.rules import (
     EmbOptimType,
     OptimizerSpec,
     WeightDecayMode,
+    accumulate_dtype,
     number_from_0,
     step,
 )
@@ -54,7 +55,7 @@ class RowOptimizer(torch.optim.Optimizer):
     def _step_one(self, weight: Tensor, group: dict[str, Any]) -> None:
         assert weight.grad is not None
         grad = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
-        wide = torch.promote_types(weight.dtype, torch.float32)
+        wide = accumulate_dtype(weight.dtype)
         rows = grad.to(wide).reshape(grad.shape[0] if grad.dim() else 1, -1)
         before, state = weight.to(wide).view_as(rows), self.state[weight]
         shapes = OptimizerSpec(self.rule).state_shapes(*rows.shape)
@@ -63,21 +64,18 @@ class RowOptimizer(torch.optim.Optimizer):
             state["step"] = torch.tensor(0.0)
             state.update({self.states[name]: rows.new_zeros(shape) for name, shape in shapes.items()})
         state["step"] = state["step"] + 1
-        spec, kept = self._spec(group, int(state["step"])), torch.arange(len(rows), device=rows.device)
+        count, kept = int(state["step"]), torch.arange(len(rows), device=rows.device)
+        rate = group["lr"] / (1 + (count - 1) * group.get("lr_decay", 0.0))
+        spec = OptimizerSpec(self.rule, rate, **_settings(self.rule, group))
         after = before.clone()
         moved = {name: state[self.states[name]].reshape(shape).clone() for name, shape in shapes.items()}
         signed = -rows if group.get("maximize") else rows.clone()
-        step(spec, after, moved, kept, signed, None, rows.shape[1], int(state["step"]))
+        step(spec, after, moved, kept, signed, None, rows.shape[1], count)
         touched = (rows != 0).any(1, keepdim=True)
         for name, value in moved.items():
             own = state[self.states[name]].view(len(rows), -1)
             own.copy_(torch.where(touched, value.view_as(own), own))
         weight.copy_(torch.where(touched, after, before).view_as(weight))
-
-    def _spec(self, group: dict[str, Any], count: int) -> OptimizerSpec:
-        """The rule with a parameter group's numbers, for step ``count``."""
-        rate = group["lr"] / (1 + (count - 1) * group.get("lr_decay", 0.0))
-        return OptimizerSpec(self.rule, rate, **_settings(self.rule, group))
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -227,7 +225,7 @@ class RowWiseAdagrad(RowOptimizer):
         super().__init__(params, {**settings, "initial_accumulator_value": initial_accumulator_value})
         for group in self.param_groups:
             for weight in group["params"]:
-                wide = torch.promote_types(weight.dtype, torch.float32)
+                wide = accumulate_dtype(weight.dtype)
                 size = (weight.shape[0] if weight.dim() else 1, 1)
                 total = torch.full(size, group["initial_accumulator_value"], dtype=wide, device=weight.device)
                 self.state[weight] = {"step": torch.tensor(0.0), "sum": total}

@@ -72,16 +72,17 @@ def optim_type(value: EmbOptimType | str | Enum) -> EmbOptimType:
     Raises:
         ValueError: an unsupported optimizer; the message names the supported ones.
     """
-    return _member(EmbOptimType, value, "optimizer", [member.value for member in EmbOptimType])
+    return _member(EmbOptimType, value, "optimizer")
 
 
-def _member(kind: type[_E], value: Any, what: str, supported: list[str]) -> _E:
+def _member(kind: type[_E], value: Any, what: str) -> _E:
     try:
         if isinstance(value, bool):
             raise ValueError
         return kind(value.value if isinstance(value, Enum) else value)
     except ValueError:
-        raise ValueError(f"{what} {value!r} is not supported. Fix: choose one of {', '.join(supported)}") from None
+        supported = ", ".join(member.value if isinstance(member.value, str) else member.name for member in kind)
+        raise ValueError(f"{what} {value!r} is not supported. Fix: choose one of {supported}") from None
 
 
 _LARGEST = torch.finfo(torch.float64).max
@@ -189,7 +190,7 @@ def _lamb(at: RowStep) -> Formula:
     """
     second = yield from _second_moment(at)
     first, values = at.first_moment(), at.values()
-    direction = at.unbiased(first, second).add_(values, alpha=at.spec.weight_decay_inside)
+    direction = at.unbiased(first, second).add_(values, alpha=at.spec.weight_decay)
     norms = (yield torch.stack([row_squares(values), row_squares(direction)], 1)).sqrt()
     weight, length = norms.unbind(1)
     ratio = torch.where((weight > 0) & (length > 0), weight / length, torch.ones_like(weight))
@@ -345,11 +346,8 @@ class OptimizerSpec:
             raise ValueError(f"max_gradient={self.max_gradient!r} has no effect. Fix: add gradient_clipping=True")
 
     def _mode(self) -> WeightDecayMode | None:
-        given = (
-            None
-            if self.weight_decay_mode is None
-            else _member(WeightDecayMode, self.weight_decay_mode, "weight_decay_mode", [*WeightDecayMode.__members__])
-        )
+        mode = self.weight_decay_mode
+        given = mode if mode is None else _member(WeightDecayMode, mode, "weight_decay_mode")
         if not self.weight_decay:
             return None
         if given is WeightDecayMode.NONE:
@@ -393,11 +391,6 @@ class OptimizerSpec:
         return tuple(
             name for name in ("weight_decay", "gradient_clipping", "max_norm", "check_gradients") if getattr(self, name)
         )
-
-    @property
-    def weight_decay_inside(self) -> float:
-        """The decay inside the formula; 0 if the formula has none."""
-        return self.weight_decay if RULES[self.optimizer].decays_inside else 0.0
 
     @property
     def row_norm_rounds(self) -> int:
@@ -481,11 +474,8 @@ def _formula(at: RowStep) -> Formula:
 
 def _own(at: RowStep, decay: bool) -> Formula:
     """The rule, with ``decay`` also ``w -= lr * weight_decay * w`` (Loshchilov and Hutter 2019)."""
-    formula = RULES[at.spec.optimizer].formula(at)
-    if not decay:
-        return (yield from formula)
-    update = yield from formula
-    return update.add_(at.values(), alpha=-at.spec.learning_rate * at.spec.weight_decay)
+    update = yield from RULES[at.spec.optimizer].formula(at)
+    return update.add_(at.values(), alpha=-at.spec.learning_rate * at.spec.weight_decay) if decay else update
 
 
 def _bounded(at: RowStep, decay: bool) -> Formula:

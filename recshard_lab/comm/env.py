@@ -45,7 +45,7 @@ class ShardingEnv:
     outer: "ShardingEnv | None" = None
     members: tuple[int, ...] = ()
     local_size: int | None = None
-    #: an error of a part of these ranks that the others do not know (`comm.failing`)
+    #: an error of a part of these ranks that the others do not know (`comm.errors`)
     unsent: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ Issued = tuple[Tensor, Any]  # the result of a message, and its work
 class Wire(Protocol):
     """Issues messages. ``collectives`` adds labels, traces and errors.
 
-    A message returns torch's work, whose ``wait()`` ends when it is complete, or None where nothing is to wait for.
+    A message returns torch's work, whose ``wait()`` ends when it is complete, or None if it is complete at once.
     """
 
     @property
@@ -62,7 +62,7 @@ class Wire(Protocol):
 
 
 class LoopbackWire:
-    """One rank: nothing is copied, and nothing is to wait for."""
+    """One rank: nothing is copied, and every message is complete at once."""
 
     issued = 0
 

@@ -138,7 +138,7 @@ class ShardingEnv:
             return self, self
         local = self.local_world_size
         nodes = [range(first, first + local) for first in range(0, self.world_size, local)]
-        layouts = nodes, list(zip(*nodes, strict=True))
+        layouts: list[Sequence[Sequence[int]]] = [nodes, list(zip(*nodes, strict=True))]
         groups = subgroups(self.pg, ("nodes", local), lambda: tuple(group_among(self.pg, ranks) for ranks in layouts))
         intra, inter = (self.part(ranks, group) for ranks, group in zip(layouts, groups, strict=True))
         return intra, inter

@@ -24,7 +24,7 @@ from recshard_lab.distributed.step.gradients import Deferred
 from recshard_lab.distributed.step.lookup import KernelGroup
 from recshard_lab.embedding import OptimizerSpec
 from recshard_lab.optim import FusedOptimizer
-from recshard_lab.optim.keyed import load_entry
+from recshard_lab.optim.keyed import checked_copies
 
 STATE_NAMES = {"momentum2": "exp_avg_sq"}
 """fbgemm's state name -> TorchRec's, for the states whose names differ."""
@@ -125,7 +125,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             self.check_state_dict(state_dict)
             current = self.state_dict()
         for key, entry in current["state"].items():
-            load_entry(entry, state_dict["state"][key])
+            for copy in checked_copies(entry, state_dict["state"][key], key):
+                copy()
         if self.defaults["_save_param_groups"]:
             self._load_groups(state_dict["param_groups"])
         self.adopt(current["state"])

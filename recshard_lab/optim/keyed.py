@@ -7,8 +7,9 @@ name does. Everything in this room is a `KeyedOptimizer`, and so are the wrapper
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,62 +28,43 @@ def plain_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, **objects, **nested}
 
 
-def _leaves(
-    current: dict[str, Any], loaded: Mapping[str, Any], path: str
-) -> Iterator[tuple[dict[str, Any], str, Any, str]]:
-    """(dictionary, key, loaded value, path) of each value of a state.
-
-    Raises:
-        ValueError: the loaded state has other keys.
-    """
-    if not isinstance(loaded, Mapping):
-        raise ValueError(f"state of {path!r} must be a dictionary with the keys {sorted(current)}, got {loaded!r:.80}")
-    differ(f"the state of {path!r}", current, loaded)
-    for key, value in current.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, loaded[key], f"{path}.{key}")
-        else:
-            yield current, key, loaded[key], f"{path}.{key}"
-
-
-def check_entry(current: dict[str, Any], loaded: Mapping[str, Any], path: str) -> None:
+def checked_copies(current: dict[str, Any], loaded: Any, path: str) -> list[Callable[[], object]]:
     """Checks that a loaded state has the keys, shapes and shards of the current one.
+
+    Returns:
+        Calls that copy it into the current one. Nothing changes before.
 
     Raises:
         ValueError: it differs; names the first difference.
     """
-    for holder, key, new, name in _leaves(current, loaded, path):
-        value = holder[key]
-        if (shards := local_shards(value)) is not None:
+    if not isinstance(loaded, Mapping):
+        raise ValueError(f"state of {path!r} must be a dictionary with the keys {sorted(current)}, got {loaded!r:.80}")
+    differ(f"the state of {path!r}", current, loaded)
+    copies: list[Callable[[], object]] = []
+    for key, value in current.items():
+        new, name = loaded[key], f"{path}.{key}"
+        if isinstance(value, dict):
+            copies += checked_copies(value, new, name)
+        elif (shards := local_shards(value)) is not None:
             if (others := local_shards(new)) is None:
                 raise ValueError(f"state {name!r} is {_describe(new)}, expected a sharded tensor or DTensor")
-            expected, layout = (
-                [f"{list(tensor.shape)} at {list(offsets)}" for offsets, tensor in each] for each in (shards, others)
-            )
+            expected, layout = ([f"{list(t.shape)} at {list(start)}" for start, t in each] for each in (shards, others))
             if layout != expected:
                 raise ValueError(
                     f"state {name!r} has local shards {layout}, expected {expected}. Fix: load it with "
                     f"torch.distributed.checkpoint, which reshards"
                 )
+            copies += [partial(own.detach().copy_, new) for (_, own), (_, new) in zip(shards, others, strict=True)]
         elif isinstance(value, Tensor):
             is_number = isinstance(new, int | float) and value.numel() == 1
             if not is_number and (not isinstance(new, Tensor) or new.shape != value.shape):
                 raise ValueError(f"state {name!r} is {_describe(new)}, expected shape {list(value.shape)}")
-
-
-def load_entry(current: dict[str, Any], loaded: Mapping[str, Any]) -> None:
-    """Copies a state that `check_entry` has checked into the current one."""
-    for holder, key, new, _ in _leaves(current, loaded, ""):
-        value = holder[key]
-        if (shards := local_shards(value)) is not None:
-            for (_, tensor), (_, other) in zip(shards, local_shards(new) or (), strict=True):
-                tensor.detach().copy_(other)
+            copies.append(partial(value.detach().fill_ if is_number else value.detach().copy_, new))
         elif _stateful(value, "load_state_dict"):
-            value.load_state_dict(new)
-        elif isinstance(value, Tensor):
-            value.detach().copy_(new) if isinstance(new, Tensor) else value.detach().fill_(new)
+            copies.append(partial(value.load_state_dict, new))
         else:
-            holder[key] = deepcopy(new)
+            copies.append(partial(current.__setitem__, key, deepcopy(new)))
+    return copies
 
 
 def _stateful(value: Any, method: str) -> bool:
@@ -222,7 +204,7 @@ class KeyedOptimizer(torch.optim.Optimizer):
             )
         differ("this optimizer's entries", held, given)
         for name, entry in held.items():
-            check_entry(entry, given[name], name)
+            checked_copies(entry, given[name], name)
         if self.defaults["_save_param_groups"]:
             self._paired_groups(section(state_dict, "param_groups"))
 
@@ -236,7 +218,9 @@ class KeyedOptimizer(torch.optim.Optimizer):
         self.check_state_dict(state_dict)
         names = self._names()
         for param, entry in self.state.items():
-            load_entry(entry, state_dict["state"][names[id(param)]])
+            name = names[id(param)]
+            for copy in checked_copies(entry, state_dict["state"][name], name):
+                copy()
         if self.defaults["_save_param_groups"]:
             self._load_groups(state_dict["param_groups"])
         self.post_load_state_dict()

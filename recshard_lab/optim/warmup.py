@@ -176,7 +176,8 @@ class _Place(KeyedOptimizer):
         self._name, self._stages = name, stages
         self.save_param_groups(saves_param_groups)
 
-    def step(self, closure: Any = None) -> None: ...
+    def step(self, closure: Any = None) -> Any:
+        """A schedule has nothing to step."""
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().check_state_dict(state_dict)

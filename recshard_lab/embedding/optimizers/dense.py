@@ -87,7 +87,7 @@ def _checked(name: str, value: Any) -> Any:
     return value if isinstance(value, bool) else float(number_from_0(name, value, below_1=name == "momentum"))
 
 
-def _settings(rule: EmbOptimType, values: Mapping[str, Any]) -> dict[str, float]:
+def _settings(rule: EmbOptimType, values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `OptimizerSpec` among those of a torch optimizer."""
     named = {**values, **dict(zip(("beta1", "beta2"), values.get("betas", ()), strict=False))}
     return {name: float(named[name]) for name in ("eps", "weight_decay", *RULES[rule].settings) if name in named}
@@ -278,7 +278,7 @@ def spec_from_optimizer(
     if unknown:
         raise ValueError(f"{optimizer_class.__name__} has no argument {unknown}. Fix: use only {list(defaults)}")
     values = {**defaults, **given}
-    read: dict[str, Any] = _settings(twin, values)
+    read = _settings(twin, values)
     for name in set(given) - _HONOURED - _SAME_NUMBERS - set(read) - ({"betas"} if "beta1" in read else set()):
         if given[name] != defaults[name]:
             raise ValueError(

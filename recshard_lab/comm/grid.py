@@ -9,9 +9,9 @@
 Shape letters: W ranks, S ranks per sharding group, R = W / S replicas.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from math import gcd
 from typing import Any
 
@@ -78,12 +78,8 @@ class ReplicaGrid:
         if self.node_group_size is not None:
             return self.node_group_size
         local = self.world.local_world_size
-        runs = [
-            len(list(run))
-            for group in self.sharding_groups
-            for _, run in groupby(group, key=lambda rank: rank // local)
-        ]
-        return gcd(*runs)
+        groups = enumerate(self.sharding_groups)
+        return gcd(*Counter((number, rank // local) for number, ranks in groups for rank in ranks).values())
 
     @cached_property
     def sharding(self) -> ShardingEnv:

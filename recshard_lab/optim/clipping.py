@@ -47,6 +47,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
             tables on the dense kernel, pass ``dmp.param_to_pgs()``. Not required for DTensors (FSDP2).
         track_grad_norm: compute the total norm under VALUE and NONE as well.
 
+    Attributes:
+        last_total_grad_norm: norm of all gradients in the last step, before clipping; None before the first, or if not
+            tracked.
+
     Raises:
         ValueError: VALUE with fused tables, or a negative ``max_gradient``.
 
@@ -86,20 +90,15 @@ class GradientClippingOptimizer(OptimizerWrapper):
         self._groups_of: dict[Any, tuple[Any, ...]] = {param: tuple(pgs) for param, pgs in groups.items() if pgs}
         if fused and (clipping is GradientClipping.NORM or track_grad_norm):
             optimizer.defer_steps()
-        self._total: Tensor | None = None
-
-    @property
-    def last_total_grad_norm(self) -> Tensor | None:
-        """The norm of all gradients in the last step, before clipping; None before the first, or if not tracked."""
-        return self._total
+        self.last_total_grad_norm: Tensor | None = None
 
     def step(self, closure: Any = None) -> Any:
         """Evaluates the closure if there is one, clips, and steps."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         if self._clipping is GradientClipping.NORM:
-            self._total = self.clip_grad_norm_()
+            self.last_total_grad_norm = self.clip_grad_norm_()
         elif self._track:
-            self._total = self.compute_total_grad_norm()[0]
+            self.last_total_grad_norm = self.compute_total_grad_norm()[0]
         if self._clipping is GradientClipping.VALUE:
             for param in self._parameters():
                 if param.grad is not None:

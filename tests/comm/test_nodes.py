@@ -34,18 +34,17 @@ def test_groups_are_the_rows_and_columns_of_nodes_by_local_ranks(ranks: Any) -> 
     assert ranks.run(sums_by_node) == expected, "asked for again, the same groups serve"
 
 
-def variables(latency_ms: float, gbps: float) -> dict[str, str]:
-    return {wire.LATENCY_VARIABLE: repr(latency_ms), wire.BANDWIDTH_VARIABLE: repr(gbps)}
+LINK = {wire.LATENCY_VARIABLE: "20.0", wire.BANDWIDTH_VARIABLE: "1e-12"}
 
 
-def slept(link: dict[str, str], elements: int) -> list[list[float]]:
+def slept(elements: int) -> list[list[float]]:
     """Seconds that exchanges would sleep: in the node, with every rank, in the group of the node, in one across."""
     env = ShardingEnv.default()
     intra, inter = env.node_envs()
     node, pair = [elements * (rank // 2 == env.node) for rank in range(4)], [elements] * 2
     found: list[list[float]] = []
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in link.items():
+        for name, value in LINK.items():
             patch.setenv(name, value)
         for group, splits in ((env, node), (env, [elements] * 4), (intra, pair), (inter, pair)):
             found.append([])
@@ -57,7 +56,7 @@ def slept(link: dict[str, str], elements: int) -> list[list[float]]:
 
 def test_what_crosses_nodes_waits_for_the_emulated_bandwidth_and_nothing_else(ranks: Any) -> None:
     link = InterNodeLink(latency_ms=20.0, gbps=1e-12)  # days, so that the time since the exchange began is nothing
-    for inside, across, within, between in ranks.run(slept, variables(link.latency_ms, 1e-12), 10):
+    for inside, across, within, between in ranks.run(slept, 10):
         assert inside == within == []
         assert across == pytest.approx([link.min_ms(2 * 10 * 4) / 1e3], rel=0.01)
         assert between == pytest.approx([link.min_ms(10 * 4) / 1e3], rel=0.01)  # a group of the size of a node

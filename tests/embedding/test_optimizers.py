@@ -22,6 +22,7 @@ from recshard_lab.embedding import (
 )
 from recshard_lab.embedding.kernels import Slot, available, choose_kernel
 from recshard_lab.embedding.kernels.native import NativeKernel
+from recshard_lab.embedding.optimizers import spec_from_optimizer
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, ROW_SUMS
 from recshard_lab.sharding import Topology
 from recshard_lab.sparse import KeyedJaggedTensor
@@ -202,22 +203,20 @@ def test_fbgemms_own_enum_is_understood() -> None:
 
 
 def test_a_torch_optimizer_becomes_its_fused_twin_with_its_own_defaults() -> None:
-    assert optimizers.spec_from_optimizer(torch.optim.SGD).learning_rate == 1e-3
-    assert optimizers.spec_from_optimizer(torch.optim.Adagrad) == OptimizerSpec(EmbOptimType.EXACT_ADAGRAD, 0.01, 1e-10)
-    spec = optimizers.spec_from_optimizer(RowWiseAdagrad, {"lr": 0.2, "weight_decay": 0.1})
+    assert spec_from_optimizer(torch.optim.SGD).learning_rate == 1e-3
+    assert spec_from_optimizer(torch.optim.Adagrad) == OptimizerSpec(EmbOptimType.EXACT_ADAGRAD, 0.01, 1e-10)
+    spec = spec_from_optimizer(RowWiseAdagrad, {"lr": 0.2, "weight_decay": 0.1})
     assert spec == OptimizerSpec(ROWWISE, 0.2, 1e-10, 0.1)
-    spec = optimizers.spec_from_optimizer(torch.optim.AdamW, {"lr": torch.tensor(0.5), "betas": (0.7, 0.8)})
+    spec = spec_from_optimizer(torch.optim.AdamW, {"lr": torch.tensor(0.5), "betas": (0.7, 0.8)})
     decoupled = WeightDecayMode.DECOUPLE
     assert spec == OptimizerSpec(EmbOptimType.ADAM, 0.5, 1e-8, 0.01, decoupled, beta1=0.7, beta2=0.8)
-    assert (
-        optimizers.spec_from_optimizer(torch.optim.Adam, {"weight_decay": 0.1}).weight_decay_mode is WeightDecayMode.L2
-    )
-    spec = optimizers.spec_from_optimizer(optimizers.LarsSGD, {"momentum": 0.5, "eta": 0.1})
+    assert spec_from_optimizer(torch.optim.Adam, {"weight_decay": 0.1}).weight_decay_mode is WeightDecayMode.L2
+    spec = spec_from_optimizer(optimizers.LarsSGD, {"momentum": 0.5, "eta": 0.1})
     assert spec == OptimizerSpec(EmbOptimType.LARS_SGD, momentum=0.5, eta=0.1)
     for kind, optimizer in [("lamb", optimizers.LAMB), ("partial_row_wise_lamb", optimizers.PartialRowWiseLAMB)]:
-        assert optimizers.spec_from_optimizer(optimizer, {"weight_decay": 0.1}) == OptimizerSpec(kind, weight_decay=0.1)
+        assert spec_from_optimizer(optimizer, {"weight_decay": 0.1}) == OptimizerSpec(kind, weight_decay=0.1)
     kind = EmbOptimType.PARTIAL_ROWWISE_ADAM
-    assert optimizers.spec_from_optimizer(optimizers.PartialRowWiseAdam, {"lr": 0.1}) == OptimizerSpec(kind, 0.1)
+    assert spec_from_optimizer(optimizers.PartialRowWiseAdam, {"lr": 0.1}) == OptimizerSpec(kind, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +232,7 @@ def test_a_torch_optimizer_becomes_its_fused_twin_with_its_own_defaults() -> Non
 )
 def test_an_argument_that_would_be_lost_is_refused(optimizer: Any, kwargs: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        optimizers.spec_from_optimizer(optimizer, kwargs)
+        spec_from_optimizer(optimizer, kwargs)
 
 
 def test_a_second_optimizer_in_backward_is_refused() -> None:

@@ -123,10 +123,9 @@ def _issue(
     if message is None:  # it was issued before an error, and nothing that it brings matters
         length = receives[0] if summed else sum(receives)
         return Pending(tensor.new_zeros(length) if output is None else output.zero_(), event=event)
-    on_cpu = tensor.device.type == "cpu"
-    number = wire.issued if on_cpu else 0
+    number = wire.issued if tensor.is_cpu else 0
     output, work = wire.exchange(op, message, sends, receives, output)
-    if work is None or not on_cpu:
+    if work is None or not tensor.is_cpu:
         return Pending(output, work, message, event)
     note_sent(number, env)
     return Pending(output, work, message, event, Received(env, number, label, receives, summed))

@@ -239,14 +239,10 @@ _TWINS: dict[type[torch.optim.Optimizer], EmbOptimType] = {
     torch.optim.Adagrad: EmbOptimType.EXACT_ADAGRAD,
     torch.optim.Adam: EmbOptimType.ADAM,
     torch.optim.AdamW: EmbOptimType.ADAM,
-    RowWiseAdagrad: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    PartialRowWiseAdam: EmbOptimType.PARTIAL_ROWWISE_ADAM,
-    LAMB: EmbOptimType.LAMB,
-    PartialRowWiseLAMB: EmbOptimType.PARTIAL_ROWWISE_LAMB,
-    LarsSGD: EmbOptimType.LARS_SGD,
+    **{kind: kind.rule for kind in (RowWiseAdagrad, PartialRowWiseAdam, LAMB, PartialRowWiseLAMB, LarsSGD)},
 }
-_SAME_NUMBERS = {"foreach", "fused", "capturable", "differentiable"}  # how torch computes, not what
-_HONOURED = {"lr", "decoupled_weight_decay"}
+# the rate and the form of decay, which every rule reads, and how torch computes, not what
+_HONOURED = {"lr", "decoupled_weight_decay", "foreach", "fused", "capturable", "differentiable"}
 
 
 def spec_from_optimizer(
@@ -279,7 +275,7 @@ def spec_from_optimizer(
         raise ValueError(f"{optimizer_class.__name__} has no argument {unknown}. Fix: use only {list(defaults)}")
     values = {**defaults, **given}
     read = _settings(twin, values)
-    for name in set(given) - _HONOURED - _SAME_NUMBERS - set(read) - ({"betas"} if "beta1" in read else set()):
+    for name in set(given) - _HONOURED - set(read) - ({"betas"} if "beta1" in read else set()):
         if given[name] != defaults[name]:
             raise ValueError(
                 f"{optimizer_class.__name__}({name}={given[name]!r}) cannot run inside backward on the touched rows "

@@ -66,7 +66,7 @@ def fail_everywhere(case: Case, local: int | None = None) -> list[tuple[str, lis
                 step(dmp, case, 0)
             numbers: list[Any] = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(numbers, calls[0])
-            for call in range(place == "ids' message", numbers[WRONG]):  # its call 0 sends the sizes
+            for call in range(numbers[WRONG]):
                 found.append((f"{place} {call}", *_fail(dmp, case, where, call)))
     return found
 

@@ -226,7 +226,7 @@ class ModelDeltaTracker:
             return []
         if isinstance(module, FusedCollection):
             stamps = []
-            for table in module._on:
+            for table in module._tables:
                 name = f"{prefix}{module.tables_name}.{table.name}.weight"
                 stamps.append(self._add(path, name, module, table, 0, table.num_embeddings, module.device))
             return self._recorded(module, module._kernel.feature_slots, stamps)

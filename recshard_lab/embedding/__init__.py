@@ -7,16 +7,16 @@ from recshard_lab.embedding.collections import EmbeddingBagCollection as Embeddi
 from recshard_lab.embedding.collections import EmbeddingBagCollectionInterface as EmbeddingBagCollectionInterface
 from recshard_lab.embedding.collections import EmbeddingCollection as EmbeddingCollection
 from recshard_lab.embedding.collections import EmbeddingCollectionInterface as EmbeddingCollectionInterface
+from recshard_lab.embedding.configs import DATA_TYPE_NUM_BITS as DATA_TYPE_NUM_BITS
 from recshard_lab.embedding.configs import BaseEmbeddingConfig as BaseEmbeddingConfig
 from recshard_lab.embedding.configs import DataType as DataType
 from recshard_lab.embedding.configs import EmbeddingBagConfig as EmbeddingBagConfig
 from recshard_lab.embedding.configs import EmbeddingConfig as EmbeddingConfig
 from recshard_lab.embedding.configs import PoolingType as PoolingType
+from recshard_lab.embedding.configs import data_type_to_dtype as data_type_to_dtype
+from recshard_lab.embedding.configs import dtype_to_data_type as dtype_to_data_type
 from recshard_lab.embedding.configs import embedding_names_by_table as embedding_names_by_table
-from recshard_lab.embedding.data_types import DATA_TYPE_NUM_BITS as DATA_TYPE_NUM_BITS
-from recshard_lab.embedding.data_types import data_type_to_dtype as data_type_to_dtype
-from recshard_lab.embedding.data_types import dtype_to_data_type as dtype_to_data_type
-from recshard_lab.embedding.data_types import pooling_type_to_str as pooling_type_to_str
+from recshard_lab.embedding.configs import pooling_type_to_str as pooling_type_to_str
 from recshard_lab.embedding.dynamic import DynamicEmbeddingBagCollection as DynamicEmbeddingBagCollection
 from recshard_lab.embedding.dynamic import DynamicEmbeddingCollection as DynamicEmbeddingCollection
 from recshard_lab.embedding.dynamic import DynamicEmbeddingConfig as DynamicEmbeddingConfig
@@ -65,62 +65,3 @@ from recshard_lab.embedding.quantized.quantize import QuantizationReport as Quan
 from recshard_lab.embedding.quantized.quantize import quantization_report as quantization_report
 from recshard_lab.embedding.quantized.quantize import quantize_embeddings as quantize_embeddings
 from recshard_lab.embedding.regroup import KTRegroupAsDict as KTRegroupAsDict
-
-__all__ = [
-    "DATA_TYPE_NUM_BITS",
-    "BaseEmbeddingConfig",
-    "BaseManagedCollisionEmbeddingCollection",
-    "DataType",
-    "DistanceLFU_EvictionPolicy",
-    "DynamicEmbeddingBagCollection",
-    "DynamicEmbeddingCollection",
-    "DynamicEmbeddingConfig",
-    "DynamicTable",
-    "EmbOptimType",
-    "EmbeddingBagCollection",
-    "EmbeddingBagCollectionInterface",
-    "EmbeddingBagConfig",
-    "EmbeddingCollection",
-    "EmbeddingCollectionInterface",
-    "EmbeddingConfig",
-    "EmulatedCost",
-    "FusedCollection",
-    "FusedEmbeddingBagCollection",
-    "FusedEmbeddingCollection",
-    "HashZchEvictionConfig",
-    "HashZchEvictionPolicyName",
-    "HashZchManagedCollisionModule",
-    "KTRegroupAsDict",
-    "LFU_EvictionPolicy",
-    "LRU_EvictionPolicy",
-    "MCHEvictionPolicy",
-    "MCHEvictionPolicyMetadataInfo",
-    "MCHManagedCollisionModule",
-    "ManagedCollisionCollection",
-    "ManagedCollisionEmbeddingBagCollection",
-    "ManagedCollisionEmbeddingCollection",
-    "ManagedCollisionModule",
-    "OptimizerSpec",
-    "PoolingType",
-    "QuantConfig",
-    "QuantEmbeddingBagCollection",
-    "QuantEmbeddingCollection",
-    "QuantizationReport",
-    "RowWiseAdagrad",
-    "Tier",
-    "VocabularyEmbeddingBagCollection",
-    "VocabularyEmbeddingCollection",
-    "WeightDecayMode",
-    "apply_optimizer_in_backward",
-    "average_threshold_filter",
-    "data_type_to_dtype",
-    "dtype_to_data_type",
-    "dynamic_threshold_filter",
-    "embedding_names_by_table",
-    "export_static",
-    "fuse_embedding_optimizer",
-    "pooling_type_to_str",
-    "probabilistic_threshold_filter",
-    "quantization_report",
-    "quantize_embeddings",
-]

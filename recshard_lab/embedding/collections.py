@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,6 @@ from recshard_lab.embedding.inputs import (
     check_weights,
     fit_features,
     put_back,
-    refuse_script,
     to_samples,
 )
 from recshard_lab.embedding.kernels import TORCH_DTYPES
@@ -74,9 +73,123 @@ class EmbeddingCollectionInterface(ABC, nn.Module):
         """The tables."""
 
 
+class TableCollection(nn.Module):
+    """The base of unsharded collections: their tables, the keys of their outputs and the out-of-range policy.
+
+    Lookups are in the subclasses: plain ones in torch alone, others on kernels.
+
+    Attributes:
+        tables_name: the submodule that has one module for each table, in the names of a state dict.
+        pooled: whether a lookup pools bags.
+    """
+
+    tables_name: ClassVar[str]
+    pooled: ClassVar[bool]
+    policy_type: ClassVar[type[OutOfRange]] = OutOfRange
+
+    def __init__(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        out_of_range: str,
+        *,
+        is_weighted: bool = False,
+        need_indices: bool = False,
+    ) -> None:
+        super().__init__()
+        self._policy = self.policy_type(out_of_range)
+        check_tables(tables)
+        if self.pooled:
+            check_pooling(tables)
+        self._tables: list[Any] = list(tables)
+        self._is_weighted, self._need_indices = is_weighted, need_indices
+        self._names = embedding_names_by_table(tables)
+        self._keys = [name for names in self._names for name in names]
+        self._feature_names = [feature for table in tables for feature in table.feature_names]
+        self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
+
+    def __prepare_scriptable__(self) -> None:
+        raise ValueError(
+            f"torch.jit.script does not compile {type(self).__name__}: torch 2.13 deprecates it, and a "
+            f"KeyedJaggedTensor is no TorchScript class. Fix: call torch.export.export(module, (features,)) or "
+            f"torch.compile(module)"
+        )
+
+    def out_of_range_count(self) -> int:
+        """Out-of-range ids so far, under ``"clamp"`` and ``"ignore"``."""
+        return self._policy.count()
+
+    @property
+    def out_of_range(self) -> str:
+        """The out-of-range policy."""
+        return self._policy.policy
+
+
 @EmbeddingBagCollectionInterface.register
+class PooledTables(TableCollection):
+    """What pooling collections have in common."""
+
+    tables_name, pooled = "embedding_bags", True
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables, in order."""
+        return self._tables
+
+    def is_weighted(self) -> bool:
+        """Whether batches must carry weights."""
+        return self._is_weighted
+
+
+@EmbeddingCollectionInterface.register
+class SequenceTables(TableCollection):
+    """What collections have in common that return a row per id."""
+
+    tables_name, pooled = "embeddings", False
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """The tables, in order."""
+        return self._tables
+
+    def need_indices(self) -> bool:
+        """Whether outputs carry their ids as weights."""
+        return self._need_indices
+
+    def embedding_dim(self) -> int:
+        """Columns of the outputs, where all tables have the same.
+
+        Raises:
+            ValueError: tables of several widths.
+        """
+        dims = set(self._dims)
+        if len(dims) > 1:
+            raise ValueError(
+                f"the tables have several embedding_dim, {sorted(dims)}. Fix: read each table's embedding_dim"
+            )
+        return dims.pop()
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """For each table the keys of its outputs."""
+        return self._names
+
+
+class PlainCollection(TableCollection):
+    """Tables as ordinary parameters."""
+
+    def reset_parameters(self) -> None:
+        """Draws every table anew: ``init_fn`` if given, else uniform in ``[weight_init_min, weight_init_max]``."""
+        for table in self._tables:
+            reset_weight(self._weight(table), table)
+
+    def _weight(self, table: BaseEmbeddingConfig) -> Tensor:
+        return cast(Tensor, getattr(self, self.tables_name)[table.name].weight)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        return next(self.parameters()).device
+
+
 @names_wrong_arguments
-class EmbeddingBagCollection(nn.Module):
+class EmbeddingBagCollection(PlainCollection, PooledTables):
     """Tables with pooled bags: for each sample and feature the sum or mean of its ids' rows.
 
     Parameters are named ``embedding_bags.{table}.weight``, ``[E, D]``. A feature that several tables read has one
@@ -109,13 +222,7 @@ class EmbeddingBagCollection(nn.Module):
         *,
         out_of_range: str = "error",
     ) -> None:
-        super().__init__()
-        self._policy = OutOfRange(out_of_range)
-        check_tables(tables)
-        check_pooling(tables)
-        self._tables = list(tables)
-        self._is_weighted = is_weighted
-        self._names = embedding_names_by_table(tables)
+        super().__init__(tables, out_of_range, is_weighted=is_weighted)
         self.embedding_bags = nn.ModuleDict()
         for table in tables:
             self.embedding_bags[table.name] = nn.EmbeddingBag(
@@ -144,53 +251,16 @@ class EmbeddingBagCollection(nn.Module):
         """
         features = as_batch(features, self._tables)
         bags = fit_features(features, self._tables, self._policy)
-        keys: list[str] = []
         pooled: list[Tensor] = []
-        for table, names in zip(self._tables, self._names, strict=True):
-            weight, mean = self._weight(table), table.pooling is PoolingType.MEAN
-            for feature, name in zip(table.feature_names, names, strict=True):
-                pooled.append(_pool(features, feature, bags[len(keys)], weight, mean, self._is_weighted))
-                keys.append(name)
-        dims = [table.embedding_dim for table in self._tables for _ in table.feature_names]
-        return KeyedTensor(keys, dims, torch.cat(pooled, dim=1))
-
-    def __prepare_scriptable__(self) -> None:
-        refuse_script(self)
-
-    def reset_parameters(self) -> None:
-        """Draws every table anew: ``init_fn`` if given, else uniform in ``[weight_init_min, weight_init_max]``."""
         for table in self._tables:
-            reset_weight(self._weight(table), table)
-
-    def _weight(self, table: BaseEmbeddingConfig) -> Tensor:
-        return cast(Tensor, self.embedding_bags[table.name].weight)
-
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables, in order."""
-        return self._tables
-
-    def out_of_range_count(self) -> int:
-        """Out-of-range ids so far, under ``"clamp"`` and ``"ignore"``."""
-        return self._policy.count()
-
-    @property
-    def out_of_range(self) -> str:
-        """The out-of-range policy."""
-        return self._policy.policy
-
-    def is_weighted(self) -> bool:
-        """Whether batches must carry weights."""
-        return self._is_weighted
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters live."""
-        return next(self.parameters()).device
+            weight, mean = self._weight(table), table.pooling is PoolingType.MEAN
+            for feature in table.feature_names:
+                pooled.append(_pool(features, feature, bags[len(pooled)], weight, mean, self._is_weighted))
+        return KeyedTensor(list(self._keys), list(self._dims), torch.cat(pooled, dim=1))
 
 
-@EmbeddingCollectionInterface.register
 @names_wrong_arguments
-class EmbeddingCollection(nn.Module):
+class EmbeddingCollection(PlainCollection, SequenceTables):
     """Tables that return one row per id (sequence embeddings).
 
     Parameters are named ``embeddings.{table}.weight``, ``[E, D]``. A feature that several tables read has one
@@ -225,13 +295,8 @@ class EmbeddingCollection(nn.Module):
         *,
         out_of_range: str = "error",
     ) -> None:
-        super().__init__()
-        self._policy = OutOfRange(out_of_range)
-        check_tables(tables)
-        self._tables = list(tables)
-        self._need_indices = need_indices
+        super().__init__(tables, out_of_range, need_indices=need_indices)
         self._gather_select = use_gather_select, use_gather_select_per_sharding
-        self._names = embedding_names_by_table(tables)
         self.embeddings = nn.ModuleDict()
         for table in tables:
             self.embeddings[table.name] = nn.Embedding(
@@ -262,30 +327,6 @@ class EmbeddingCollection(nn.Module):
                 outputs[name] = _rows(bags[len(outputs)], weight, self._need_indices)
         return outputs
 
-    def __prepare_scriptable__(self) -> None:
-        refuse_script(self)
-
-    def reset_parameters(self) -> None:
-        """Draws every table anew: ``init_fn`` if given, else uniform in ``[weight_init_min, weight_init_max]``."""
-        for table in self._tables:
-            reset_weight(self._weight(table), table)
-
-    def _weight(self, table: BaseEmbeddingConfig) -> Tensor:
-        return cast(Tensor, self.embeddings[table.name].weight)
-
-    def out_of_range_count(self) -> int:
-        """Out-of-range ids so far, under ``"clamp"`` and ``"ignore"``."""
-        return self._policy.count()
-
-    @property
-    def out_of_range(self) -> str:
-        """The out-of-range policy."""
-        return self._policy.policy
-
-    def need_indices(self) -> bool:
-        """Whether outputs carry their ids as weights."""
-        return self._need_indices
-
     def use_gather_select(self) -> bool:
         """The argument of this name."""
         return self._gather_select[0]
@@ -293,27 +334,6 @@ class EmbeddingCollection(nn.Module):
     def use_gather_select_per_sharding(self) -> Mapping[str, bool] | None:
         """The argument of this name."""
         return self._gather_select[1]
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables, in order."""
-        return self._tables
-
-    def embedding_dim(self) -> int:
-        """Columns of the outputs, where all tables have the same.
-
-        Raises:
-            ValueError: tables of several widths.
-        """
-        return common_dim(self._tables)
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """For each table the keys of its outputs."""
-        return self._names
-
-    @property
-    def device(self) -> torch.device:
-        """Where the parameters live."""
-        return next(self.parameters()).device
 
 
 @wrap  # one node in an fx graph
@@ -361,20 +381,8 @@ def check_pooling(tables: Sequence[EmbeddingBagConfig]) -> None:
             )
 
 
-def common_dim(tables: Sequence[BaseEmbeddingConfig]) -> int:
-    """The width that all tables have.
-
-    Raises:
-        ValueError: tables of several widths.
-    """
-    dims = {table.embedding_dim for table in tables}
-    if len(dims) > 1:
-        raise ValueError(f"the tables have several embedding_dim, {sorted(dims)}. Fix: read each table's embedding_dim")
-    return dims.pop()
-
-
-def empty_weight(table: BaseEmbeddingConfig, device: torch.device | str | None) -> Tensor:
-    """``[E, D]``, not initialised.
+def trained_dtype(table: BaseEmbeddingConfig) -> torch.dtype:
+    """torch's number format of a static table that is trained.
 
     Raises:
         ValueError: a number format that cannot be trained, or a dynamic table.
@@ -387,13 +395,13 @@ def empty_weight(table: BaseEmbeddingConfig, device: torch.device | str | None) 
     if table.data_type not in TORCH_DTYPES:
         kinds = ", ".join(kind.value for kind in TORCH_DTYPES)
         raise ValueError(f"table {table.name!r} is {table.data_type.value}, which cannot be trained. Fix: use {kinds}")
-    dtype = TORCH_DTYPES[table.data_type]
-    return torch.empty(table.num_embeddings, table.embedding_dim, dtype=dtype, device=device_named(device))
+    return TORCH_DTYPES[table.data_type]
 
 
 def _new_weight(table: BaseEmbeddingConfig, device: torch.device | str | None) -> Tensor:
     """``[E, D]`` before its draw. It uses random numbers only if the table is `drawn_twice`."""
-    weight = empty_weight(table, device)
+    size, dtype = (table.num_embeddings, table.embedding_dim), trained_dtype(table)
+    weight = torch.empty(size, dtype=dtype, device=device_named(device))
     return weight.normal_() if table.drawn_twice else weight
 
 

@@ -1,4 +1,4 @@
-"""What a table is: names, sizes, number format, pooling. No torch here, so that the planner needs none.
+"""What a table is: names, sizes, number format, pooling. Importing it loads no torch, so that the planner needs none.
 
 Shape letters: E rows (num_embeddings), D columns (embedding_dim).
 """
@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, unique
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import torch
 
 
 @unique
@@ -39,6 +42,9 @@ class DataType(Enum):
 _BYTES = {"FP64": 8.0, "FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "INT4": 0.5, "INT2": 0.25, "FP8": 1.0}
 
 
+DATA_TYPE_NUM_BITS: dict[DataType, int] = {kind: int(8 * kind.bytes_per_element) for kind in DataType}
+"""Bits of one weight."""
+
 ROW_HEADER_BYTES = 4
 """Of a row of INT8, INT4 or INT2: scale and bias in fp16."""
 
@@ -50,6 +56,52 @@ class PoolingType(Enum):
     SUM = "SUM"
     MEAN = "MEAN"
     NONE = "NONE"
+
+
+_TORCH_NAMES = {"FP64": "float64", "FP32": "float32", "FP16": "float16", "BF16": "bfloat16", "INT8": "uint8"}
+_TORCH_NAMES |= {"INT4": "quint4x2", "INT2": "quint2x4", "FP8": "float8_e4m3fn"}
+
+
+def data_type_to_dtype(data_type: DataType) -> "torch.dtype":
+    """torch's number format of a table's.
+
+    >>> data_type_to_dtype(DataType.BF16)
+    torch.bfloat16
+    """
+    import torch
+
+    dtype: torch.dtype = getattr(torch, _TORCH_NAMES[data_type.name])
+    return dtype
+
+
+def dtype_to_data_type(dtype: "torch.dtype") -> DataType:
+    """A table's number format from torch's.
+
+    Raises:
+        ValueError: a format that no table can have.
+
+    >>> import torch
+    >>> dtype_to_data_type(torch.float16)
+    <DataType.FP16: 'FP16'>
+    """
+    known = {data_type_to_dtype(data_type): data_type for data_type in DataType}
+    if dtype not in known:
+        raise ValueError(f"no table has weights of {dtype}: use one of {', '.join(map(str, known))}")
+    return known[dtype]
+
+
+def pooling_type_to_str(pooling_type: PoolingType) -> str:
+    """The mode of ``torch.nn.EmbeddingBag`` that pools so.
+
+    Raises:
+        ValueError: NONE, which does not pool.
+
+    >>> pooling_type_to_str(PoolingType.MEAN)
+    'mean'
+    """
+    if pooling_type is PoolingType.NONE:
+        raise ValueError("PoolingType.NONE does not pool: use SUM or MEAN")
+    return pooling_type.value.lower()
 
 
 @dataclass
@@ -85,18 +137,20 @@ class BaseEmbeddingConfig:
     def __post_init__(self) -> None:
         for field_name in ("num_embeddings", "embedding_dim"):
             value = getattr(self, field_name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"table {self.name!r}: {field_name} must be a positive integer, got {value!r}")
+            positive = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            self._require(field_name, positive, "be a positive integer")
         if not isinstance(self.name, str):
             raise ValueError(f"a table's name must be a string, got {self.name!r}")
-        if not isinstance(self.data_type, DataType):
-            known = ", ".join(f"DataType.{kind.name}" for kind in DataType)
-            raise ValueError(f"table {self.name!r}: data_type must be one of {known}; got {self.data_type!r}")
-        named = self.feature_names
-        if not isinstance(named, list | tuple) or not all(isinstance(feature, str) for feature in named):
-            raise ValueError(f"table {self.name!r}: feature_names must be a list of strings, got {named!r}")
-        if self.init_fn is not None and not callable(self.init_fn):
-            raise ValueError(f"table {self.name!r}: init_fn must be called with a tensor, got {self.init_fn!r}")
+        formats = ", ".join(f"DataType.{kind.name}" for kind in DataType)
+        self._require("data_type", isinstance(self.data_type, DataType), f"be one of {formats}")
+        names = self.feature_names
+        strings = isinstance(names, list | tuple) and all(isinstance(feature, str) for feature in names)
+        self._require("feature_names", strings, "be a list of strings")
+        self._require("init_fn", self.init_fn is None or callable(self.init_fn), "be called with a tensor")
+
+    def _require(self, name: str, right: bool, expected: str) -> None:
+        if not right:
+            raise ValueError(f"table {self.name!r}: {name} must {expected}, got {getattr(self, name)!r}")
 
     def get_weight_init_max(self) -> float:
         """Upper end of the uniform initial weights."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,23 +14,20 @@ from torch import Tensor, nn
 from recshard_lab.arguments import device_named, names_wrong_arguments
 from recshard_lab.embedding.collections import (
     EmbeddingBagCollection,
-    EmbeddingBagCollectionInterface,
     EmbeddingCollection,
-    EmbeddingCollectionInterface,
-    check_pooling,
-    common_dim,
-    empty_weight,
+    PooledTables,
+    SequenceTables,
+    TableCollection,
     reset_weight,
+    trained_dtype,
 )
 from recshard_lab.embedding.configs import (
     BaseEmbeddingConfig,
     EmbeddingBagConfig,
     EmbeddingConfig,
     PoolingType,
-    check_tables,
-    embedding_names_by_table,
 )
-from recshard_lab.embedding.inputs import OutOfRange, check_weights, fit_features, put_back, to_most_bags, to_samples
+from recshard_lab.embedding.inputs import check_weights, fit_features, joined_samples, put_back, to_most_bags
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, spec_from_optimizer
 from recshard_lab.embedding.scaled_loss import StepsInBackward, scaled_loss_error, watch, watch_hidden, watch_scalers
@@ -127,32 +124,27 @@ def _step(parameter: Tensor) -> None:
 OnStep = Callable[[Tensor, Sequence[int]], None]
 
 
-class FusedCollection(nn.Module):
+class FusedCollection(TableCollection):
     """Tables on one kernel. The parameters are the kernel's memory, with ``requires_grad=False``."""
-
-    tables_name: ClassVar[str]
-    pooled: ClassVar[bool]
 
     def __init__(
         self,
         tables: Sequence[BaseEmbeddingConfig],
         optimizer_type: type[torch.optim.Optimizer] | EmbOptimType,
         optimizer_kwargs: Mapping[str, Any] | None,
-        weighted: bool,
         device: torch.device | str | None,
+        location: Any,
         backend: str | None,
         out_of_range: str,
+        **options: bool,
     ) -> None:
-        super().__init__()
-        self._policy = OutOfRange(out_of_range)
-        check_tables(tables)
-        self._on = list(tables)
-        self._features = [feature for table in tables for feature in table.feature_names]
-        self._dims = [table.embedding_dim for table in tables for _ in table.feature_names]
+        device = device_named(device or "cpu")
+        check_location(location, device)
+        super().__init__(tables, out_of_range, **options)
         self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(optimizer_kwargs or {})
         self._spec = _spec_of(optimizer_type, optimizer_kwargs)
         self._optimizer: FusedCollectionOptimizer | None = None
-        self._kernel = self._make_kernel(weighted, device_named(device or "cpu"), backend)
+        self._kernel = self._make_kernel(device, backend)
         self.add_module(self.tables_name, nn.ModuleDict({table.name: _Holder() for table in tables}))
         self._hold_weights()
         #: called before each step with its ids ``[N]`` by feature, and their number in each
@@ -160,12 +152,41 @@ class FusedCollection(nn.Module):
         # autograd calls our backward only if an input requires a gradient
         self._anchor = torch.zeros(0, device=self.device, requires_grad=True)
         watch_scalers()
-        self._draw_first()
+        if not self._tables[0].dynamic:  # dynamic rows are computed when ids occur, or are in a tier that is kept
+            self.reset_parameters()
+
+    def _make_kernel(self, device: torch.device, backend: str | None) -> LookupKernel:
+        """The kernel of all tables."""
+        slots = [
+            Slot(table.name, self._first_rows(table), table.embedding_dim, table.data_type, table.embedding_dim)
+            for table in self._tables
+        ]
+        chosen = choose_kernel(
+            slots,
+            self._spec,
+            pooled=self.pooled,
+            weighted=self._is_weighted,
+            exchanges_row_norms=False,
+            device=device,
+            backend=backend,
+        )
+        feature_slots = [number for number, table in enumerate(self._tables) for _ in table.feature_names]
+        return self._kernel_type(chosen)(slots, feature_slots, self._spec, pooled=self.pooled, device=device)
+
+    def _first_rows(self, table: Any) -> int:
+        """Rows of a table in the kernel."""
+        trained_dtype(table)  # refuses what cannot be trained
+        rows: int = table.num_embeddings
+        return rows
+
+    def _kernel_type(self, chosen: type[LookupKernel]) -> Callable[..., LookupKernel]:
+        """Makes the kernel, on the chosen one."""
+        return chosen
 
     def _hold_weights(self) -> None:
         """Makes the kernel's weights the parameters."""
         holders = self.get_submodule(self.tables_name)
-        for table, weight in zip(self._on, self._kernel.weights(), strict=True):
+        for table, weight in zip(self._tables, self._kernel.weights(), strict=True):
             holders.get_submodule(table.name).weight = nn.Parameter(weight, requires_grad=False)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -175,25 +196,6 @@ class FusedCollection(nn.Module):
         self.on_step = self._optimizer = None  # they belong to the original
         self._hold_weights()
 
-    def _make_kernel(self, weighted: bool, device: torch.device, backend: str | None) -> LookupKernel:
-        for table in self._on:
-            empty_weight(table, "meta")  # refuses what cannot be trained
-        slots = [
-            Slot(table.name, table.num_embeddings, table.embedding_dim, table.data_type, table.embedding_dim)
-            for table in self._on
-        ]
-        feature_slots = [number for number, table in enumerate(self._on) for _ in table.feature_names]
-        kernel = choose_kernel(
-            slots,
-            self._spec,
-            pooled=self.pooled,
-            weighted=weighted,
-            exchanges_row_norms=False,
-            device=device,
-            backend=backend,
-        )
-        return kernel(slots, feature_slots, self._spec, pooled=self.pooled, device=device)
-
     def _look_up(self, weights: Tensor | None, ids: Tensor, offsets: Tensor, counts: list[int]) -> Tensor:
         """The rows of `LookupKernel.forward`. Backward through them steps the tables."""
         if self.training and not torch.is_grad_enabled():
@@ -201,13 +203,9 @@ class FusedCollection(nn.Module):
         looked: Tensor = _Lookup.apply(self._anchor, weights, ids, offsets, counts, self._kernel, self.on_step)
         return looked
 
-    def _draw_first(self) -> None:
-        """The weights of a new collection."""
-        self.reset_parameters()
-
     def reset_parameters(self) -> None:
         """Draws every table anew, as `EmbeddingBagCollection.reset_parameters`. Optimizer states stay."""
-        for table, weight in zip(self._on, self._kernel.weights(), strict=True):
+        for table, weight in zip(self._tables, self._kernel.weights(), strict=True):
             reset_weight(weight, table)
 
     def set_learning_rate(self, lr: float) -> None:
@@ -218,7 +216,7 @@ class FusedCollection(nn.Module):
     def optimizer_states(self) -> dict[str, dict[str, Tensor]]:
         """Table -> state name, as fbgemm names it -> the tensor itself, to read and to write in place."""
         states = self._kernel.optimizer_states()
-        return {table.name: state for table, state in zip(self._on, states, strict=True)}
+        return {table.name: state for table, state in zip(self._tables, states, strict=True)}
 
     def optimizer_tensors(self) -> list[Tensor]:
         """The tensors of `optimizer_states`, for measured memory."""
@@ -251,15 +249,6 @@ class FusedCollection(nn.Module):
     def optimizer_spec(self) -> OptimizerSpec:
         """The optimizer with its current learning rate."""
         return self._spec
-
-    def out_of_range_count(self) -> int:
-        """Out-of-range ids so far, under ``"clamp"`` and ``"ignore"``."""
-        return self._policy.count()
-
-    @property
-    def out_of_range(self) -> str:
-        """The out-of-range policy."""
-        return self._policy.policy
 
     @property
     def backend(self) -> str:
@@ -365,9 +354,8 @@ def _spec_of(optimizer: type[torch.optim.Optimizer] | EmbOptimType, kwargs: Mapp
 # Shape letters: B batch, F features, each of one table, N ids, D columns.
 
 
-@EmbeddingBagCollectionInterface.register
 @names_wrong_arguments
-class FusedEmbeddingBagCollection(FusedCollection):
+class FusedEmbeddingBagCollection(FusedCollection, PooledTables):
     """`EmbeddingBagCollection` whose backward steps the touched rows itself: no gradient, no ``optimizer.step()``.
 
     Outputs, keys and state dict are those of `EmbeddingBagCollection`. The parameters have ``requires_grad=False``, so
@@ -397,9 +385,6 @@ class FusedEmbeddingBagCollection(FusedCollection):
     [0.5, 1.0, 1.0, 0.5]
     """
 
-    tables_name = "embedding_bags"
-    pooled = True
-
     def __init__(
         self,
         tables: Sequence[EmbeddingBagConfig],
@@ -411,12 +396,9 @@ class FusedEmbeddingBagCollection(FusedCollection):
         backend: str | None = None,
         out_of_range: str = "error",
     ) -> None:
-        check_pooling(tables)
-        check_location(location, device_named(device or "cpu"))
-        super().__init__(tables, optimizer_type, optimizer_kwargs, is_weighted, device, backend, out_of_range)
-        self._tables = list(tables)
-        self._is_weighted = is_weighted
-        self._keys = [name for names in embedding_names_by_table(tables) for name in names]
+        super().__init__(
+            tables, optimizer_type, optimizer_kwargs, device, location, backend, out_of_range, is_weighted=is_weighted
+        )
         self._means = [table.pooling is PoolingType.MEAN for table in tables for _ in table.feature_names]
         self._sums = not any(self._means)
         columns = [number for number, dim in enumerate(self._dims) for _ in range(dim)]
@@ -445,15 +427,13 @@ class FusedEmbeddingBagCollection(FusedCollection):
         bags = [bag for _, bag, _ in fitted]
         weights = None
         if self._is_weighted:
-            weights = torch.cat([check_weights(bag.weights_or_none(), self._features) for bag in bags])
+            weights = torch.cat([check_weights(bag.weights_or_none(), self._feature_names) for bag in bags])
         lengths = to_most_bags([bag.lengths() for bag in bags])
         ids = torch.cat([bag.values() for bag in bags])
         offsets = nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
         pooled = self._look_up(weights, ids, offsets, [bag.values().shape[0] for bag in bags])
         pooled = self._mean(pooled, to_most_bags([bag.lengths() for bag, _, _ in fitted]))
-        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-            parts = zip(self._features, pooled.split(self._dims, dim=1), strict=True)
-            pooled = torch.cat([to_samples(part, features, feature) for feature, part in parts], dim=1)
+        pooled = joined_samples(pooled, features, self._feature_names, self._dims)
         return KeyedTensor(self._keys, self._dims, pooled)
 
     def _whole(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, list[int]] | None:
@@ -463,19 +443,24 @@ class FusedEmbeddingBagCollection(FusedCollection):
         """
         if self._is_weighted or not self._sums or torch.compiler.is_compiling():
             return None
-        if features.keys() != self._features or features.variable_stride_per_key():
+        if features.keys() != self._feature_names or features.variable_stride_per_key():
             return None
         ids = features.values()
-        if features.inverse_indices_or_none() is not None or ids.dim() != 1 or ids.is_meta or ids.numel() == 0:
+        if features.inverse_indices_or_none() is not None or ids.dim() != 1:
             return None
-        if ids.dtype not in (torch.int32, torch.int64):
+        counts = self._counts(features) if ids.dtype in (torch.int32, torch.int64) else None
+        return None if counts is None else (ids, features.offsets(), counts)
+
+    def _counts(self, features: KeyedJaggedTensor) -> list[int] | None:
+        """Ids of each feature of a batch in the tables' order, or None if one may be out of range."""
+        ids, offsets = features.values(), features.offsets()
+        if ids.is_meta or ids.numel() == 0:
             return None
-        offsets = features.offsets()
         starts = offsets[:: features.stride()]
         low, high, *edges = torch.cat([torch.stack(ids.aminmax()).to(offsets.dtype), starts]).tolist()  # one wait
         if low < 0 or high >= self._fewest_rows:
             return None
-        return ids, offsets, [end - start for start, end in pairwise(edges)]
+        return [end - start for start, end in pairwise(edges)]
 
     def _mean(self, pooled: Tensor, lengths: list[Tensor]) -> Tensor:
         """Divides the columns of MEAN tables by the number of ids."""
@@ -487,18 +472,9 @@ class FusedEmbeddingBagCollection(FusedCollection):
         ]
         return pooled / torch.stack(divisors, dim=1).index_select(1, self._columns)
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables, in order."""
-        return self._tables
 
-    def is_weighted(self) -> bool:
-        """Whether batches must carry weights."""
-        return self._is_weighted
-
-
-@EmbeddingCollectionInterface.register
 @names_wrong_arguments
-class FusedEmbeddingCollection(FusedCollection):
+class FusedEmbeddingCollection(FusedCollection, SequenceTables):
     """`EmbeddingCollection` whose backward steps the touched rows itself: no gradient, no ``optimizer.step()``.
 
     Outputs, keys and state dict are those of `EmbeddingCollection`; parameters as of `FusedEmbeddingBagCollection`.
@@ -527,9 +503,6 @@ class FusedEmbeddingCollection(FusedCollection):
     [0.75, 1.0, 1.0, 0.5]
     """
 
-    tables_name = "embeddings"
-    pooled = False
-
     def __init__(
         self,
         tables: Sequence[EmbeddingConfig],
@@ -541,11 +514,9 @@ class FusedEmbeddingCollection(FusedCollection):
         backend: str | None = None,
         out_of_range: str = "error",
     ) -> None:
-        check_location(location, device_named(device or "cpu"))
-        super().__init__(tables, optimizer_type, optimizer_kwargs, False, device, backend, out_of_range)
-        self._tables = list(tables)
-        self._need_indices = need_indices
-        self._names = embedding_names_by_table(tables)
+        super().__init__(
+            tables, optimizer_type, optimizer_kwargs, device, location, backend, out_of_range, need_indices=need_indices
+        )
 
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -567,32 +538,11 @@ class FusedEmbeddingCollection(FusedCollection):
         offsets = torch.tensor([0, *accumulate(counts)]).to(ids.device, non_blocking=True)
         flat = self._look_up(None, ids, offsets, counts)
         parts = flat.split([count * dim for count, dim in zip(counts, self._dims, strict=True)])
-        names = [name for names in self._names for name in names]
         outputs = {}
-        for name, part, dim, (bag, _, kept) in zip(names, parts, self._dims, fitted, strict=True):
+        for name, part, dim, (bag, _, kept) in zip(self._keys, parts, self._dims, fitted, strict=True):
             rows = put_back(part.view(-1, dim), kept, bag.values().shape[0])
             outputs[name] = JaggedTensor._unchecked(rows, bag.values() if self._need_indices else None, bag.lengths())
         return outputs
-
-    def need_indices(self) -> bool:
-        """Whether outputs carry their ids as weights."""
-        return self._need_indices
-
-    def embedding_configs(self) -> list[EmbeddingConfig]:
-        """The tables, in order."""
-        return self._tables
-
-    def embedding_dim(self) -> int:
-        """Columns of the outputs, where all tables have the same.
-
-        Raises:
-            ValueError: tables of several widths.
-        """
-        return common_dim(self._tables)
-
-    def embedding_names_by_table(self) -> list[list[str]]:
-        """For each table the keys of its outputs."""
-        return self._names
 
 
 # Replaces plain collections in a module by fused ones.
@@ -671,8 +621,8 @@ def _twin(
     more: dict[str, Any] = {"device": device, "backend": backend, "out_of_range": module.out_of_range}
     twin: FusedCollection
     if isinstance(module, EmbeddingBagCollection):
-        tables, weighted = module.embedding_bag_configs(), module.is_weighted()
-        twin = FusedEmbeddingBagCollection(tables, optimizer_type, optimizer_kwargs, weighted, **more)
+        more["is_weighted"] = module.is_weighted()
+        twin = FusedEmbeddingBagCollection(module.embedding_bag_configs(), optimizer_type, optimizer_kwargs, **more)
     else:
         more["need_indices"] = module.need_indices()
         twin = FusedEmbeddingCollection(module.embedding_configs(), optimizer_type, optimizer_kwargs, **more)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
@@ -59,11 +59,7 @@ class OutOfRange(metaclass=Traceable):
             targets: for each of them its feature, its table, and the table's rows E.
         """
         for bag, (feature, _, _) in zip(bags, targets, strict=True):
-            ids = bag.values()
-            if ids.dtype not in (torch.int32, torch.int64):
-                raise ValueError(f"feature {feature!r} has ids of {ids.dtype}, not int32 or int64. Fix: values.long()")
-            if ids.dim() != 1:
-                raise ValueError(f"feature {feature!r} has ids of shape {list(ids.shape)}. Fix: pass ids [N]")
+            check_ids(bag.values(), f"feature {feature!r} has ids of")
         if torch.compiler.is_compiling():
             inside = [False] * len(bags)
         else:
@@ -140,6 +136,12 @@ def policy_of_bounds_check_mode(mode: Any) -> str:
     raise ValueError(f"bounds_check_mode {mode!r} is not a member of fbgemm's BoundsCheckMode. Fix: use FATAL")
 
 
+def check_ids(ids: Tensor, subject: str = "ids are") -> None:
+    """Raises ValueError unless ids are int32 or int64 ``[N]``."""
+    if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
+        raise ValueError(f"{subject} {ids.dtype} {list(ids.shape)}, not int32 or int64 [N]. Fix: values.long()")
+
+
 def _within(ids: Sequence[Tensor], rows: Sequence[int]) -> list[bool]:
     """Whether all ids of each tensor are rows, with one copy to the host."""
     checked = [number for number, own in enumerate(ids) if own.numel() and not own.is_meta]
@@ -159,21 +161,22 @@ def _error(ids: Tensor, lengths: Tensor, outside: Tensor, feature: str, table: s
     )
 
 
-def feature_of(features: KeyedJaggedTensor, feature: str, table: str) -> JaggedTensor:
-    """One feature of a batch.
+def check_features(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingConfig]) -> None:
+    """Checks that a batch has the features of some tables.
 
     Raises:
-        ValueError: the batch does not have it; the message names the table.
+        ValueError: no batch, or a feature that it does not have; the message names the table.
     """
     if not isinstance(features, KeyedJaggedTensor):
         raise ValueError(f"a batch of type {type(features).__name__} is not a KeyedJaggedTensor")
     keys = features.keys()
-    if feature not in keys:
-        raise ValueError(
-            f"feature {feature!r} of table {table!r} is not in the batch, which has {keys}. "
-            f"Fix: add it, with lengths 0 for samples without ids"
-        )
-    return features[feature]
+    for table in tables:
+        for feature in table.feature_names:
+            if feature not in keys:
+                raise ValueError(
+                    f"feature {feature!r} of table {table.name!r} is not in the batch, which has {keys}. "
+                    f"Fix: add it, with lengths 0 for samples without ids"
+                )
 
 
 def as_batch(features: Any, tables: Sequence[BaseEmbeddingConfig]) -> KeyedJaggedTensor:
@@ -197,10 +200,16 @@ def fit_features(
     Raises:
         ValueError: the batch does not have a feature, or `OutOfRange.fit` raises.
     """
-    targets = [(feature, table.name, table.num_embeddings) for table in tables for feature in table.feature_names]
-    bags = [feature_of(features, feature, table) for feature, table, _ in targets]
+    check_features(features, tables)
+    targets = targets_of(tables)
+    bags = [features[feature] for feature, _, _ in targets]
     fitted = policy.fit_all(bags, targets)
     return [(bag, *own) for bag, own in zip(bags, fitted, strict=True)]
+
+
+def targets_of(tables: Sequence[BaseEmbeddingConfig]) -> list[tuple[str, str, int]]:
+    """Of each feature of each table the feature, the table and its rows E."""
+    return [(feature, table.name, table.num_embeddings) for table in tables for feature in table.feature_names]
 
 
 def to_samples(pooled: Tensor, features: KeyedJaggedTensor, feature: str) -> Tensor:
@@ -213,6 +222,14 @@ def to_samples(pooled: Tensor, features: KeyedJaggedTensor, feature: str) -> Ten
     if inverse is None and not features.variable_stride_per_key():
         return pooled
     return pooled.index_select(0, inverse_of(inverse, feature))
+
+
+def joined_samples(pooled: Tensor, features: KeyedJaggedTensor, names: Sequence[str], dims: Sequence[int]) -> Tensor:
+    """`to_samples` of the columns of several features ``[max B_f, sum of D]``."""
+    if not features.variable_stride_per_key() and features.inverse_indices_or_none() is None:
+        return pooled
+    parts = zip(pooled.split(list(dims), dim=1), names, strict=True)
+    return torch.cat([to_samples(part, features, name) for part, name in parts], dim=1)
 
 
 def to_most_bags(lengths: Sequence[Tensor]) -> list[Tensor]:
@@ -235,15 +252,3 @@ def check_weights(weights: Tensor | None, keys: Sequence[str]) -> Tensor:
     if not weights.is_floating_point():
         raise ValueError(f"weights are {weights.dtype}, not floating point. Fix: weights.float()")
     return weights
-
-
-def refuse_script(module: nn.Module) -> NoReturn:
-    """Called by ``torch.jit.script``.
-
-    Raises:
-        ValueError: always, with the replacement.
-    """
-    raise ValueError(
-        f"torch.jit.script does not compile {type(module).__name__}: torch 2.13 deprecates it, and a KeyedJaggedTensor "
-        f"is no TorchScript class. Fix: call torch.export.export(module, (features,)) or torch.compile(module)"
-    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,15 +11,14 @@ import torch
 from torch import Tensor
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.embedding.collections import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 from recshard_lab.embedding.configs import PoolingType
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig, slots_for
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored, dump_tables, load_tables
 from recshard_lab.embedding.dynamic.table import DynamicTable
 from recshard_lab.embedding.fused import FusedCollection, FusedEmbeddingBagCollection, FusedEmbeddingCollection
-from recshard_lab.embedding.inputs import OutOfRange
-from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
+from recshard_lab.embedding.inputs import OutOfRange, check_ids
+from recshard_lab.embedding.kernels import LookupKernel
 from recshard_lab.embedding.optimizers import EmbOptimType
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 
@@ -35,41 +35,21 @@ class AnyId(OutOfRange):
             ValueError: ids that are not integers.
         """
         for bag, (feature, _, _) in zip(bags, targets, strict=True):
-            if bag.values().dtype not in (torch.int32, torch.int64) or bag.values().dim() != 1:
-                kind = f"{bag.values().dtype} {list(bag.values().shape)}"
-                raise ValueError(f"feature {feature!r} has ids of {kind}, not int32 or int64 [N]. Fix: values.long()")
+            check_ids(bag.values(), f"feature {feature!r} has ids of")
         return [(bag, None) for bag in bags]
 
 
 class DynamicCollection(FusedCollection):
     """The base of both collections. The state dict has one entry: the rows, optimizer states and indexes."""
 
+    policy_type = AnyId
     _kernel: DynamicKernel
 
-    def _make_kernel(self, weighted: bool, device: torch.device, backend: str | None) -> LookupKernel:
-        configs = cast(list[DynamicEmbeddingConfig], self._on)
-        slots = [
-            Slot(
-                config.name,
-                slots_for(config.capacity, config.max_capacity),
-                config.embedding_dim,
-                config.data_type,
-                config.embedding_dim,
-            )
-            for config in configs
-        ]
-        feature_slots = [number for number, config in enumerate(configs) for _ in config.feature_names]
-        kernel = choose_kernel(
-            slots,
-            self._spec,
-            pooled=self.pooled,
-            weighted=weighted,
-            exchanges_row_norms=False,
-            device=device,
-            backend=backend,
-        )
-        self._policy = AnyId()
-        return DynamicKernel(kernel, configs, slots, feature_slots, self._spec, pooled=self.pooled, device=device)
+    def _first_rows(self, table: DynamicEmbeddingConfig) -> int:
+        return slots_for(table.capacity, table.max_capacity)
+
+    def _kernel_type(self, chosen: type[LookupKernel]) -> Callable[..., LookupKernel]:
+        return partial(DynamicKernel, chosen, self._tables)
 
     def _hold_weights(self) -> None:
         """No parameters: rows belong to ids, and a table that grows gets new memory."""
@@ -77,9 +57,6 @@ class DynamicCollection(FusedCollection):
     def _look_up(self, weights: Tensor | None, ids: Tensor, offsets: Tensor, counts: list[int]) -> Tensor:
         self._kernel.inserts = self.training and torch.is_grad_enabled()
         return super()._look_up(weights, ids, offsets, counts)
-
-    def _draw_first(self) -> None:
-        """Does nothing: rows are computed when ids occur, or are in a tier that outlives the process."""
 
     def reset_parameters(self) -> None:
         """Removes every id, from every tier."""
@@ -184,7 +161,6 @@ class DynamicCollection(FusedCollection):
             table.load_state(state[name])
 
 
-@EmbeddingBagCollectionInterface.register
 @names_wrong_arguments
 class DynamicEmbeddingBagCollection(DynamicCollection, FusedEmbeddingBagCollection):
     """`FusedEmbeddingBagCollection` for ids of any value: an id gets its row when it occurs first in training.
@@ -224,18 +200,10 @@ class DynamicEmbeddingBagCollection(DynamicCollection, FusedEmbeddingBagCollecti
     ) -> None:
         super().__init__(tables, optimizer_type, optimizer_kwargs, is_weighted, device, backend=backend)
 
-    def _whole(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, list[int]] | None:
-        """Ids, offsets and ids of each feature of a batch with the tables' keys in order and plain sums."""
-        if self._is_weighted or not self._sums or features.keys() != self._features:
-            return None
-        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-            return None
-        if features.values().dtype is not torch.int64 or features.values().dim() != 1:
-            return None
-        return features.values(), features.offsets(), features.length_per_key()
+    def _counts(self, features: KeyedJaggedTensor) -> list[int]:
+        return features.length_per_key()  # no id is out of range
 
 
-@EmbeddingCollectionInterface.register
 @names_wrong_arguments
 class DynamicEmbeddingCollection(DynamicCollection, FusedEmbeddingCollection):
     """`FusedEmbeddingCollection` for ids of any value. See `DynamicEmbeddingBagCollection`.

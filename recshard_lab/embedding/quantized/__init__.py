@@ -3,7 +3,7 @@
 Files, in reading order::
 
     formats.py        number formats: rows to bytes and back; the bytes of all tables in one tensor
-    kernels/          lookups, one file per backend
+    kernels.py        lookups of packed rows
     collections.py    QuantEmbeddingBagCollection, QuantEmbeddingCollection
     quantize.py       quantize_embeddings: every collection of a model; quantization_report: errors, bytes and scores
 """

@@ -23,7 +23,6 @@ from recshard_lab.embedding.quantized.collections import (
     QuantEmbeddingBagCollection,
     QuantEmbeddingCollection,
     Types,
-    empty_like,
 )
 from recshard_lab.embedding.quantized.formats import served_type
 from recshard_lab.text_table import Printable, TextTable
@@ -121,8 +120,7 @@ def saved_model(path: str | Path, collections: Mapping[str, Any]) -> SavedModel:
 
 def weight_name(path: str, collection: Any, table: str) -> str:
     """The name of a table's weight in the state dict of the model."""
-    kind = "embedding_bags" if hasattr(collection, "embedding_bag_configs") else "embeddings"
-    return f"{path}.{kind}.{table}.weight".removeprefix(".")
+    return f"{path}.{collection.tables_name}.{table}.weight".removeprefix(".")
 
 
 def row_chunks(path: str, collection: Any, table: Any, saved: SavedModel | None) -> Iterator[tuple[int, Tensor]]:
@@ -176,7 +174,7 @@ def _served(
         return static
     kind = QuantEmbeddingBagCollection if hasattr(part, "embedding_bag_configs") else QuantEmbeddingCollection
     device = "cpu" if saved is not None and part.device.type == "meta" else part.device
-    served: Any = empty_like(kind, part, dtype, output_dtype, backend, device)
+    served: Any = kind.empty_like(part, dtype, output_dtype, backend, device)
     for table in configs_of(part):
         for first, rows in row_chunks(path, part, table, saved):
             served.load_packed(table.name, rows, first)

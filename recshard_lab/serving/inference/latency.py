@@ -27,7 +27,7 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.distributed import ShardedCollection
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.embedding.quantized.collections import Types
-from recshard_lab.embedding.quantized.lookup_kernel import PackedKernel
+from recshard_lab.embedding.quantized.kernels import PackedKernel
 from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.serving.inference.devices import devices_named
 from recshard_lab.serving.inference.tiles import DeviceTiles

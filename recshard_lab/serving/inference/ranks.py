@@ -22,7 +22,7 @@ from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.embedding import EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.quantized.collections import QuantCollection
 from recshard_lab.embedding.quantized.formats import pack
-from recshard_lab.embedding.quantized.lookup_kernel import PackedKernel
+from recshard_lab.embedding.quantized.kernels import PackedKernel
 from recshard_lab.serving.inference.packed import (
     Chunks,
     Tables,

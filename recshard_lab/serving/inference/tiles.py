@@ -31,7 +31,7 @@ from recshard_lab.embedding import (
 )
 from recshard_lab.embedding.inputs import OutOfRange, check_weights, fit_features, put_back
 from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
-from recshard_lab.embedding.quantized.lookup_kernel import PackedKernel
+from recshard_lab.embedding.quantized.kernels import PackedKernel
 from recshard_lab.serving.inference.capture import at_fixed_shapes
 from recshard_lab.serving.inference.devices import Device
 from recshard_lab.serving.inference.packed import Chunks, fill_shards

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,6 @@ from recshard_lab.embedding.dynamic.index import Counters, ScoredIndex
 from recshard_lab.embedding.dynamic.index_rounds import partitions_of
 from recshard_lab.embedding.managed_collision.policies import MCHEvictionPolicy
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
-
-# Finds the row of an id, where the ids of rows are a tensor.
 
 
 class Owners(NamedTuple):
@@ -36,76 +35,6 @@ class Owners(NamedTuple):
 
     ids: Tensor
     owned: Tensor
-
-
-class RowFinder:
-    """The rows of ids of any int64 value.
-
-    It indexes `Owners`, which alone are state. When something else has written them (a checkpoint, a move), the next
-    call indexes them again.
-
-    >>> import torch
-    >>> owners = Owners(torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.uint8))
-    >>> finder = RowFinder()
-    >>> finder.assign(owners, torch.tensor([2, 0]), torch.tensor([10**12, -1]))
-    >>> finder.find(owners, torch.tensor([-1, 7, 10**12])).tolist()
-    [0, -1, 2]
-    """
-
-    def __init__(self) -> None:
-        self._known: tuple[Tensor | int, ...] | None = None  # the owners, and their versions
-        self._index: ScoredIndex
-        self._row_of: Tensor  # [slots of the index + 1] the row of each slot; the last one is -1
-
-    def find(self, owners: Owners, ids: Tensor) -> Tensor:
-        """``[N]`` rows, -1 for ids without one."""
-        self._follow(owners)
-        return self._row_of[self._index.find(ids)]
-
-    def assign(self, owners: Owners, rows: Tensor, ids: Tensor) -> None:
-        """Makes distinct ids ``[M]``, which have no row, the owners of rows ``[M]``. Earlier owners lose theirs."""
-        self._follow(owners)
-        self._index.erase(owners.ids[rows[owners.owned[rows] == 1]])
-        owners.ids[rows] = ids
-        owners.owned[rows] = 1
-        self._insert(ids, rows)
-        self._known = (*owners, *_versions(owners))
-
-    def knows(self, owners: Owners) -> bool:
-        """Whether nothing else has written the owners."""
-        known = self._known
-        if known is None or known[0] is not owners.ids or known[1] is not owners.owned:
-            return False
-        return known[2:] == _versions(owners)
-
-    def _follow(self, owners: Owners) -> None:
-        if self.knows(owners):
-            return
-        rows = (owners.owned == 1).nonzero().squeeze(1)
-        size = len(owners.ids)
-        self._index = ScoredIndex(size + size // 4 + 1, 8 * size + 256, device=owners.ids.device)
-        self._row_of = owners.ids.new_full((self._index.capacity + 1,), -1)
-        self._insert(owners.ids[rows], rows)
-        self._known = (*owners, *_versions(owners))
-
-    def _insert(self, ids: Tensor, rows: Tensor) -> None:
-        before = self._row_of
-        found = self._index.find_or_insert(ids)
-        if found.moved is not None:
-            self._row_of = before.new_full((self._index.capacity + 1,), -1)
-            self._row_of[found.moved[1]] = before[found.moved[0]]
-        lost = len(found.evicted_ids) + int((found.slots < 0).sum())
-        if lost:
-            raise RuntimeError(
-                f"{lost:,} of {len(ids):,} ids have no place in the index: too many of their hashes are equal. "
-                f"Fix: pass input_hash_func, a function that gives these ids other values"
-            )
-        self._row_of[found.slots] = rows
-
-
-def _versions(owners: Owners) -> tuple[int, ...]:
-    """Numbers that change when something writes the owners."""
-    return tuple(own._version for own in owners)
 
 
 HashFunction = Callable[[Tensor, int], Tensor]
@@ -194,7 +123,7 @@ class RowOwners(ManagedCollisionModule):
 
     Args:
         rows: of this module, in whole buckets.
-        buckets: of the table.
+        edges: the first row of each bucket of the table, and its rows.
         first_bucket: the first one of this module.
         numbers: names of the numbers that each row has, at most two.
         device: where the state is stored.
@@ -205,6 +134,7 @@ class RowOwners(ManagedCollisionModule):
         pinned_from: rows looked up in this step or a later one keep their owner, because their backward is to come.
             None: rows of this step.
         step: the number of batches so far.
+        offset: the table's number of the first row here.
     """
 
     _raw_ids: Tensor
@@ -216,27 +146,61 @@ class RowOwners(ManagedCollisionModule):
     def __init__(
         self,
         rows: int,
-        buckets: int,
+        edges: Sequence[int],
         first_bucket: int,
         numbers: Sequence[str],
         device: torch.device | str,
         name: str | None,
-        bucket_rows: int,
     ) -> None:
-        super().__init__(device, [bucket * bucket_rows for bucket in range(buckets + 1)])
-        self._name, self._buckets, self._first_bucket, self._bucket_rows = name, buckets, first_bucket, bucket_rows
-        self._rows, self._numbers = rows, list(numbers)
-        new: dict[str, Any] = {"dtype": torch.int64, "device": self._device}
+        super().__init__(device, edges)
+        self._name, self._numbers = name, list(numbers)
+        self.register_load_state_dict_post_hook(_validate)
+        self._allocate(rows, edges, first_bucket, self._device)
+
+    def _allocate(self, rows: int, edges: Sequence[int], first_bucket: int, device: torch.device) -> None:
+        """Rows without owners, for some buckets of a table."""
+        self._rows, self._device, self._output_segments = rows, device, list(edges)
+        self._buckets, self._bucket_rows = len(edges) - 1, edges[1]
+        self._first_bucket, self.offset = first_bucket, first_bucket * edges[1]
+        new: dict[str, Any] = {"dtype": torch.int64, "device": device}
         self.register_buffer("_raw_ids", torch.zeros(rows, **new))
-        self.register_buffer("_owned", torch.zeros(rows, dtype=torch.uint8, device=self._device))
+        self.register_buffer("_owned", torch.zeros(rows, dtype=torch.uint8, device=device))
         self.register_buffer("_row_numbers", torch.zeros(rows, max(2, len(self._numbers)), **new))
         self.register_buffer("_current_iter_tensor", torch.zeros(1, **new))
         self.register_buffer("_touched", torch.full((rows,), -1, **new), persistent=False)
-        self._finder, self.counters = RowFinder(), Counters()
+        self._indexed: tuple[Any, ...] = ()  # the owners that `_index` has, and their versions
+        self._index: ScoredIndex
+        self._row_of: Tensor  # [slots of the index + 1] the row of each slot; the last one is -1
         self._reset: list[Tensor] = []
         self.pinned_from: int | None = None
-        self.step = 0
-        self.register_load_state_dict_post_hook(_validate)
+        self.step, self.counters = 0, Counters()
+
+    def rebuild_with_output_id_range(
+        self,
+        output_id_range: tuple[int, int],
+        output_segments: list[int] | None = None,
+        device: torch.device | None = None,
+    ) -> Self:
+        """As of `ManagedCollisionModule`.
+
+        Raises:
+            ValueError: a range of other than whole buckets.
+        """
+        edges = self._output_segments if output_segments is None else output_segments
+        first, end = output_id_range
+        if first not in edges or end not in edges:
+            raise ValueError(
+                f"{self._of_table}rows {output_id_range} of a shard are not whole buckets of {edges[1]} rows. "
+                f"Fix: row_wise(num_buckets={len(edges) - 1})"
+            )
+        twin = copy(self)  # with the same settings, and separate buffers
+        twin._buffers = dict(self._buffers)
+        twin._allocate(end - first, edges, edges.index(first), device or self._device)
+        twin._begin()
+        return twin
+
+    def _begin(self) -> None:
+        """Checks the settings for the size of a bucket. No batch was counted yet."""
 
     # ---- the table ----
 
@@ -244,11 +208,6 @@ class RowOwners(ManagedCollisionModule):
     def owners(self) -> Owners:
         """Which id owns each row."""
         return Owners(self._raw_ids, self._owned)
-
-    @property
-    def offset(self) -> int:
-        """The table's number of the first row here."""
-        return self._first_bucket * self._bucket_rows
 
     @property
     def row_numbers(self) -> dict[str, Tensor]:
@@ -305,11 +264,33 @@ class RowOwners(ManagedCollisionModule):
         """``[N]`` the rows here of ids ``[N]``, -1 for ids without one. Counts nothing.
 
         Raises:
-            ValueError: as `validate_state`, if something else has written the state.
+            ValueError: as `validate_state`, if something else has written the state: a checkpoint, a move.
         """
-        if not self._finder.knows(self.owners):
+        owners, known = self.owners, self._indexed
+        if not known or known[0] is not owners.ids or known[1] is not owners.owned or known[2:] != _versions(owners):
             self.validate_state()
-        return self._finder.find(self.owners, ids)
+            rows = (owners.owned == 1).nonzero().squeeze(1)
+            size = len(owners.ids)
+            self._index = ScoredIndex(size + size // 4 + 1, 8 * size + 256, device=owners.ids.device)
+            self._row_of = owners.ids.new_full((self._index.capacity + 1,), -1)
+            self._add_to_index(owners.ids[rows], rows)
+        return self._row_of[self._index.find(ids)]
+
+    def _add_to_index(self, ids: Tensor, rows: Tensor) -> None:
+        """Indexes the owners of some rows, and with them all owners are indexed."""
+        before = self._row_of
+        found = self._index.find_or_insert(ids)
+        if found.moved is not None:
+            self._row_of = before.new_full((self._index.capacity + 1,), -1)
+            self._row_of[found.moved[1]] = before[found.moved[0]]
+        lost = len(found.evicted_ids) + int((found.slots < 0).sum())
+        if lost:
+            raise RuntimeError(
+                f"{lost:,} of {len(ids):,} ids have no place in the index: too many of their hashes are equal. "
+                f"Fix: pass input_hash_func, a function that gives these ids other values"
+            )
+        self._row_of[found.slots] = rows
+        self._indexed = (*self.owners, *_versions(self.owners))
 
     def rows_of(self, ids: Tensor, training: bool, counts: Sequence[int]) -> Tensor:
         """``[N]`` the row here that each id looks up; -1 for ids that look up none.
@@ -321,9 +302,15 @@ class RowOwners(ManagedCollisionModule):
         """
         raise NotImplementedError
 
+    @torch.no_grad()
     def shard_rows(self, ids: Tensor, training: bool, counts: Sequence[int]) -> Tensor:
         """`rows_of`, after the module has counted the ids in training."""
+        if training:
+            self._count([ids])
         return self.rows_of(ids, training, counts)
+
+    def _count(self, batch: Sequence[Tensor]) -> None:
+        """Counts the ids of a batch, and may give rows to some."""
 
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """The batch with its ids hashed by ``input_hash_func``, if there is one."""
@@ -342,8 +329,11 @@ class RowOwners(ManagedCollisionModule):
         """
         return self.remap(self.profile(self.preprocess(features)), mutate_miss_lengths)
 
+    @torch.no_grad()
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Returns the batch."""
+        """Counts a batch in training, where rows are given by counts. Returns the batch."""
+        if self.training:
+            self._count([feature.values() for feature in features.values()])
         return features
 
     @torch.no_grad()
@@ -380,12 +370,14 @@ class RowOwners(ManagedCollisionModule):
         return self._touched < first
 
     def _give(self, rows: Tensor, ids: Tensor) -> None:
-        """Makes ids ``[M]`` the owners of rows ``[M]``, which must be reset."""
-        taken = int(self._owned[rows].sum())
-        self._finder.assign(self.owners, rows, ids)
-        self._touched[rows] = -1
+        """Makes distinct ids ``[M]``, which `find` did not find, the owners of rows ``[M]``, which must be reset."""
+        taken = rows[self._owned[rows] == 1]
+        self._index.erase(self._raw_ids[taken])
+        self._raw_ids[rows] = ids
+        self._owned[rows], self._touched[rows] = 1, -1
+        self._add_to_index(ids, rows)
         self.counters.inserts += len(rows)
-        self.counters.evictions += taken
+        self.counters.evictions += len(taken)
         if len(rows):
             self._reset.append(rows)
 
@@ -400,6 +392,11 @@ class RowOwners(ManagedCollisionModule):
     def size(self) -> int:
         """Rows that have an owner."""
         return int(self._owned.sum())
+
+
+def _versions(owners: Owners) -> tuple[int, ...]:
+    """Numbers that change when something writes the owners."""
+    return tuple(own._version for own in owners)
 
 
 def _validate(module: Any, incompatible: Any) -> None:
@@ -424,18 +421,19 @@ def bucket_fault(owners: Owners, first_row: int, buckets: int, bucket_rows: int)
     )
 
 
-def checked_buckets(rows: int, buckets: int, name: str | None) -> int:
-    """Rows of each bucket.
+def bucket_edges(rows: int, buckets: int, segments: Sequence[int] | None, name: str | None) -> list[int]:
+    """The first row of each bucket of a table, and its rows: those of ``segments``, or ``rows`` in equal buckets.
 
     Raises:
         ValueError: buckets of different sizes.
     """
+    rows = rows if segments is None else segments[-1]
     if not 1 <= rows < 2**48 or buckets < 1 or rows % buckets:
         raise ValueError(
             f"{f'table {name!r}: ' if name else ''}zch_size={rows} rows are not {buckets} equal buckets. "
             f"Fix: make the rows a multiple of the buckets"
         )
-    return rows // buckets
+    return [bucket * (rows // buckets) for bucket in range(buckets + 1)]
 
 
 def _with_ids(feature: JaggedTensor, ids: Tensor) -> JaggedTensor:
@@ -495,17 +493,22 @@ class MCHManagedCollisionModule(RowOwners):
         output_segments: list[int] | None = None,
         buckets: int = 1,
     ) -> None:
-        whole = [zch_size, *(output_segments or ())][-1]
         buckets = buckets if output_segments is None else len(output_segments) - 1
-        bucket_rows = checked_buckets(whole, buckets, name)
-        if bucket_rows < self.least_bucket_rows:
-            raise ValueError(f"zch_size={whole} in {buckets} buckets: a bucket needs 2 rows. Fix: use fewer buckets")
+        edges = bucket_edges(zch_size, buckets, output_segments, name)
         if eviction_interval < 1:
             raise ValueError(f"eviction_interval={eviction_interval} is below 1. Fix: eviction_interval=1")
         numbers = [info.metadata_name for info in eviction_policy.metadata_info if info.is_mch_metadata]
-        super().__init__(zch_size, buckets, output_global_offset // bucket_rows, numbers, device, name, bucket_rows)
+        super().__init__(zch_size, edges, output_global_offset // edges[1], numbers, device, name)
         self._eviction_policy, self._eviction_interval = eviction_policy, eviction_interval
         self._input_hash_size, self._input_hash_func = input_hash_size, input_hash_func
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._bucket_rows < self.least_bucket_rows:
+            raise ValueError(
+                f"zch_size={self._output_segments[-1]} in {self._buckets} buckets: a bucket needs 2 rows. "
+                f"Fix: use fewer buckets"
+            )
         self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._batches_since = 0
 
@@ -526,37 +529,7 @@ class MCHManagedCollisionModule(RowOwners):
         """``[1]`` rows without an owner. The last row of each bucket is not counted."""
         return (self._rows - self._rows // self._bucket_rows - self._owned.sum(dtype=torch.int64)).view(1)
 
-    def rebuild_with_output_id_range(
-        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
-    ) -> MCHManagedCollisionModule:
-        """As of `ManagedCollisionModule`."""
-        return type(self)(
-            output_id_range[1] - output_id_range[0],
-            device or self._device,
-            self._eviction_policy,
-            self._eviction_interval,
-            self._input_hash_size,
-            self._input_hash_func,
-            self._name,
-            output_id_range[0],
-            output_segments,
-        )
-
     # ---- counting and evicting ----
-
-    @torch.no_grad()
-    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Counts a batch in training. If an eviction is due, ids get rows first."""
-        if self.training:
-            self._count([feature.values() for feature in features.values()])
-        return features
-
-    @torch.no_grad()
-    def shard_rows(self, ids: Tensor, training: bool, counts: Sequence[int]) -> Tensor:
-        """`rows_of`, after the module has counted the ids in training."""
-        if training:
-            self._count([ids])
-        return self.rows_of(ids, training, counts)
 
     def _count(self, batch: Sequence[Tensor]) -> None:
         self._current_iter_tensor += 1
@@ -577,13 +550,10 @@ class MCHManagedCollisionModule(RowOwners):
         history = {name: torch.cat([numbers[name] for _, numbers in self._history]) for name in names}
         self._history, self._batches_since = [], 0
         bucket = self.bucket_of(every)
-        for number in range(self._rows // self._bucket_rows):
-            mine = bucket == number
-            if bool(mine.any()):
-                own = {name: values[mine] for name, values in history.items()}
-                self._give_rows_of(
-                    now, slice(number * self._bucket_rows, (number + 1) * self._bucket_rows), every[mine], own
-                )
+        for number in bucket.unique().tolist():
+            mine, rows = bucket == number, slice(number * self._bucket_rows, (number + 1) * self._bucket_rows)
+            own = {name: values[mine] for name, values in history.items()}
+            self._give_rows_of(now, rows, every[mine], own)
 
     def _give_rows_of(self, now: int, rows: slice, history: Tensor, numbers: dict[str, Tensor]) -> None:
         """The same of one bucket."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from recshard_lab.arguments import checks_arguments
 from recshard_lab.embedding.dynamic.admission import stream_of, uniform
 from recshard_lab.embedding.dynamic.index_rounds import hashes
-from recshard_lab.embedding.managed_collision.modules import RowOwners, checked_buckets
+from recshard_lab.embedding.managed_collision.modules import RowOwners, bucket_edges
 
 _HOUR = 3600
 _LOW = 0xFFFFFFFF
@@ -38,6 +38,10 @@ class HashZchEvictionPolicyName(Enum):
     PER_FEATURE_TTL_EVICTION = "PER_FEATURE_TTL_EVICTION"
     LRU_EVICTION = "LRU_EVICTION"
     LFU_EVICTION = "LFU_EVICTION"
+
+
+_SINGLE_TTL = HashZchEvictionPolicyName.SINGLE_TTL_EVICTION
+_PER_FEATURE_TTL = HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
 
 
 @dataclass
@@ -110,40 +114,39 @@ class HashZchManagedCollisionModule(RowOwners):
         disable_fallback: bool = False,
         track_id_freq: bool = False,
     ) -> None:
-        whole = [zch_size, *(output_segments or ())][-1]
-        bucket_rows = checked_buckets(whole, total_num_buckets, name)
+        edges = bucket_edges(zch_size, total_num_buckets, output_segments, name)
         own = (total_num_buckets if end_bucket is None else end_bucket) - start_bucket
-        if own * bucket_rows != zch_size or start_bucket < 0:
-            raise ValueError(f"zch_size={zch_size}, but {own} buckets have {own * bucket_rows} rows. Fix: pass as many")
-        super().__init__(zch_size, total_num_buckets, start_bucket, _NUMBERS, device, name, bucket_rows)
+        if own * edges[1] != zch_size or start_bucket < 0:
+            raise ValueError(f"zch_size={zch_size}, but {own} buckets have {own * edges[1]} rows. Fix: pass as many")
+        super().__init__(zch_size, edges, start_bucket, _NUMBERS, device, name)
         if not 0 <= percent_reserved_slots < 100:
             raise ValueError(f"{self._of_table}percent_reserved_slots={percent_reserved_slots} is not in [0, 100)")
         if not -1 <= opt_in_prob <= 100:
             raise ValueError(f"{self._of_table}opt_in_prob={opt_in_prob} is not in percent, nor -1. Fix: pass 0 to 100")
-        self._reserved = int(bucket_rows * percent_reserved_slots / 100) if opt_in_prob >= 0 else 0
-        if opt_in_prob >= 0 and not self._reserved:
-            raise ValueError(
-                f"{self._of_table}opt_in_prob={opt_in_prob} needs reserved rows, and percent_reserved_slots="
-                f"{percent_reserved_slots} of {bucket_rows} rows is none. Fix: raise percent_reserved_slots"
-            )
         self._max_probe, self._input_hash_size, self._is_inference = max_probe, input_hash_size, is_inference
-        self._policy, self._config = eviction_policy_name, eviction_config
+        self._policy, self._config = eviction_policy_name, eviction_config or HashZchEvictionConfig([])
         self._opt_in_prob, self._percent_reserved = opt_in_prob, percent_reserved_slots
-        self._disable_fallback, self._track_id_freq = disable_fallback, track_id_freq
+        self._disable_fallback = disable_fallback
         self._stream = stream_of(0, f"{name}/opt_in")
         self._check_times()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reserved = int(self._bucket_rows * self._percent_reserved / 100) if self._opt_in_prob >= 0 else 0
+        if self._opt_in_prob >= 0 and not self._reserved:
+            raise ValueError(
+                f"{self._of_table}opt_in_prob={self._opt_in_prob} needs reserved rows, and percent_reserved_slots="
+                f"{self._percent_reserved} of {self._bucket_rows} rows is none. Fix: raise percent_reserved_slots"
+            )
 
     def _check_times(self) -> None:
-        config, policy = self._config or HashZchEvictionConfig([]), self._policy
-        if policy is HashZchEvictionPolicyName.SINGLE_TTL_EVICTION and config.single_ttl is None:
-            raise ValueError(f"{self._of_table}{policy.value} needs eviction_config with single_ttl. Fix: pass it")
-        if policy is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION and (
-            config.per_feature_ttl is None or len(config.per_feature_ttl) != len(config.features)
-        ):
-            raise ValueError(
-                f"{self._of_table}{policy.value} needs eviction_config with per_feature_ttl of each feature. "
-                f"Fix: pass it"
-            )
+        hours, missing = self._config.per_feature_ttl, None
+        if self._policy is _SINGLE_TTL and self._config.single_ttl is None:
+            missing = "single_ttl"
+        if self._policy is _PER_FEATURE_TTL and (hours is None or len(hours) != len(self._config.features)):
+            missing = "per_feature_ttl of each feature"
+        if missing is not None:
+            raise ValueError(f"{self._of_table}{self._policy} needs eviction_config with {missing}. Fix: pass it")
 
     @property
     def least_bucket_rows(self) -> int:
@@ -179,43 +182,6 @@ class HashZchManagedCollisionModule(RowOwners):
         self.train()
         self._is_inference = False
 
-    def rebuild_with_output_id_range(
-        self,
-        output_id_range: tuple[int, int],
-        output_segments: list[int] | None = None,
-        device: torch.device | None = None,
-    ) -> HashZchManagedCollisionModule:
-        """As of `ManagedCollisionModule`.
-
-        Raises:
-            ValueError: a range of other than whole buckets.
-        """
-        segments = self._output_segments if output_segments is None else output_segments
-        first, end = output_id_range
-        if first not in segments or end not in segments:
-            raise ValueError(
-                f"{self._of_table}rows {output_id_range} of a shard are not whole buckets of {self._bucket_rows} rows. "
-                f"Fix: row_wise(num_buckets={self._buckets})"
-            )
-        return type(self)(
-            end - first,
-            device or self._device,
-            len(segments) - 1,
-            self._max_probe,
-            self._input_hash_size,
-            list(segments),
-            self._is_inference,
-            self._name,
-            self._policy,
-            self._config,
-            segments.index(first),
-            segments.index(end),
-            self._opt_in_prob,
-            self._percent_reserved,
-            self._disable_fallback,
-            self._track_id_freq,
-        )
-
     # ---- lookups ----
 
     def rows_of(self, ids: Tensor, training: bool, counts: Sequence[int]) -> Tensor:
@@ -250,19 +216,19 @@ class HashZchManagedCollisionModule(RowOwners):
     def _expiry(self, ids: Tensor, counts: Sequence[int]) -> Tensor | None:
         """``[N]`` or ``[1]`` the hour in which each id may be evicted; None without eviction by time."""
         hour, config = int(time.time() / _HOUR), self._config
-        if self._policy is HashZchEvictionPolicyName.SINGLE_TTL_EVICTION and config is not None:
+        if self._policy is _SINGLE_TTL:
             assert config.single_ttl is not None
             return torch.tensor([hour + config.single_ttl], device=ids.device)
-        if self._policy is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION and config is not None:
-            assert config.per_feature_ttl is not None
-            if len(counts) != len(config.per_feature_ttl):
-                raise ValueError(
-                    f"{self._of_table}a batch of {len(counts)} features, and per_feature_ttl has "
-                    f"{len(config.per_feature_ttl)}. Fix: give a number of hours for each feature of the table"
-                )
-            hours = torch.tensor(config.per_feature_ttl, device=ids.device) + hour
-            return hours.repeat_interleave(torch.tensor(counts, device=ids.device))
-        return None
+        if self._policy is not _PER_FEATURE_TTL:
+            return None
+        assert config.per_feature_ttl is not None
+        if len(counts) != len(config.per_feature_ttl):
+            raise ValueError(
+                f"{self._of_table}a batch of {len(counts)} features, and per_feature_ttl has "
+                f"{len(config.per_feature_ttl)}. Fix: give a number of hours for each feature of the table"
+            )
+        hours = torch.tensor(config.per_feature_ttl, device=ids.device) + hour
+        return hours.repeat_interleave(torch.tensor(counts, device=ids.device))
 
     def _record(self, rows: Tensor, expiry: Tensor | None) -> None:
         """Updates the numbers of the rows that a batch looked up."""
@@ -329,10 +295,7 @@ class HashZchManagedCollisionModule(RowOwners):
         rows = candidates[first : first + self._bucket_rows].nonzero().squeeze(1) + first
         frequent = self._policy is HashZchEvictionPolicyName.LFU_EVICTION
         scores = self.row_numbers["counts" if frequent else "metadata"][rows]
-        if self._policy in (
-            HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
-            HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION,
-        ):
+        if self._policy in (_SINGLE_TTL, _PER_FEATURE_TTL):
             expired = scores < int(time.time() / _HOUR)
             rows, scores = rows[expired], scores[expired]
         if many >= len(rows):

@@ -145,7 +145,7 @@ class FusedCollection(TableCollection):
         self._spec = _spec_of(optimizer_type, optimizer_kwargs)
         self._optimizer: FusedCollectionOptimizer | None = None
         self._kernel = self._make_kernel(device, backend)
-        self.add_module(self.tables_name, nn.ModuleDict({table.name: _Holder() for table in tables}))
+        self.add_module(self.tables_name, nn.ModuleDict({table.name: nn.Module() for table in tables}))
         self._hold_weights()
         #: called before each step with its ids ``[N]`` by feature, and their number in each
         self.on_step: OnStep | None = None
@@ -288,12 +288,6 @@ def check_location(location: Any, device: torch.device) -> None:
             f"memory of that device ({stored}). Fix: leave location out, or shard the collection with "
             f"compute_kernel='fused_uvm_caching' for tables larger than the GPU's memory"
         )
-
-
-class _Holder(nn.Module):
-    """A kernel's weight under its name in the state dict."""
-
-    weight: nn.Parameter
 
 
 class _Recorded(StepsInBackward):
@@ -590,10 +584,23 @@ def fuse_embedding_optimizer(
     for path, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
             continue
-        if module not in twins:
-            _check(path, module)
-            twins[module] = _twin(module, optimizer_type, optimizer_kwargs, device, backend)
         places.append((path, module))
+        if module in twins:
+            continue
+        _check(path, module)
+        on_meta = module.device.type == "meta"
+        there = device if device is not None else "cpu" if on_meta else module.device
+        more: dict[str, Any] = {"device": there, "backend": backend, "out_of_range": module.out_of_range}
+        twin: FusedCollection
+        if isinstance(module, EmbeddingBagCollection):
+            weighted = module.is_weighted()
+            twin = FusedEmbeddingBagCollection(module._tables, optimizer_type, optimizer_kwargs, weighted, **more)
+        else:
+            more["need_indices"] = module.need_indices()
+            twin = FusedEmbeddingCollection(module._tables, optimizer_type, optimizer_kwargs, **more)
+        if not on_meta:
+            twin.load_state_dict(module.state_dict())
+        twins[module] = twin.train(module.training)
     if not places:
         raise ValueError(
             f"{type(model).__name__} has no EmbeddingBagCollection or EmbeddingCollection to fuse. Fix: pass the "
@@ -605,30 +612,6 @@ def fuse_embedding_optimizer(
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, twins[module])
     return model
-
-
-def _twin(
-    module: EmbeddingBagCollection | EmbeddingCollection,
-    optimizer_type: type[torch.optim.Optimizer] | EmbOptimType,
-    optimizer_kwargs: Mapping[str, Any] | None,
-    device: torch.device | str | None,
-    backend: str | None,
-) -> FusedCollection:
-    """The fused collection with the tables and weights of ``module``."""
-    on_meta = module.device.type == "meta"
-    if device is None:
-        device = "cpu" if on_meta else module.device
-    more: dict[str, Any] = {"device": device, "backend": backend, "out_of_range": module.out_of_range}
-    twin: FusedCollection
-    if isinstance(module, EmbeddingBagCollection):
-        more["is_weighted"] = module.is_weighted()
-        twin = FusedEmbeddingBagCollection(module.embedding_bag_configs(), optimizer_type, optimizer_kwargs, **more)
-    else:
-        more["need_indices"] = module.need_indices()
-        twin = FusedEmbeddingCollection(module.embedding_configs(), optimizer_type, optimizer_kwargs, **more)
-    if not on_meta:
-        twin.load_state_dict(module.state_dict())
-    return twin.train(module.training)
 
 
 def _check(path: str, module: nn.Module) -> None:

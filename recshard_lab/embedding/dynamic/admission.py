@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,95 +63,54 @@ def initial_rows(ids: Tensor, stream: int, columns: tuple[int, int], init_range:
     return uniform(ids, stream, columns).mul_(high - low).add_(low)
 
 
-class Admission(Protocol):
-    """Decides which absent ids get a row."""
+class Admission:
+    """Decides which absent ids get a row, as ``DynamicEmbeddingConfig(admit=)`` requires.
 
-    @property
-    def counts(self) -> ScoredIndex | None:
-        """The occurrences of ids without a row, if decisions depend on them."""
-
-    def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
-        """``[M]`` bool of distinct ids ``[M]`` that occur ``counts [M]`` times in a batch."""
-
-
-class FrequentIds:
-    """Admits ids that occurred ``threshold`` times.
-
-    The counts of ids without a row are a separate index, which forgets the rarest ids when it is full. Shards of a
-    table count the ids of their partitions, so that counts move with the rows.
+    A number of occurrences counts ids without a row in a separate index, which forgets the rarest ids when it is full.
+    Shards of a table count the ids of their partitions, so that counts move with the rows. The draws of a probability
+    are a function of seed, table, id and step.
 
     Args:
-        threshold: occurrences, those of the current batch included.
-        capacity: ids of the whole table that are counted at a time.
-        shard: as of `ScoredIndex`.
-        clock: the index whose steps the counts have, so that shards agree on them. Default: every call is a step.
+        config: of the table, with ``admit``.
+        index: of the table or of a shard. Its steps are those of the counts, so that shards agree on them.
 
-    >>> admit = FrequentIds(2, 128)
+    Attributes:
+        counts: the occurrences of ids without a row, if decisions depend on them.
+
+    >>> index = ScoredIndex(128)
+    >>> admit = Admission(DynamicEmbeddingConfig("user", 4, 128, admit=2), index)
     >>> admit(torch.tensor([7, 8]), torch.tensor([1, 2])).tolist()
     [False, True]
+    >>> index.step += 1
     >>> admit(torch.tensor([7]), torch.tensor([1])).tolist()
     [True]
     """
 
-    def __init__(
-        self,
-        threshold: int,
-        capacity: int,
-        device: torch.device | str = "cpu",
-        shard: tuple[int, int] | None = None,
-        clock: ScoredIndex | None = None,
-    ) -> None:
-        self.threshold, self.clock = threshold, clock
-        self.counts: ScoredIndex = ScoredIndex(capacity, evict="lfu", device=device, shard=shard)
+    counts: ScoredIndex | None = None
+
+    def __init__(self, config: DynamicEmbeddingConfig, index: ScoredIndex) -> None:
+        self.config, self.index = config, index
+        if config.counts_absent_ids:
+            self.counts = ScoredIndex(config.max_capacity, evict="lfu", device=index.device, shard=index.shard)
 
     def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
-        """``[M]`` bool of ids ``[M]`` that occur ``counts [M]`` times in a batch."""
-        if self.clock is not None:
-            self.counts.step = self.clock.step - 1
-        found = self.counts.find_or_insert(ids.repeat_interleave(counts)).slots
-        slots = found[counts.cumsum(0) - 1]
-        scores = torch.where(slots < 0, counts, self.counts.scores[slots])
-        admitted = scores >= self.threshold
-        self.counts.erase(ids[admitted])
-        return admitted
-
-
-class RandomIds:
-    """Admits each occurrence with a probability. The draws are a function of seed, table, id and step.
-
-    Args:
-        probability: above 0, below 1.
-        stream: see `stream_of`.
-        index: that of the table, whose steps are counted.
-    """
-
-    counts = None
-
-    def __init__(self, probability: float, stream: int, index: ScoredIndex) -> None:
-        self.probability, self.stream, self.index = probability, stream, index
-
-    def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
-        """``[M]`` bool of ids ``[M]`` that occur ``counts [M]`` times in a batch."""
-        step = self.index.step
-        draw = uniform(ids, self.stream, (step, step + 1)).squeeze(1)
-        return draw < 1 - (1 - self.probability) ** counts
-
-
-class ChosenIds:
-    """Admits the ids for which a function of ids ``[M]`` is True."""
-
-    counts = None
-
-    def __init__(self, function: Callable[[Tensor], Any], table: str) -> None:
-        self.function, self.table = function, table
-
-    def __call__(self, ids: Tensor, counts: Tensor) -> Tensor:
-        """``[M]`` bool.
+        """``[M]`` bool of distinct ids ``[M]`` that occur ``counts [M]`` times in a batch.
 
         Raises:
-            ValueError: the function fails, or does not return ``[M]`` bool.
+            ValueError: a function that fails, or does not return ``[M]`` bool.
         """
-        return of_ids(self.function, ids, torch.bool, f"table {self.table!r}: admit(ids)")
+        admit, name, step = self.config.admit, self.config.name, self.index.step
+        if callable(admit):
+            return of_ids(admit, ids, torch.bool, f"table {name!r}: admit(ids)")
+        assert admit is not None
+        if self.counts is None:
+            draw = uniform(ids, stream_of(self.config.seed, f"{name}/admit"), (step, step + 1)).squeeze(1)
+            return draw < 1 - (1 - admit) ** counts
+        self.counts.step = step - 1
+        slots = self.counts.find_or_insert(ids.repeat_interleave(counts)).slots[counts.cumsum(0) - 1]
+        admitted = torch.where(slots < 0, counts, self.counts.scores[slots]) >= int(admit)
+        self.counts.erase(ids[admitted])
+        return admitted
 
 
 def of_ids(function: Callable[[Tensor], Any], ids: Tensor, dtype: torch.dtype, name: str) -> Tensor:
@@ -168,14 +127,3 @@ def of_ids(function: Callable[[Tensor], Any], ids: Tensor, dtype: torch.dtype, n
         what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ValueError(f"{name} must return {dtype} {list(ids.shape)}, got {what}")
     return found
-
-
-def admission_of(config: DynamicEmbeddingConfig, index: ScoredIndex) -> Admission | None:
-    """The admission of a table or of a shard, whose index this is. None admits all."""
-    if config.admit is None:
-        return None
-    if callable(config.admit):
-        return ChosenIds(config.admit, config.name)
-    if config.admit < 1:
-        return RandomIds(config.admit, stream_of(config.seed, f"{config.name}/admit"), index)
-    return FrequentIds(int(config.admit), config.max_capacity, index.device, index.shard, index)

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from recshard_lab.embedding.dynamic.admission import admission_of, initial_rows, of_ids, stream_of
+from recshard_lab.embedding.dynamic.admission import Admission, initial_rows, of_ids, stream_of
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import Counters, Inserted, ScoredIndex
 from recshard_lab.embedding.dynamic.stores import Chain, open_stores
@@ -97,7 +97,7 @@ class DynamicTable:
             device=device,
             backend=backend,
         )
-        self._admit = admission_of(config, self.index)
+        self._admit = None if config.admit is None else Admission(config, self.index)
         self._stream = stream_of(config.seed, config.name)
         self._stores = stores or self._configured
         self._tiers: Chain | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from recshard_lab.arguments import checks_arguments, names_wrong_arguments
-from recshard_lab.embedding.collections import EmbeddingBagCollection, EmbeddingCollection
+from recshard_lab.embedding.collections import EmbeddingBagCollection, EmbeddingCollection, TableCollection
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.dynamic.admission import initial_rows, stream_of
 from recshard_lab.embedding.fused import FusedCollection, FusedEmbeddingBagCollection, FusedEmbeddingCollection
@@ -74,13 +74,13 @@ def reset_at_next_step(parameter: Tensor, rows: Tensor) -> None:
 
     The optimizer is found when it steps, so that no code has to name it.
     """
-    _hooked()
+    _hook_once()
     _waiting[parameter] = torch.cat([_waiting[parameter], rows]).unique() if parameter in _waiting else rows
 
 
 @cache
-def _hooked() -> Any:
-    return register_optimizer_step_pre_hook(_before_step)
+def _hook_once() -> None:
+    register_optimizer_step_pre_hook(_before_step)
 
 
 @torch.no_grad()
@@ -88,14 +88,9 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             rows = _waiting.pop(parameter, None) if len(_waiting) else None
-            if rows is not None:
-                _reset_states(parameter, rows, optimizer.state.get(parameter, {}), group)
-
-
-def _reset_states(parameter: Tensor, rows: Tensor, states: Mapping[str, Any], group: Mapping[str, Any]) -> None:
-    for name, state in states.items():
-        if isinstance(state, Tensor) and state.dim() and state.shape[0] == parameter.shape[0]:
-            state[rows] = group.get("initial_accumulator_value", 0.0) if name == "sum" else 0.0
+            for name, state in optimizer.state.get(parameter, {}).items() if rows is not None else ():
+                if isinstance(state, Tensor) and state.dim() and state.shape[0] == parameter.shape[0]:
+                    state[rows] = group.get("initial_accumulator_value", 0.0) if name == "sum" else 0.0
 
 
 class _Step:
@@ -155,7 +150,8 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         self._pending = weakref.WeakSet()
 
     def _configs(self) -> list[BaseEmbeddingConfig]:
-        raise NotImplementedError
+        tables: list[BaseEmbeddingConfig] = cast(TableCollection, self._embedding_module)._tables
+        return tables
 
     def planned_configs(self) -> list[ManagedEmbeddingConfig]:
         """The tables, with the cuts that plans may make."""
@@ -275,9 +271,6 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
     ) -> None:
         super().__init__(embedding_bag_collection, managed_collision_collection, return_remapped_features)
 
-    def _configs(self) -> list[BaseEmbeddingConfig]:
-        return self._embedding_module.embedding_bag_configs()  # type: ignore[operator]
-
     def embedding_bag_configs(self) -> list[BaseEmbeddingConfig]:
         """The tables."""
         return self._configs()
@@ -320,9 +313,6 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
         allow_in_place_embed_weight_update: bool = False,
     ) -> None:
         super().__init__(embedding_collection, managed_collision_collection, return_remapped_features)
-
-    def _configs(self) -> list[BaseEmbeddingConfig]:
-        return self._embedding_module.embedding_configs()  # type: ignore[operator]
 
     def embedding_configs(self) -> list[BaseEmbeddingConfig]:
         """The tables."""

@@ -58,21 +58,26 @@ class ManagedCollisionModule(ABC, nn.Module):
         """Where the state is stored."""
         return self._device
 
-    @abstractmethod
     def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """The batch with its ids hashed."""
+        """The batch with its ids hashed. Default: the batch."""
+        return features
 
-    @abstractmethod
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Counts the ids of a batch in training, and gives rows to some. Returns the batch."""
+        """Counts the ids of a batch in training, and gives rows to some. Returns the batch. Default: counts nothing."""
+        return features
 
     @abstractmethod
     def remap(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
-        """The batch with rows in place of ids."""
+        """The batch with rows in place of ids.
 
-    @abstractmethod
+        Args:
+            features: name -> ids. Their weights, if any, are the number of ids of each feature of the table.
+            mutate_miss_lengths: whether ids without a row leave their bags. Otherwise they are -1.
+        """
+
     def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
-        """`preprocess`, `profile` and `remap`."""
+        """`preprocess`, `profile` and `remap`: in training, ids may get rows first. Arguments as of `remap`."""
+        return self.remap(self.profile(self.preprocess(features)), mutate_miss_lengths)
 
     @abstractmethod
     def evict(self) -> Tensor | None:
@@ -320,15 +325,6 @@ class RowOwners(ManagedCollisionModule):
         """``[N]`` int64, the ids by which rows are owned."""
         return ids.long()
 
-    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
-        """The batch with rows in place of ids. In training, ids may get rows first.
-
-        Args:
-            features: name -> ids. Their weights, if any, are the number of ids of each feature of the table.
-            mutate_miss_lengths: whether ids without a row leave their bags. Otherwise they are -1.
-        """
-        return self.remap(self.profile(self.preprocess(features)), mutate_miss_lengths)
-
     @torch.no_grad()
     def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
         """Counts a batch in training, where rows are given by counts. Returns the batch."""
@@ -338,7 +334,7 @@ class RowOwners(ManagedCollisionModule):
 
     @torch.no_grad()
     def remap(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
-        """The batch with rows in place of ids; see `forward`."""
+        """As of `ManagedCollisionModule`."""
         found = {}
         for name, feature in features.items():
             counts = feature.weights_or_none()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,13 +117,20 @@ class MCHEvictionPolicy(ABC):
 class _ByScore(MCHEvictionPolicy):
     """Keeps the ids with the highest scores, which are a function of `COUNTS` and `LAST_ACCESS`."""
 
-    def __init__(self, names: tuple[str, ...], threshold_filtering_func: ThresholdFilter | None) -> None:
-        info = [MCHEvictionPolicyMetadataInfo(name, True, name == LAST_ACCESS) for name in names]
+    names: ClassVar[tuple[str, ...]] = (COUNTS, LAST_ACCESS)
+
+    def __init__(self, decay_exponent: float = 1.0, threshold_filtering_func: ThresholdFilter | None = None) -> None:
+        info = [MCHEvictionPolicyMetadataInfo(name, True, name == LAST_ACCESS) for name in self.names]
         super().__init__(info, threshold_filtering_func)
+        self._decay_exponent = decay_exponent
 
     @abstractmethod
     def _scores(self, current_iter: int, metadata: dict[str, Tensor]) -> Tensor:
         """A score for each entry of the metadata. The lowest ones are evicted."""
+
+    def _age(self, current_iter: int, metadata: dict[str, Tensor]) -> Tensor:
+        """Batches since the last use, counting this one, to a power."""
+        return (current_iter - metadata[LAST_ACCESS] + 1).double().pow(self._decay_exponent)
 
     def record_history_metadata(
         self, current_iter: int, incoming_ids: Tensor, history_metadata: dict[str, Tensor]
@@ -191,8 +198,10 @@ class LFU_EvictionPolicy(_ByScore):
         threshold_filtering_func: as of `MCHEvictionPolicy`.
     """
 
+    names = (COUNTS,)
+
     def __init__(self, threshold_filtering_func: ThresholdFilter | None = None) -> None:
-        super().__init__((COUNTS,), threshold_filtering_func)
+        super().__init__(threshold_filtering_func=threshold_filtering_func)
 
     def _scores(self, current_iter: int, metadata: dict[str, Tensor]) -> Tensor:
         return metadata[COUNTS].clone()
@@ -206,12 +215,10 @@ class LRU_EvictionPolicy(_ByScore):
         threshold_filtering_func: as of `MCHEvictionPolicy`.
     """
 
-    def __init__(self, decay_exponent: float = 1.0, threshold_filtering_func: ThresholdFilter | None = None) -> None:
-        super().__init__((LAST_ACCESS,), threshold_filtering_func)
-        self._decay_exponent = decay_exponent
+    names = (LAST_ACCESS,)
 
     def _scores(self, current_iter: int, metadata: dict[str, Tensor]) -> Tensor:
-        return -_age(current_iter, metadata[LAST_ACCESS], self._decay_exponent)
+        return -self._age(current_iter, metadata)
 
 
 class DistanceLFU_EvictionPolicy(_ByScore):
@@ -222,17 +229,8 @@ class DistanceLFU_EvictionPolicy(_ByScore):
         threshold_filtering_func: as of `MCHEvictionPolicy`.
     """
 
-    def __init__(self, decay_exponent: float = 1.0, threshold_filtering_func: ThresholdFilter | None = None) -> None:
-        super().__init__((COUNTS, LAST_ACCESS), threshold_filtering_func)
-        self._decay_exponent = decay_exponent
-
     def _scores(self, current_iter: int, metadata: dict[str, Tensor]) -> Tensor:
-        return metadata[COUNTS] / _age(current_iter, metadata[LAST_ACCESS], self._decay_exponent)
-
-
-def _age(current_iter: int, last: Tensor, exponent: float) -> Tensor:
-    """Batches since the last use, counting this one, to a power."""
-    return (current_iter - last + 1).double().pow(exponent)
+        return metadata[COUNTS] / self._age(current_iter, metadata)
 
 
 def average_threshold_filter(id_counts: Tensor) -> tuple[Tensor, Tensor]:

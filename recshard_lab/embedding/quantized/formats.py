@@ -16,7 +16,6 @@ Shape letters: E rows, D columns, R bytes of a row, n some rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -25,17 +24,15 @@ from torch import Tensor
 from recshard_lab.embedding.configs import ROW_HEADER_BYTES as HEADER_BYTES
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 
-CODE_BITS: Mapping[DataType, int] = MappingProxyType({DataType.INT8: 8, DataType.INT4: 4, DataType.INT2: 2})
+CODE_BITS: Mapping[DataType, int] = {DataType.INT8: 8, DataType.INT4: 4, DataType.INT2: 2}
 """The formats with codes, and bits of a code."""
 
-FLOATS: Mapping[DataType, torch.dtype] = MappingProxyType(
-    {
-        DataType.FP32: torch.float32,
-        DataType.FP16: torch.float16,
-        DataType.BF16: torch.bfloat16,
-        DataType.FP8: torch.float8_e4m3fn,
-    }
-)
+FLOATS: Mapping[DataType, torch.dtype] = {
+    DataType.FP32: torch.float32,
+    DataType.FP16: torch.float16,
+    DataType.BF16: torch.bfloat16,
+    DataType.FP8: torch.float8_e4m3fn,
+}
 """The formats without codes, and torch's dtype."""
 
 FP8_EXPONENT_BITS, FP8_EXPONENT_BIAS = 4, 11
@@ -46,7 +43,7 @@ _MOST = {
     **dict.fromkeys(CODE_BITS, torch.finfo(torch.float16).max),
 }
 
-_NAMED: Mapping[torch.dtype, DataType] = MappingProxyType(
+_NAMED: Mapping[torch.dtype, DataType] = (
     {dtype: kind for kind, dtype in FLOATS.items()}
     | dict.fromkeys((torch.qint8, torch.quint8, torch.int8, torch.uint8), DataType.INT8)
     | {torch.quint4x2: DataType.INT4, torch.quint2x4: DataType.INT2}

@@ -366,7 +366,7 @@ def _rows(fitted: Fitted, weight: Tensor, need_indices: bool) -> JaggedTensor:
     return JaggedTensor._unchecked(rows, given.values() if need_indices else None, given.lengths())
 
 
-def check_pooling(tables: Sequence[EmbeddingBagConfig]) -> None:
+def check_pooling(tables: Sequence[BaseEmbeddingConfig]) -> None:
     """Checks that tables can be pooled.
 
     Raises:

@@ -138,13 +138,13 @@ class FusedCollection(TableCollection):
         out_of_range: str,
         **options: bool,
     ) -> None:
-        device = device_named(device or "cpu")
-        check_location(location, device)
+        place: torch.device = device_named(device or "cpu")
+        check_location(location, place)
         super().__init__(tables, out_of_range, **options)
         self._optimizer_type, self._optimizer_kwargs = optimizer_type, dict(optimizer_kwargs or {})
         self._spec = _spec_of(optimizer_type, optimizer_kwargs)
         self._optimizer: FusedCollectionOptimizer | None = None
-        self._kernel = self._make_kernel(device, backend)
+        self._kernel = self._make_kernel(place, backend)
         self.add_module(self.tables_name, nn.ModuleDict({table.name: nn.Module() for table in tables}))
         self._hold_weights()
         #: called before each step with its ids ``[N]`` by feature, and their number in each

@@ -130,8 +130,7 @@ class Tier:
         if value is None:
             raise ValueError(f"Tier({self.kind!r}) needs {needed}. Fix: pass {needed}=")
         if needed == "capacity":
-            whole = isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < 2**48
-            self._check("capacity", whole and value == int(value), "a positive integer")
+            self._check("capacity", _is_whole(value), "a positive integer")
             object.__setattr__(self, "capacity", int(value))
         else:
             self._check(needed, isinstance(value, str | PathLike), "a string")
@@ -141,6 +140,11 @@ class Tier:
     def _check(self, name: str, right: bool, expected: str) -> None:
         if not right:
             raise ValueError(f"Tier: {name}={getattr(self, name)!r} is not supported. Fix: use {expected}")
+
+
+def _is_whole(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 1 <= value < 2**48 and value == int(value)
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -217,9 +221,11 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         seed: int = 0,
     ) -> None:
         self.name, self.pooling, self.data_type = name, pooling, data_type
-        self.capacity = self._whole("capacity", capacity)
-        self.max_capacity = self.capacity if max_capacity is None else self._whole("max_capacity", max_capacity)
-        self.embedding_dim = self._whole("embedding_dim", embedding_dim)
+        most = capacity if max_capacity is None else max_capacity
+        for field_name, value in (("capacity", capacity), ("max_capacity", most), ("embedding_dim", embedding_dim)):
+            setattr(self, field_name, value)
+            self._require(field_name, _is_whole(value), "be a positive integer")
+            setattr(self, field_name, int(value))
         self.num_embeddings = slots_for(self.max_capacity, self.max_capacity)
         self.weight_init_min, self.weight_init_max = weight_init_min, weight_init_max
         self.feature_names = list(feature_names) if isinstance(feature_names, tuple) else feature_names
@@ -269,16 +275,6 @@ class DynamicEmbeddingConfig(EmbeddingBagConfig):
         if not right:
             value = getattr(self, name)
             raise ValueError(f"table {self.name!r}: {name}={value!r} is not supported. Fix: use {expected}")
-
-    def _whole(self, name: str, value: Any) -> int:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 1 <= value < 2**48
-            or value != int(value)
-        ):
-            raise ValueError(f"table {self.name!r}: {name} must be a positive integer, got {value!r}")
-        return int(value)
 
     @property
     def partitions(self) -> int:

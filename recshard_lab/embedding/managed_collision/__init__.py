@@ -5,36 +5,6 @@ there are any, `collections` does this before a lookup and makes a row new when 
 on the ranks of a sharded collection.
 """
 
-from recshard_lab.embedding.managed_collision.collections import (
-    BaseManagedCollisionEmbeddingCollection as BaseManagedCollisionEmbeddingCollection,
-)
-from recshard_lab.embedding.managed_collision.collections import (
-    ManagedCollisionEmbeddingBagCollection as ManagedCollisionEmbeddingBagCollection,
-)
-from recshard_lab.embedding.managed_collision.collections import (
-    ManagedCollisionEmbeddingCollection as ManagedCollisionEmbeddingCollection,
-)
-from recshard_lab.embedding.managed_collision.modules import ManagedCollisionCollection as ManagedCollisionCollection
-from recshard_lab.embedding.managed_collision.modules import ManagedCollisionModule as ManagedCollisionModule
-from recshard_lab.embedding.managed_collision.modules import MCHManagedCollisionModule as MCHManagedCollisionModule
-from recshard_lab.embedding.managed_collision.policies import (
-    DistanceLFU_EvictionPolicy as DistanceLFU_EvictionPolicy,
-)
-from recshard_lab.embedding.managed_collision.policies import LFU_EvictionPolicy as LFU_EvictionPolicy
-from recshard_lab.embedding.managed_collision.policies import LRU_EvictionPolicy as LRU_EvictionPolicy
-from recshard_lab.embedding.managed_collision.policies import MCHEvictionPolicy as MCHEvictionPolicy
-from recshard_lab.embedding.managed_collision.policies import (
-    MCHEvictionPolicyMetadataInfo as MCHEvictionPolicyMetadataInfo,
-)
-from recshard_lab.embedding.managed_collision.policies import average_threshold_filter as average_threshold_filter
-from recshard_lab.embedding.managed_collision.policies import dynamic_threshold_filter as dynamic_threshold_filter
-from recshard_lab.embedding.managed_collision.policies import (
-    probabilistic_threshold_filter as probabilistic_threshold_filter,
-)
-from recshard_lab.embedding.managed_collision.zero_collision import HashZchEvictionConfig as HashZchEvictionConfig
-from recshard_lab.embedding.managed_collision.zero_collision import (
-    HashZchEvictionPolicyName as HashZchEvictionPolicyName,
-)
-from recshard_lab.embedding.managed_collision.zero_collision import (
-    HashZchManagedCollisionModule as HashZchManagedCollisionModule,
-)
+from ...lazy_names import attach_stub
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

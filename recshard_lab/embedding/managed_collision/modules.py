@@ -666,20 +666,14 @@ class ManagedCollisionCollection(nn.Module):
         keys = [feature for table in self._embedding_configs for feature in table.feature_names]
         numbers = [features.keys().index(key) for key in keys]
         features = features.permute(numbers) if numbers != list(range(len(features.keys()))) else features
-        values, lengths, first = [], [], 0
-        offsets, bags = features.offset_per_key(), features.lengths_offset_per_key()
-        for table, module in zip(self._embedding_configs, self.modules_by_table().values(), strict=True):
-            end = first + len(table.feature_names)
-            counts = torch.tensor(features.length_per_key()[first:end])
-            own = JaggedTensor._unchecked(
-                features.values()[offsets[first] : offsets[end]],
-                counts,
-                features.lengths().reshape(-1)[bags[first] : bags[end]],
-            )
-            found = module({table.name: own}, mutate_miss_lengths=mutate_miss_lengths)[table.name]
+        values, lengths = [], []
+        parts = features.split([len(table.feature_names) for table in self._embedding_configs])
+        for (name, module), part in zip(self.modules_by_table().items(), parts, strict=True):
+            counts = torch.tensor(part.length_per_key())
+            own = JaggedTensor._unchecked(part.values(), counts, part.lengths().reshape(-1))
+            found = module({name: own}, mutate_miss_lengths=mutate_miss_lengths)[name]
             values.append(found.values())
             lengths.append(found.lengths())
-            first = end
         rows, weights = torch.cat(values), features.weights_or_none()
         if weights is not None and len(rows) != len(weights):
             raise ValueError(

@@ -161,10 +161,9 @@ class QuantCollection(TableCollection):
                 f"[{place.rows}, {place.dim}]"
             )
         target = self._packed.rows_of(number)
-        step = max(1, CHUNK_BYTES // (4 * place.dim))
-        for start in range(0, len(rows), step):
-            chunk = rows[start : start + step]
-            target[first + start : first + start + len(chunk)].copy_(pack(chunk.detach(), place.kind, name))
+        for chunk in rows.detach().split(max(1, CHUNK_BYTES // (4 * place.dim))):
+            target[first : first + len(chunk)].copy_(pack(chunk, place.kind, name))
+            first += len(chunk)
 
     # ---- a lookup ----
 

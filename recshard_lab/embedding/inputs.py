@@ -170,13 +170,12 @@ def check_features(features: KeyedJaggedTensor, tables: Sequence[BaseEmbeddingCo
     if not isinstance(features, KeyedJaggedTensor):
         raise ValueError(f"a batch of type {type(features).__name__} is not a KeyedJaggedTensor")
     keys = features.keys()
-    for table in tables:
-        for feature in table.feature_names:
-            if feature not in keys:
-                raise ValueError(
-                    f"feature {feature!r} of table {table.name!r} is not in the batch, which has {keys}. "
-                    f"Fix: add it, with lengths 0 for samples without ids"
-                )
+    for feature, table, _ in targets_of(tables):
+        if feature not in keys:
+            raise ValueError(
+                f"feature {feature!r} of table {table!r} is not in the batch, which has {keys}. "
+                f"Fix: add it, with lengths 0 for samples without ids"
+            )
 
 
 def as_batch(features: Any, tables: Sequence[BaseEmbeddingConfig]) -> KeyedJaggedTensor:

@@ -88,7 +88,9 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             rows = _waiting.pop(parameter, None) if len(_waiting) else None
-            for name, state in optimizer.state.get(parameter, {}).items() if rows is not None else ():
+            if rows is None:
+                continue
+            for name, state in optimizer.state.get(parameter, {}).items():
                 if isinstance(state, Tensor) and state.dim() and state.shape[0] == parameter.shape[0]:
                     state[rows] = group.get("initial_accumulator_value", 0.0) if name == "sum" else 0.0
 

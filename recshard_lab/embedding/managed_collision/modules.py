@@ -568,11 +568,9 @@ class MCHManagedCollisionModule(RowOwners):
         # rows in the order of their ids, those without an owner last
         keys = torch.where(self._owned[rows] == 1, self._raw_ids[rows], torch.iinfo(torch.int64).max)
         of_place = keys.argsort(stable=True)
-        place_of = torch.empty_like(of_place)
-        place_of[of_place] = torch.arange(len(of_place), device=of_place.device)
         stored = {name: values[rows] for name, values in self.row_numbers.items()}
         by_id = {name: values[of_place] for name, values in stored.items()}
-        places = place_of[found[present] - rows.start]
+        places = of_place.argsort()[found[present] - rows.start]
         evicted, chosen = policy.update_metadata_and_generate_eviction_scores(
             now, self._bucket_rows, order, counts[order], present, places, by_id, own
         )

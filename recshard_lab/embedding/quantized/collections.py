@@ -32,7 +32,7 @@ from recshard_lab.embedding.inputs import (
     to_most_bags,
 )
 from recshard_lab.embedding.quantized.formats import PackedTables, most_error, pack, row_alignment, served_type, unpack
-from recshard_lab.embedding.quantized.kernels import Feature, PackedLookup
+from recshard_lab.embedding.quantized.kernels import PackedLookup
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 OUTPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -100,9 +100,9 @@ class QuantCollection(TableCollection):
             holders[table.name].register_buffer("weight", packed.rows_of(number))
         setattr(self, self.tables_name, holders)
         pairs = zip(self._tables, packed.places, strict=True)
-        features = [Feature(table.name, place) for table, place in pairs for _ in table.feature_names]
+        places = [place for table, place in pairs for _ in table.feature_names]
         pooling = "none" if not self.pooled else "mean" if all(self._means) else "sum"
-        self._lookup = PackedLookup(features, device, self._output_dtype, pooling, self._backend)
+        self._lookup = PackedLookup(places, device, self._output_dtype, pooling, self._backend)
         self._rows_tensor = torch.tensor(self._rows, device=device)
         self._mean_features = torch.tensor(self._means, device=device).unsqueeze(1)
 

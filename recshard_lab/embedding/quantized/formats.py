@@ -219,6 +219,7 @@ class Place(NamedTuple):
     """Where one table is stored.
 
     Attributes:
+        table: its name, for errors.
         start: its first byte.
         rows: E.
         dim: columns.
@@ -229,6 +230,7 @@ class Place(NamedTuple):
         class_rows: C.
     """
 
+    table: str
     start: int
     rows: int
     dim: int
@@ -264,8 +266,8 @@ class PackedTables:
             first = start = -(-end // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT
             rows = sum(tables[number].num_embeddings for number in members)
             for number in members:
-                own = tables[number].num_embeddings
-                places[number] = Place(start, own, dim, kind, used, stride, first, rows)
+                name, own = tables[number].name, tables[number].num_embeddings
+                places[number] = Place(name, start, own, dim, kind, used, stride, first, rows)
                 start += own * stride
             end = start
         self.places = [places[number] for number in range(len(tables))]

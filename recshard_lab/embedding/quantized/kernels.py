@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,13 +36,6 @@ _TYPES = {DataType.FP32: 0, DataType.FP16: 1, DataType.INT8: 2, DataType.INT4: 3
 _OUTPUTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 5}
 _POOLING = {"sum": 0, "mean": 1, "none": 2}
 _ON_DEVICE, _ON_HOST = 0, 3
-
-
-class Feature(NamedTuple):
-    """One feature of one table: the table's name, and where the table is stored."""
-
-    table: str
-    place: Place
 
 
 class FbgemmRows:
@@ -130,17 +123,17 @@ class TorchRows:
         return bags.view(self._features, batch, place.dim).transpose(0, 1).flatten(1).to(self._dtype)
 
 
-def choose_rows(feature: Feature, device: torch.device, backend: str | None = None) -> type[FbgemmRows | TorchRows]:
-    """fbgemm where it can look up a feature, otherwise torch; with ``backend``, that one or an error.
+def choose_rows(place: Place, device: torch.device, backend: str | None = None) -> type[FbgemmRows | TorchRows]:
+    """fbgemm where it can look up rows of a table, otherwise torch; with ``backend``, that one or an error.
 
     Raises:
-        ValueError: no backend of this name, or it cannot look up the feature. The message has the reason.
+        ValueError: no backend of this name, or it cannot look up the rows. The message has the reason.
     """
     if backend not in (None, "fbgemm", "native"):
         raise ValueError(f"backend {backend!r:.80} is not registered. Fix: use one of 'fbgemm', 'native'")
     if backend == "native":
         return TorchRows
-    reason = FbgemmRows.refuses(feature.place, device)
+    reason = FbgemmRows.refuses(place, device)
     if reason is None:  # last, because it may load a library
         reason = why_absent()
         if reason is None:
@@ -149,14 +142,14 @@ def choose_rows(feature: Feature, device: torch.device, backend: str | None = No
             notice_once(f"kernel 'fbgemm' is not used: {reason}")
     if backend is None:
         return TorchRows
-    raise ValueError(f"no kernel can look up table {feature.table!r} (fbgemm: {reason}). Fix: leave backend out")
+    raise ValueError(f"no kernel can look up table {place.table!r} (fbgemm: {reason}). Fix: leave backend out")
 
 
 class PackedLookup:
     """Looks up features of packed tables. It has no weights: each call takes the bytes of the tables.
 
     Args:
-        features: in the order of the ids.
+        places: the table of each feature, in the order of the ids.
         device: stores the tables, and takes ids.
         output_dtype: of the rows.
         pooling: ``"sum"``, ``"mean"``, or ``"none"`` for one row per id.
@@ -171,7 +164,7 @@ class PackedLookup:
 
     def __init__(
         self,
-        features: Sequence[Feature],
+        places: Sequence[Place],
         device: torch.device,
         output_dtype: torch.dtype,
         pooling: str,
@@ -179,17 +172,17 @@ class PackedLookup:
     ) -> None:
         self._pooled = pooling != "none"
         groups: dict[Any, list[int]] = {}
-        for number, (_, place) in enumerate(features):
-            kind = choose_rows(features[number], device, backend)
+        for number, place in enumerate(places):
+            kind = choose_rows(place, device, backend)
             width = 0 if self._pooled else place.dim
             together = place.class_start if kind is TorchRows else width
             groups.setdefault((kind, together), []).append(number)
         self._calls = [
-            kind([features[number].place for number in members], device, output_dtype, pooling)
+            kind([places[number] for number in members], device, output_dtype, pooling)
             for (kind, _), members in groups.items()
         ]
-        self._groups = FeatureGroups([feature.place.dim for feature in features], list(groups.values()), device)
-        self.backends = {features[number].table: kind.name for (kind, _), own in groups.items() for number in own}
+        self._groups = FeatureGroups([place.dim for place in places], list(groups.values()), device)
+        self.backends = {places[number].table: kind.name for (kind, _), own in groups.items() for number in own}
         self.checks_upper_bound = device.type == "cpu" and all(isinstance(call, FbgemmRows) for call in self._calls)
         self.needs_counts = not self._groups.whole
 
@@ -274,15 +267,15 @@ class PackedKernel(LookupKernel):
             return NO_WEIGHTS
         try:
             for slot in slots:
-                row_bytes(_config(slot, slot.table))
+                row_bytes(_config(slot))
         except ValueError as error:
             return str(error).partition(". Fix")[0]
         return None
 
     def _allocate(self) -> None:
-        self._packed = PackedTables([_config(slot, str(at)) for at, slot in enumerate(self.slots)], self.device)
-        features = [Feature(self.slots[slot].table, self._packed.places[slot]) for slot in self.feature_slots]
-        self._lookup = PackedLookup(features, self.device, torch.float32, "sum" if self.pooled else "none")
+        self._packed = PackedTables([_config(slot) for slot in self.slots], self.device)
+        places = [self._packed.places[slot] for slot in self.feature_slots]
+        self._lookup = PackedLookup(places, self.device, torch.float32, "sum" if self.pooled else "none")
 
     def weights(self) -> list[Tensor]:
         return [self._packed.rows_of(number) for number in range(len(self.slots))]
@@ -303,5 +296,5 @@ class PackedKernel(LookupKernel):
         raise RuntimeError("served tables have no gradients. Fix: train the model, then quantize it")
 
 
-def _config(slot: Slot, name: str) -> BaseEmbeddingConfig:
-    return BaseEmbeddingConfig(slot.num_rows, slot.num_cols, name, slot.data_type)
+def _config(slot: Slot) -> BaseEmbeddingConfig:
+    return BaseEmbeddingConfig(slot.num_rows, slot.num_cols, slot.table, slot.data_type)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.embedding.collections import EmbeddingBagCollection, EmbeddingCollection
+from recshard_lab.embedding.collections import PlainCollection
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.dynamic.collections import DynamicCollection
 from recshard_lab.embedding.dynamic.vocabulary import export_static
@@ -66,7 +66,7 @@ def quantize_embeddings(
         ValueError: an unknown format or table, no collection to quantize, weights that do not fit the format, or a
             checkpoint that is missing, damaged or of another model.
 
-    >>> from recshard_lab.embedding import EmbeddingBagConfig
+    >>> from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
     >>> tables = [EmbeddingBagConfig(100, 16, "movies", feature_names=["seen"])]
     >>> small = quantize_embeddings(nn.Sequential(EmbeddingBagCollection(tables)), {"movies": "int4"})
     >>> small[0].weight_bytes()
@@ -139,8 +139,7 @@ def row_chunks(path: str, collection: Any, table: Any, saved: SavedModel | None)
 
 def is_collection(part: nn.Module) -> bool:
     """Whether `quantize_embeddings` replaces a module."""
-    plain = isinstance(part, EmbeddingBagCollection | EmbeddingCollection | FusedCollection | DynamicCollection)
-    return plain or hasattr(part, "row_chunks")
+    return isinstance(part, PlainCollection | FusedCollection) or hasattr(part, "row_chunks")
 
 
 def configs_of(collection: Any) -> list[Any]:

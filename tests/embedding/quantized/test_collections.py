@@ -17,7 +17,7 @@ from recshard_lab.embedding import QuantConfig, QuantEmbeddingBagCollection, Qua
 from recshard_lab.embedding.kernels import fbgemm
 from recshard_lab.embedding.quantized import collections, formats
 from recshard_lab.embedding.quantized.formats import PackedTables
-from recshard_lab.embedding.quantized.kernels import Feature, choose_rows
+from recshard_lab.embedding.quantized.kernels import choose_rows
 
 KINDS = [DataType.FP32, DataType.FP16, DataType.BF16, DataType.FP8, DataType.INT8, DataType.INT4, DataType.INT2]
 MIXED = {"film": DataType.INT4, "genre": DataType.BF16, "word": DataType.INT8}
@@ -293,12 +293,12 @@ def test_what_cannot_be_served_is_refused_with_a_fix(monkeypatch: pytest.MonkeyP
         served.lookup(torch.zeros(1), torch.tensor([0, 1, 1, 1, 1, 1]))
     with pytest.raises(ValueError, match="must be an EmbeddingCollection, got EmbeddingBagCollection"):
         QuantEmbeddingCollection.from_float(rs.EmbeddingBagCollection(tables()))
-    feature = Feature("t", PackedTables(bf16, torch.device("cpu")).places[0]._replace(kind=DataType.INT8))
-    on_cpu = choose_rows(feature, torch.device("cpu"))
+    place = PackedTables(bf16, torch.device("cpu")).places[0]._replace(kind=DataType.INT8)
+    on_cpu = choose_rows(place, torch.device("cpu"))
     assert on_cpu.name == "fbgemm"
-    assert choose_rows(feature, torch.device("xpu")).name == "native"
+    assert choose_rows(place, torch.device("xpu")).name == "native"
     monkeypatch.setattr("recshard_lab.embedding.quantized.kernels.why_absent", lambda: "not here")
-    assert choose_rows(feature, torch.device("cpu")).name == "native"
+    assert choose_rows(place, torch.device("cpu")).name == "native"
     monkeypatch.undo()
     cpu_build = fbgemm.why_no_cuda() is not None
-    assert choose_rows(feature, torch.device("cuda")).name == ("native" if cpu_build else "fbgemm")
+    assert choose_rows(place, torch.device("cuda")).name == ("native" if cpu_build else "fbgemm")

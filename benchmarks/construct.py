@@ -60,16 +60,16 @@ def _measure(planning: bool, rounds: int) -> tuple[float, list[float], list[floa
     """On a rank: seconds of the first call for importing a kernel, and of each call, by the clock and of the CPU."""
     from recshard_lab.distributed import DistributedModelParallel
     from recshard_lab.embedding import DataType, OptimizerSpec
-    from recshard_lab.embedding.kernels import Slot, choose_kernel
+    from recshard_lab.embedding.kernels import KernelSpec, ShardSpec, choose_kernel
 
-    slots, spec = [Slot("t", 8, 4, DataType.FP32, 4)], OptimizerSpec()
+    spec = KernelSpec([ShardSpec("t", 8, 4, DataType.FP32, 4)], [0], OptimizerSpec())
     imports, taken, worked = 0.0, [], []
     for _ in range(1 + rounds):
         model = EmbeddingBagCollection(tables=tables(), device="meta")
         plan = None if planning else given_plan(model)
         torch.distributed.barrier()
         begun, idle = time.perf_counter(), time.process_time()
-        choose_kernel(slots, spec, pooled=True, weighted=False, exchanges_row_norms=False, device="cpu")
+        choose_kernel(spec)
         imports = imports or time.perf_counter() - begun
         DistributedModelParallel(model, plan=plan)
         taken.append(time.perf_counter() - begun)

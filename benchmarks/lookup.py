@@ -17,7 +17,7 @@ from recshard_lab.embedding import (
     FusedEmbeddingBagCollection,
     OptimizerSpec,
 )
-from recshard_lab.embedding.kernels import Slot, available, kernel_named
+from recshard_lab.embedding.kernels import KernelInput, KernelSpec, ShardSpec, available, kernel_named
 from recshard_lab.sparse import KeyedJaggedTensor
 
 ROWS, DIM, POOLING, ZIPF = 100_000, 64, 10, 1.2
@@ -37,17 +37,15 @@ def figures() -> list[Figure]:
 
 
 def _kernel_figures() -> Iterator[Figure]:
-    slots = [Slot(f"t{number}", ROWS, DIM, DataType.FP32, DIM) for number in range(TABLES)]
+    shards = [ShardSpec(f"t{number}", ROWS, DIM, DataType.FP32, DIM) for number in range(TABLES)]
     offsets = torch.arange(0, TABLES * BATCH * POOLING + 1, POOLING)
     grad = torch.randn(BATCH, TABLES * DIM)
     for optimizer in OPTIMIZERS:
-        spec = OptimizerSpec(optimizer, 0.01)
-        kernels = {
-            name: kernel_named(name)(slots, list(range(TABLES)), spec, pooled=True, device="cpu")
-            for name in available()
-        }
+        spec = KernelSpec(shards, list(range(TABLES)), OptimizerSpec(optimizer, 0.01))
+        kernels = {name: kernel_named(name)(spec) for name in available()}
         for kind, draw in (("uniform", uniform_ids), ("Zipf", zipf_ids)):
-            batches = [draw(TABLES, BATCH) for _ in range(3)]
+            counts = [BATCH * POOLING] * TABLES
+            batches = [KernelInput(draw(TABLES, BATCH), offsets, None, counts) for _ in range(3)]
             for threads in _thread_counts():
                 forward: dict[str, list[float]] = {name: [] for name in kernels}
                 backward: dict[str, list[float]] = {name: [] for name in kernels}
@@ -55,7 +53,7 @@ def _kernel_figures() -> Iterator[Figure]:
                     for turn in range(ROUNDS + 2):
                         for name, kernel in kernels.items():
                             begun = time.perf_counter()
-                            _, saved = kernel.forward(batches[turn % 3], offsets, None)
+                            _, saved = kernel.forward(batches[turn % 3], True)
                             between = time.perf_counter()
                             kernel.backward(saved, grad)
                             forward[name].append(between - begun)

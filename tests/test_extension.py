@@ -54,38 +54,32 @@ class Plain(LookupKernel):
     name = "plain"
 
     @classmethod
-    def refuses(cls, slots, optimizer, *, pooled, weighted, exchanges_row_norms, device):
-        able = optimizer is not None and optimizer.optimizer.value == "exact_sgd" and pooled and not weighted
-        return None if able else "knows only SGD on unweighted bags"
+    def refuses(cls, spec):
+        sgd = spec.optimizer is not None and spec.optimizer.optimizer.value == "exact_sgd"
+        return None if sgd and spec.pooled and not spec.weighted else "knows only SGD on unweighted bags"
 
-    def __init__(self, slots, feature_slots, optimizer, *, pooled, device):
-        super().__init__(slots, feature_slots, optimizer, pooled=pooled, device=device)
-        self.tables, self.rate = [torch.zeros(s.num_rows, s.num_cols) for s in self.slots], optimizer.learning_rate
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.tables = [torch.zeros(shard.num_rows, shard.num_cols) for shard in spec.shards]
 
     def weights(self):
         return self.tables
 
     def optimizer_states(self):
-        return [{} for _ in self.slots]
+        return [{} for _ in self.spec.shards]
 
-    def set_learning_rate(self, lr):
-        self.rate = lr
-
-    def forward(self, ids, offsets, weights, counts=None):
-        size = (len(offsets) - 1) // max(1, len(self.feature_slots))
-        bags = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff().long())
-        outs, features = [], []
-        for feature, slot in enumerate(self.feature_slots):
-            mine = bags.div(max(1, size), rounding_mode="floor") == feature
-            features.append((ids[mine].long(), bags[mine] - feature * size))
-            table = self.tables[slot]
-            outs.append(torch.zeros(size, table.shape[1]).index_add_(0, features[-1][1], table[features[-1][0]]))
-        return torch.cat(outs, 1) if outs else torch.zeros(size, 0), features
+    def forward(self, batch, train):
+        lengths, outs, looked_up = batch.offsets.diff().view(len(self.features), -1), [], []
+        for shard, own, rows in zip(self.features, lengths, batch.ids.long().split(batch.counts)):
+            bags, table = torch.repeat_interleave(torch.arange(len(own)), own.long()), self.tables[shard]
+            outs.append(torch.zeros(len(own), table.shape[1]).index_add_(0, bags, table[rows]))
+            looked_up.append((rows, bags))
+        return torch.cat(outs, 1), looked_up
 
     def backward(self, saved, grad, row_norms=None):
-        grads = grad.split([self.slots[slot].num_cols for slot in self.feature_slots], 1)
-        for slot, (rows, bags), one in zip(self.feature_slots, saved, grads):
-            self.tables[slot].index_add_(0, rows, one[bags], alpha=-self.rate)
+        grads = grad.split([self.shards[shard].num_cols for shard in self.features], 1)
+        for shard, (rows, bags), own in zip(self.features, saved, grads):
+            self.tables[shard].index_add_(0, rows, own[bags], alpha=-self.optimizer.learning_rate)
 '''
 
 VIEW_CELL = """

@@ -9,7 +9,6 @@ backend does around that operator on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,13 +18,15 @@ from benchmarks.apparatus.operators import as_one_operator
 from benchmarks.ledger.counts import allocating, note_operator
 from benchmarks.ledger.device import NAME, LedgerTensor, unwrap, wrap
 from recshard_lab.embedding.kernels import (
+    KernelInput,
+    KernelSpec,
     LookupKernel,
     RowNorms,
-    Slot,
     available,
     choose_kernel,
     kernel_named,
 )
+from recshard_lab.embedding.kernels.base import CPU
 from recshard_lab.embedding.kernels.fbgemm import FbgemmKernel
 from recshard_lab.embedding.optimizers import OptimizerSpec
 
@@ -38,50 +39,30 @@ class LedgerKernel(LookupKernel):
     name = NAME
 
     @classmethod
-    def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
+    def preference(cls, spec: KernelSpec) -> int:
         """First on its device, last elsewhere."""
-        return 100 if torch.device(device).type == NAME else -100
+        return 100 if spec.device.type == NAME else -100
 
     @classmethod
-    def refuses(
-        cls,
-        slots: Sequence[Slot],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        weighted: bool,
-        exchanges_row_norms: bool,
-        device: torch.device | str,
-    ) -> str | None:
-        if torch.device(device).type not in (NAME, "cpu"):
-            return f"it runs on {NAME} and cpu, not on {torch.device(device).type}"
+    def refuses(cls, spec: KernelSpec) -> str | None:
+        if spec.device.type not in (NAME, "cpu"):
+            return f"it runs on {NAME} and cpu, not on {spec.device.type}"
         reasons = []
         for name in available():
             if name != NAME:
-                reason = kernel_named(name).refuses(
-                    slots,
-                    optimizer,
-                    pooled=pooled,
-                    weighted=weighted,
-                    exchanges_row_norms=exchanges_row_norms,
-                    device="cpu",
-                )
+                reason = kernel_named(name).refuses(spec._replace(device=CPU))
                 if reason is None:
                     return None
                 reasons.append(reason)
         return "; ".join(reasons)
 
     def _allocate(self) -> None:
-        split = any(slot.num_cols != slot.full_dim for slot in self.slots)
+        split = any(shard.num_cols != shard.full_dim for shard in self.shards)
         norms = self.optimizer is not None and self.optimizer.row_wise and split
-        chosen = self._chosen(norms)
-        self._inner = chosen(self.slots, self.feature_slots, self.optimizer, pooled=self.pooled, device="cpu")
+        spec = self.spec._replace(device=CPU, joins_norms=norms)
+        self._inner = choose_kernel(spec._replace(weighted=self.pooled))(spec)
         self._on_device = self.device.type == NAME
         self._hold()
-
-    def _chosen(self, norms: bool) -> type[LookupKernel]:
-        job: Any = {"pooled": self.pooled, "weighted": self.pooled, "exchanges_row_norms": norms, "device": "cpu"}
-        return choose_kernel(self.slots, self.optimizer, **job)
 
     def _hold(self) -> None:
         """The inner kernel's weights and states as tensors of the device, the same every time."""
@@ -103,28 +84,24 @@ class LedgerKernel(LookupKernel):
     def set_learning_rate(self, lr: float) -> None:
         self._inner.set_learning_rate(lr)
 
-    def forward(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> tuple[Tensor, Any]:
-        arguments = self._arguments(ids, offsets, weights)
+    def forward(self, batch: KernelInput, train: bool) -> tuple[Tensor, Any]:
+        own = self._unwrapped(batch)
         with as_one_operator(FORWARD):
-            out, saved = self._inner.forward(*arguments, counts)
+            out, saved = self._inner.forward(own, train)
         if not self._on_device:
             return out, saved
         note_operator(FORWARD, True)
         with allocating("activations"):
-            return wrap(out.detach()), (saved, arguments)
+            return wrap(out.detach()), (saved, own)
 
-    def remember(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> Any:
+    def remember(self, batch: KernelInput, train: bool = True) -> Any:
         """Keeps the batch: fbgemm's backward takes ids and offsets, so that nothing runs before it."""
-        arguments = self._arguments(ids, offsets, weights)
+        own = self._unwrapped(batch)
         with as_one_operator(FORWARD):
-            saved = self._inner.remember(*arguments, counts)
+            saved = self._inner.remember(own, train)
         if self._on_device:
             note_operator(FORWARD, True)
-            return saved, arguments
+            return saved, own
         return saved
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
@@ -145,8 +122,8 @@ class LedgerKernel(LookupKernel):
         self._pass_grads(inwards=False)
         return None if of_weights is None else self._to_device(of_weights)
 
-    def touched_rows(self, ids: Tensor, slot: int) -> Tensor:
-        return self._to_device(self._inner.touched_rows(unwrap(ids), slot))
+    def touched_rows(self, ids: Tensor, shard: int) -> Tensor:
+        return self._to_device(self._inner.touched_rows(unwrap(ids), shard))
 
     def _to_device(self, own: Tensor) -> Tensor:
         return wrap(own) if self._on_device else own
@@ -163,10 +140,11 @@ class LedgerKernel(LookupKernel):
             elif outer.grad is None or unwrap(outer.grad) is not inner.grad:
                 outer.grad = wrap(inner.grad)
 
-    def _arguments(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _unwrapped(self, batch: KernelInput) -> KernelInput:
         if self._on_device:
-            self._refuse_host(ids, offsets, weights)
-        return unwrap(ids.detach()), unwrap(offsets.detach()), None if weights is None else unwrap(weights.detach())
+            self._refuse_host(*batch[:3])
+        weights = None if batch.weights is None else unwrap(batch.weights.detach())
+        return KernelInput(unwrap(batch.ids.detach()), unwrap(batch.offsets.detach()), weights, batch.counts)
 
     def _refuse_host(self, *tensors: Tensor | None) -> None:
         for own in tensors:
@@ -183,28 +161,18 @@ class LedgerFbgemmKernel(FbgemmKernel):
     name = f"{NAME}_fbgemm"
 
     @classmethod
-    def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
+    def preference(cls, spec: KernelSpec) -> int:
         """Never unasked."""
         return -200
 
     @classmethod
-    def refuses(
-        cls,
-        slots: Sequence[Slot],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        weighted: bool,
-        exchanges_row_norms: bool,
-        device: torch.device | str,
-    ) -> str | None:
-        if torch.device(device).type not in (NAME, "cpu"):
-            return f"it runs on {NAME} and cpu, not on {torch.device(device).type}"
-        job: Any = {"pooled": pooled, "weighted": weighted, "exchanges_row_norms": exchanges_row_norms}
-        return super().refuses(slots, optimizer, **job, device="cpu")
+    def refuses(cls, spec: KernelSpec) -> str | None:
+        if spec.device.type not in (NAME, "cpu"):
+            return f"it runs on {NAME} and cpu, not on {spec.device.type}"
+        return super().refuses(spec._replace(device=CPU))
 
     def _make_tbe(self, indices: list[int], lanes: list[int], optimizer: OptimizerSpec) -> Any:
-        device, self.device = self.device, torch.device("cpu")
+        device, self.device = self.device, CPU
         try:
             tbe = super()._make_tbe(indices, lanes, optimizer)
         finally:

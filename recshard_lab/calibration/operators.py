@@ -183,21 +183,25 @@ def _lookups(clock: Clock, optimizers: Sequence[str], sizes: Sizes) -> Iterator[
 
 def _kernel(optimizer: str, rows: int, cols: int, clock: Clock) -> Any:
     """The lookup kernel that training uses on this device, with one table."""
+    import torch
+
     from recshard_lab.embedding.configs import DataType
-    from recshard_lab.embedding.kernels import Slot, choose_kernel
+    from recshard_lab.embedding.kernels import KernelSpec, ShardSpec, choose_kernel
     from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec
 
-    slots, spec = [Slot("calibrate", rows, cols, DataType.FP32, cols)], OptimizerSpec(EmbOptimType(optimizer))
-    options: dict[str, Any] = {"pooled": True, "device": clock.device}
-    return choose_kernel(slots, spec, weighted=False, exchanges_row_norms=False, **options)(slots, [0], spec, **options)
+    shards = [ShardSpec("calibrate", rows, cols, DataType.FP32, cols)]
+    spec = KernelSpec(shards, [0], OptimizerSpec(EmbOptimType(optimizer)), device=torch.device(clock.device))
+    return choose_kernel(spec)(spec)
 
 
 def _lookup(kernel: Any, batches: Sequence[Any], offsets: Any, grad: Any) -> Callable[[], object]:
     """Forward on one batch after the other, with backward if there is a gradient."""
-    counts, turns = [len(batches[0])], cycle(batches)
+    from recshard_lab.embedding.kernels import KernelInput
+
+    turns = cycle([KernelInput(ids, offsets, None, [len(ids)]) for ids in batches])
 
     def run() -> object:
-        _, saved = kernel.forward(next(turns), offsets, None, counts)
+        _, saved = kernel.forward(next(turns), grad is not None)
         return None if grad is None else kernel.backward(saved, grad)
 
     return run

@@ -21,7 +21,7 @@ from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.table import Part, TableShards
 from recshard_lab.distributed.step.executor import Executor
 from recshard_lab.distributed.step.gradients import Deferred
-from recshard_lab.distributed.step.lookup import KernelGroup
+from recshard_lab.distributed.step.lookup import ShardLookup
 from recshard_lab.embedding import OptimizerSpec
 from recshard_lab.optim import FusedOptimizer
 from recshard_lab.optim.keyed import checked_copies
@@ -80,7 +80,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     def release(self) -> None:
         """Drops the references to the collections, so that their kernels can be freed. Call `bind` next."""
         self._handles: dict[str, TableHandle] = {}
-        self._kernels: list[tuple[int, KernelGroup]] = []
+        self._kernels: list[tuple[int, ShardLookup]] = []
         self._pushed: list[float] = []
         self._executors: list[Executor] = []
         self._collections: list[ShardedCollection] = []

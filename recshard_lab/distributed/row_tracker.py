@@ -229,7 +229,7 @@ class ModelDeltaTracker:
             for table in module._tables:
                 name = f"{prefix}{module.tables_name}.{table.name}.weight"
                 stamps.append(self._add(path, name, module, table, 0, table.num_embeddings, module.device))
-            return self._recorded(module, module._kernel.feature_slots, stamps)
+            return self._recorded(module, module._kernel.features, stamps)
         for name, _ in module.named_parameters() if isinstance(module, _OTHERS) else ():
             if self._skipped.isdisjoint((prefix + name).split(".")):
                 if isinstance(module, BaseManagedCollisionEmbeddingCollection):
@@ -254,10 +254,10 @@ class ModelDeltaTracker:
         for group in module.executor.lookup.groups:
             if not group.kind.dynamic:
                 stamps = []
-                for (number, _), slot in zip(group.shards, group.kernel.slots, strict=True):
+                for (number, _), slot in zip(group.shards, group.kernel.shards, strict=True):
                     at = (module.tables[number], slot.first_row, slot.num_rows, group.device)
                     stamps.append(self._add(path, names[number], module, *at))
-                found += self._recorded(group, group.kernel.feature_slots, stamps)
+                found += self._recorded(group, group.kernel.features, stamps)
         return found
 
     def _add(
@@ -273,13 +273,13 @@ class ModelDeltaTracker:
         return shard.stamps
 
     def _recorded(
-        self, owner: Any, feature_slots: Sequence[int], stamps: Sequence[Tensor | None]
+        self, owner: Any, feature_shards: Sequence[int], stamps: Sequence[Tensor | None]
     ) -> list[tuple[Any, Callable[[Tensor, Sequence[int]], None]]]:
         if all(own is None for own in stamps):
             return []
         if owner.on_step is not None:
             raise ValueError("the model has a tracker. Fix: call its close() first")
-        return [(owner, partial(self._record, [stamps[slot] for slot in feature_slots]))]
+        return [(owner, partial(self._record, [stamps[slot] for slot in feature_shards]))]
 
     @torch.no_grad()
     def _record(self, stamps: Sequence[Tensor | None], ids: Tensor, counts: Sequence[int]) -> None:
@@ -694,12 +694,12 @@ class LookupTracker:
                 for slot, fqn in enumerate(fqns):
                     if fqn is not None:
                         self._states[fqn] = self._state(group, slot, fqn)
-            hooks.append((group, partial(self._record, [fqns[slot] for slot in group.kernel.feature_slots])))
+            hooks.append((group, partial(self._record, [fqns[slot] for slot in group.kernel.features])))
         return hooks
 
     def _state(self, group: Any, slot: int, fqn: str) -> Callable[[], Tensor]:
         """What returns the state of each row of a shard."""
-        kernel, shard = group.kernel, group.kernel.slots[slot]
+        kernel, shard = group.kernel, group.kernel.shards[slot]
         if shard.num_cols != shard.full_dim or fqn in self._states or group.kind.cache is not None:
             raise ValueError(
                 f"table {fqn!r} has several shards or a cache on this rank, and mode={self._mode} needs whole rows in "

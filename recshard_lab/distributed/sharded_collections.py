@@ -31,7 +31,7 @@ from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.executor import Executor, Listener, PendingRows
 from recshard_lab.distributed.step.input_dist import PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
-from recshard_lab.distributed.step.lookup import GroupKind, RankLookup, choose_kinds, index_parts
+from recshard_lab.distributed.step.lookup import GroupKind, RankLookup, choose_kernels, index_parts
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
@@ -158,7 +158,7 @@ class ShardedCollection(nn.Module):
         dynamic = [table.name for table in self.tables if table.dynamic]
         if dynamic and self.use_index_dedup:
             raise ValueError(f"use_index_dedup=True does not support the dynamic table {dynamic[0]!r}. Fix: omit it")
-        return choose_kinds(
+        return choose_kernels(
             self.tables,
             [shardings[table.name] for table in self.tables],
             self.optimizers,

@@ -28,7 +28,7 @@ from recshard_lab.embedding.configs import (
     PoolingType,
 )
 from recshard_lab.embedding.inputs import check_weights, fit_features, joined_samples, put_back, to_most_bags
-from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
+from recshard_lab.embedding.kernels import KernelInput, KernelSpec, LookupKernel, ShardSpec, choose_kernel
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, spec_from_optimizer
 from recshard_lab.embedding.scaled_loss import StepsInBackward, scaled_loss_error, watch, watch_hidden, watch_scalers
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -157,21 +157,13 @@ class FusedCollection(TableCollection):
 
     def _make_kernel(self, device: torch.device, backend: str | None) -> LookupKernel:
         """The kernel of all tables."""
-        slots = [
-            Slot(table.name, self._first_rows(table), table.embedding_dim, table.data_type, table.embedding_dim)
+        shards = [
+            ShardSpec(table.name, self._first_rows(table), table.embedding_dim, table.data_type, table.embedding_dim)
             for table in self._tables
         ]
-        chosen = choose_kernel(
-            slots,
-            self._spec,
-            pooled=self.pooled,
-            weighted=self._is_weighted,
-            exchanges_row_norms=False,
-            device=device,
-            backend=backend,
-        )
-        feature_slots = [number for number, table in enumerate(self._tables) for _ in table.feature_names]
-        return self._kernel_type(chosen)(slots, feature_slots, self._spec, pooled=self.pooled, device=device)
+        features = [number for number, table in enumerate(self._tables) for _ in table.feature_names]
+        spec = KernelSpec(shards, features, self._spec, self.pooled, device, self._is_weighted)
+        return self._build(spec, choose_kernel(spec, backend))
 
     def _first_rows(self, table: Any) -> int:
         """Rows of a table in the kernel."""
@@ -179,9 +171,8 @@ class FusedCollection(TableCollection):
         rows: int = table.num_embeddings
         return rows
 
-    def _kernel_type(self, chosen: type[LookupKernel]) -> Callable[..., LookupKernel]:
-        """Makes the kernel, on the chosen one."""
-        return chosen
+    def _build(self, spec: KernelSpec, chosen: type[LookupKernel]) -> LookupKernel:
+        return chosen(spec)
 
     def _hold_weights(self) -> None:
         """Makes the kernel's weights the parameters."""
@@ -200,7 +191,8 @@ class FusedCollection(TableCollection):
         """The rows of `LookupKernel.forward`. Backward through them steps the tables."""
         if self.training and not torch.is_grad_enabled():
             watch_hidden()
-        looked: Tensor = _Lookup.apply(self._anchor, weights, ids, offsets, counts, self._kernel, self.on_step)
+        train = self.training and torch.is_grad_enabled()
+        looked: Tensor = _Lookup.apply(self._anchor, weights, ids, offsets, counts, self._kernel, train, self.on_step)
         return looked
 
     def reset_parameters(self) -> None:
@@ -310,10 +302,11 @@ class _Lookup(torch.autograd.Function):
         offsets: Tensor,
         counts: list[int],
         kernel: LookupKernel,
+        train: bool,
         on_step: OnStep | None,
     ) -> Tensor:
-        out, kept = kernel.forward(ids, offsets, weights, counts)
-        ctx.saved, ctx.kernel = _Recorded(kept, kernel.slots[0].table), kernel
+        out, kept = kernel.forward(KernelInput(ids, offsets, weights, counts), train)
+        ctx.saved, ctx.kernel = _Recorded(kept, kernel.shards[0].table), kernel
         watch(ctx.saved)
         ctx.on_step = None if on_step is None else partial(on_step, ids, counts)
         return out
@@ -331,7 +324,7 @@ class _Lookup(torch.autograd.Function):
         if ctx.on_step is not None:
             ctx.on_step()
             ctx.on_step = None
-        return None, ctx.kernel.backward(saved.kept, grad), None, None, None, None, None
+        return None, ctx.kernel.backward(saved.kept, grad), *[None] * 6
 
 
 def _spec_of(optimizer: type[torch.optim.Optimizer] | EmbOptimType, kwargs: Mapping[str, Any] | None) -> OptimizerSpec:

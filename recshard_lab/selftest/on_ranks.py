@@ -19,7 +19,7 @@ from recshard_lab.comm import ShardingEnv, compute_device
 from recshard_lab.data import Batch, RandomRecDataset
 from recshard_lab.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig, EmbOptimType, OptimizerSpec
-from recshard_lab.embedding.kernels import LookupKernel, Slot, available, kernel_named
+from recshard_lab.embedding.kernels import KernelInput, KernelSpec, LookupKernel, ShardSpec, available, kernel_named
 from recshard_lab.lab.live.on_ranks import run_beside_truth as run_beside_truth
 from recshard_lab.models import DLRM, DLRMTrain
 from recshard_lab.planner import Workload
@@ -149,7 +149,7 @@ def lookup_times(tables: list[EmbeddingBagConfig], workload: Workload) -> dict[s
     Every turn has ids of its own, drawn uniformly on the GPU; events time the kernels.
     """
     device = compute_device(ShardingEnv.default())
-    slots = [Slot(t.name, t.num_embeddings, t.embedding_dim, t.data_type, t.embedding_dim) for t in tables]
+    shards = [ShardSpec(t.name, t.num_embeddings, t.embedding_dim, t.data_type, t.embedding_dim) for t in tables]
     features, bags = list(range(len(tables))), len(tables) * workload.batch_size
     pooling = round(workload.pooling_factor(tables[0].feature_names[0]))
     offsets = torch.arange(0, bags * pooling + 1, pooling, device=device)
@@ -158,15 +158,15 @@ def lookup_times(tables: list[EmbeddingBagConfig], workload: Workload) -> dict[s
     found = {}
     for name in available():
         for optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):
-            kind, spec = kernel_named(name), OptimizerSpec(optimizer, 0.01)
-            more = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": device}
-            if kind.refuses(slots, spec, **more) is not None:  # type: ignore[arg-type]
+            spec = KernelSpec(shards, features, OptimizerSpec(optimizer, 0.01), device=device)
+            if kernel_named(name).refuses(spec) is not None:
                 continue
-            kernel = kind(slots, features, spec, pooled=True, device=device)
+            kernel = kernel_named(name)(spec)
             for weight in kernel.weights():
                 weight.normal_()
             counts = [workload.batch_size * pooling] * len(tables)
-            times = [_event_times(kernel, (ids, offsets, None, counts), grad) for ids in 3 * batches][len(batches) :]
+            inputs = [KernelInput(ids, offsets, None, counts) for ids in 3 * batches]
+            times = [_event_times(kernel, own, grad) for own in inputs][len(batches) :]
             forward, backward = (median(column) for column in zip(*times, strict=True))
             found[f"{name}, {optimizer}"] = (forward, backward)
             del kernel
@@ -174,10 +174,10 @@ def lookup_times(tables: list[EmbeddingBagConfig], workload: Workload) -> dict[s
     return found
 
 
-def _event_times(kernel: LookupKernel, batch: tuple[Any, ...], grad: Tensor) -> tuple[float, float]:
+def _event_times(kernel: LookupKernel, batch: KernelInput, grad: Tensor) -> tuple[float, float]:
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
     marks[0].record()
-    _, saved = kernel.forward(*batch)
+    _, saved = kernel.forward(batch, True)
     marks[1].record()
     kernel.backward(saved, grad)
     marks[2].record()

@@ -24,7 +24,7 @@ from recshard_lab import (
     Topology,
 )
 from recshard_lab.comm import CommType, make_codec
-from recshard_lab.distributed.step.lookup import choose_kinds
+from recshard_lab.distributed.step.lookup import choose_kernels
 from recshard_lab.embedding import EmbOptimType, OptimizerSpec, WeightDecayMode
 from recshard_lab.embedding.inputs import POLICIES
 from recshard_lab.embedding.kernels import TORCH_DTYPES, available, kernel_named
@@ -240,7 +240,7 @@ def serves(life: Life, backend: str) -> bool:
     try:
         for plan in life.plans:
             entries = ShardingPlan.from_json(plan).tables()
-            choose_kinds(
+            choose_kernels(
                 life.configs(),
                 [entries[table["name"]] for table in life.tables],
                 specs,

@@ -19,11 +19,11 @@ PLACES = {
     "ids": "distributed.step.input_dist:_joined",
     "ids' message": "distributed.step.input_dist:_issue_ids",
     "ids' arrival": "distributed.step.input_dist:InputDist.unpack",
-    "lookup": "distributed.step.lookup:KernelGroup.forward",
+    "lookup": "distributed.step.lookup:ShardLookup.forward",
     "output": "distributed.step.columns:ColumnMap.__call__",
     "message": "distributed.step.messages:Parcels.encode",
     "arrival": "distributed.step.messages:Parcels.decode",
-    "kernel": "distributed.step.lookup:KernelGroup.backward",
+    "kernel": "distributed.step.lookup:ShardLookup.backward",
     "row norms": "distributed.step.gradients:RowNormExchange.__call__",
     "weights": "distributed.step.executor:exchange_weight_gradients",
 }

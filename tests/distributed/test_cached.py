@@ -17,11 +17,11 @@ from recshard_lab import (
     Shard,
     ShardingPlan,
 )
-from recshard_lab.distributed.step.lookup import choose_kinds
+from recshard_lab.distributed.step.lookup import choose_kernels
 from recshard_lab.embedding import EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
 from recshard_lab.embedding.dynamic.config import EmulatedCost
-from recshard_lab.embedding.kernels import kernel_named
+from recshard_lab.embedding.kernels import KernelSpec, kernel_named
 from recshard_lab.sharding import CacheParams
 from tests.distributed import cached_jobs
 from tests.distributed.cached_jobs import CACHED
@@ -104,7 +104,7 @@ def test_the_cache_is_part_of_a_plan_and_of_its_json() -> None:
 def test_tables_that_cannot_be_cached_are_refused() -> None:
     sgd, cpu = OptimizerSpec(EmbOptimType.EXACT_SGD, 0.1), torch.device("cpu")
     with pytest.raises(ValueError, match="fbgemm's kernel cannot compute on cached rows"):
-        CachedKernel(kernel_named("fbgemm"), [Cache(128)], [], [], sgd, pooled=True, device=cpu)
+        CachedKernel(KernelSpec([], [], sgd), kernel_named("fbgemm"), [Cache(128)])
     cols, hot, cold = (0, 8), (0, 10), (10, 40)
     shards = [Shard(0, hot, cols), Shard(1, hot, cols), Shard(0, cold, cols)]
     partly = ParameterSharding("flex_shard", CACHED, shards=shards)
@@ -115,4 +115,4 @@ def test_tables_that_cannot_be_cached_are_refused() -> None:
     ]
     for config, sharding, message in tables:
         with pytest.raises(PlanError, match=message):
-            choose_kinds([config], [sharding], [sgd], pooled=True, weighted=False, device=cpu, backend=None)
+            choose_kernels([config], [sharding], [sgd], pooled=True, weighted=False, device=cpu, backend=None)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec, RowWiseAdagrad, WeightDecayMode
-from recshard_lab.embedding.kernels import LookupKernel, Slot, available, kernel_named
+from recshard_lab.embedding.kernels import KernelInput, KernelSpec, LookupKernel, ShardSpec, available, kernel_named
 from recshard_lab.embedding.optimizers import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB
 
 KERNELS = [kernel_named(name) for name in available()]
@@ -23,9 +23,7 @@ SPECS = [replace(spec, eta=0.3) if spec.optimizer is EmbOptimType.LARS_SGD else 
 
 def can(kernel: type[LookupKernel], spec: OptimizerSpec) -> bool:
     """Whether a kernel has an optimizer at all, on a table that asks for nothing special."""
-    slots = [Slot("t", 4, 4, DataType.FP32, 4)]
-    refusal = kernel.refuses(slots, spec, pooled=True, weighted=False, exchanges_row_norms=False, device="cpu")
-    return refusal is None
+    return kernel.refuses(KernelSpec([ShardSpec("t", 4, 4, DataType.FP32, 4)], [0], spec)) is None
 
 
 PAIRS = [(kernel, spec) for kernel in KERNELS for spec in SPECS if can(kernel, spec)]
@@ -33,44 +31,42 @@ PAIRS = [(kernel, spec) for kernel in KERNELS for spec in SPECS if can(kernel, s
 
 @dataclass(frozen=True)
 class Shape:
-    """Slots ``(rows, columns)``, which slot each feature reads, the lengths of its bags ``[L][B]``."""
+    """Shards ``(rows, columns)``, which shard each feature reads, the lengths of its bags ``[L][B]``."""
 
-    slots: tuple[tuple[int, int], ...]
-    feature_slots: tuple[int, ...]
+    shards: tuple[tuple[int, int], ...]
+    features: tuple[int, ...]
     lengths: tuple[tuple[int, ...], ...]
     seed: int
 
-    def make_slots(self, data_type: DataType = DataType.FP32) -> list[Slot]:
-        return [Slot(f"table{i}", rows, cols, data_type, cols) for i, (rows, cols) in enumerate(self.slots)]
+    def make_shards(self, data_type: DataType = DataType.FP32) -> list[ShardSpec]:
+        return [ShardSpec(f"table{i}", rows, cols, data_type, cols) for i, (rows, cols) in enumerate(self.shards)]
 
     def ids(self, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Ids that crowd at both ends of each slot."""
+        """Ids that crowd at both ends of each shard."""
         torch.manual_seed(self.seed)
         parts = []
-        for slot, lengths in zip(self.feature_slots, self.lengths, strict=True):
-            rows, size = self.slots[slot][0], (sum(lengths),)
+        for shard, lengths in zip(self.features, self.lengths, strict=True):
+            rows, size = self.shards[shard][0], (sum(lengths),)
             ends = torch.randint(0, 2, size) * (rows - 1)
             parts.append(torch.where(torch.rand(size) < 0.4, ends, torch.randint(0, rows, size)))
         return torch.cat(parts).to(dtype)
 
     def offsets(self, pooled: bool) -> Tensor:
-        lengths = torch.tensor(self.lengths).reshape(len(self.feature_slots), -1)
+        lengths = torch.tensor(self.lengths).reshape(len(self.features), -1)
         flat = lengths.reshape(-1) if pooled else lengths.sum(1)
         return functional.pad(flat.cumsum(0), (1, 0)).long()
 
 
 @st.composite
 def shapes(draw: Any, dims: Sequence[int] = (4, 8, 64), max_batch: int = 4) -> Shape:
-    slots = draw(st.lists(st.tuples(st.integers(1, 6), st.sampled_from(dims)), min_size=1, max_size=4))
-    extra = draw(st.lists(st.integers(0, len(slots) - 1), max_size=3))
-    feature_slots = draw(st.permutations([*range(len(slots)), *extra]))
+    shards = draw(st.lists(st.tuples(st.integers(1, 6), st.sampled_from(dims)), min_size=1, max_size=4))
+    extra = draw(st.lists(st.integers(0, len(shards) - 1), max_size=3))
+    features = draw(st.permutations([*range(len(shards)), *extra]))
     batch = draw(st.integers(0, max_batch))
     lengths = st.one_of(
         st.just((0,) * batch), st.tuples(*[st.sampled_from([0, 0, 1, 2, 5])] * batch)
     )  # empty features, empty bags
-    return Shape(
-        tuple(slots), tuple(feature_slots), tuple(draw(lengths) for _ in feature_slots), draw(st.integers(0, 999))
-    )
+    return Shape(tuple(shards), tuple(features), tuple(draw(lengths) for _ in features), draw(st.integers(0, 999)))
 
 
 SHAPE = Shape(((7, 4), (5, 8), (6, 4)), (1, 0, 2, 1), ((2, 0, 3), (1, 1, 0), (0, 0, 0), (4, 0, 1)), seed=0)
@@ -82,7 +78,7 @@ class Truth:
     def __init__(self, shape: Shape, spec: OptimizerSpec | None, pooled: bool, dtype: torch.dtype = torch.float32):
         torch.manual_seed(shape.seed)
         self.shape, self.pooled = shape, pooled
-        self.tables = [nn.Parameter(torch.randn(rows, cols, dtype=dtype)) for rows, cols in shape.slots]
+        self.tables = [nn.Parameter(torch.randn(rows, cols, dtype=dtype)) for rows, cols in shape.shards]
         self.optimizer = None if spec is None else dense_twin(spec, self.tables)
 
     def fill(self, kernel: LookupKernel) -> None:
@@ -92,10 +88,10 @@ class Truth:
     def forward(self, ids: Tensor, weights: Tensor | None) -> Tensor:
         outputs = []
         starts = [0, *torch.tensor([sum(lengths) for lengths in self.shape.lengths]).cumsum(0).tolist()]
-        for (slot, lengths), (begin, end) in zip(
-            zip(self.shape.feature_slots, self.shape.lengths, strict=True), pairwise(starts), strict=True
+        for (shard, lengths), (begin, end) in zip(
+            zip(self.shape.features, self.shape.lengths, strict=True), pairwise(starts), strict=True
         ):
-            table, own = self.tables[slot], ids[begin:end].long()
+            table, own = self.tables[shard], ids[begin:end].long()
             rows = functional.embedding(own, table)
             if not self.pooled:
                 outputs.append(rows.reshape(-1))
@@ -159,4 +155,11 @@ def dense_twin(spec: OptimizerSpec, tables: list[nn.Parameter]) -> torch.optim.O
 def make(
     kernel: type[LookupKernel], shape: Shape, spec: OptimizerSpec | None, pooled: bool, **overrides: Any
 ) -> LookupKernel:
-    return kernel(shape.make_slots(**overrides), shape.feature_slots, spec, pooled=pooled, device="cpu")
+    return kernel(KernelSpec(shape.make_shards(**overrides), shape.features, spec, pooled))
+
+
+def look_up(kernel: LookupKernel, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Any]:
+    """A training lookup, with the counts that the offsets have."""
+    bags = (len(offsets) - 1) // len(kernel.features) if kernel.pooled else 1
+    counts = offsets[:: max(1, bags)].diff().tolist() if bags else [0] * len(kernel.features)
+    return kernel.forward(KernelInput(ids, offsets, weights, counts), True)

@@ -11,14 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from recshard_lab.distributed.step.lookup import choose_kinds, fbgemm_caches
+from recshard_lab.distributed.step.lookup import choose_kernels, fbgemm_caches
 from recshard_lab.embedding import DataType, EmbeddingBagConfig, EmbOptimType, OptimizerSpec, WeightDecayMode
 from recshard_lab.embedding.dynamic.config import EmulatedCost
-from recshard_lab.embedding.kernels import Slot, available, choose_kernel, fbgemm, fbgemm_cached
+from recshard_lab.embedding.kernels import (
+    KernelInput,
+    KernelSpec,
+    ShardSpec,
+    available,
+    choose_kernel,
+    fbgemm,
+    fbgemm_cached,
+)
 from recshard_lab.embedding.kernels.fbgemm import FbgemmKernel
 from recshard_lab.embedding.kernels.fbgemm_cached import FbgemmCache, FbgemmCachedKernel
 from recshard_lab.sharding import CacheParams, ParameterSharding, Shard
-from tests.embedding.lookups import SPECS
+from tests.embedding.lookups import SPECS, look_up
 from tests.grid import every
 
 pytestmark = pytest.mark.skipif("fbgemm" not in available(), reason="needs fbgemm_gpu")
@@ -35,9 +43,9 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(spec: OptimizerSpec | None, **changes: Any) -> str:
-    slot = Slot("t", 8, changes.pop("columns", 8), changes.pop("data_type", DataType.FP32), changes.pop("full", 8))
-    job = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cuda", **changes}
-    return choose_kernel([slot], spec, **job).name
+    shape = changes.pop("columns", 8), changes.pop("data_type", DataType.FP32), changes.pop("full", 8)
+    backend, job = changes.pop("backend", None), {"device": torch.device("cuda"), **changes}
+    return choose_kernel(KernelSpec([ShardSpec("t", 8, *shape)], [0], spec, **job), backend).name
 
 
 def test_kernels_of_replicas_step_in_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +58,10 @@ def test_kernels_of_replicas_step_in_deterministic_mode(monkeypatch: pytest.Monk
         backward(*arguments)
 
     monkeypatch.setattr(torch.autograd, "backward", watched)
-    kernel = FbgemmKernel([Slot("t", 8, 8, DataType.FP32, 8)], [0], ROWWISE, pooled=True, device="cpu")
+    spec = KernelSpec([ShardSpec("t", 8, 8, DataType.FP32, 8)], [0], ROWWISE)
     for deterministic in (False, True):
-        kernel.deterministic = deterministic
-        rows, saved = kernel.forward(torch.tensor([1, 1, 2]), torch.tensor([0, 2, 3]), None, [3])
+        kernel = FbgemmKernel(spec._replace(deterministic=deterministic))
+        rows, saved = look_up(kernel, torch.tensor([1, 1, 2]), torch.tensor([0, 2, 3]))
         kernel.backward(saved, torch.ones_like(rows))
     assert seen == [(False, True), (True, False)]
     assert not torch.are_deterministic_algorithms_enabled()
@@ -76,7 +84,7 @@ BY_NATIVE: list[tuple[OptimizerSpec | None, dict[str, Any]]] = [
     (None, {}),
     *((ADAM, {"data_type": kind}) for kind in (DataType.FP64, DataType.BF16)),
     *((ADAM, {"columns": columns}) for columns in (6, 4096)),
-    *((ROWWISE, changes) for changes in ({"columns": 4}, {"exchanges_row_norms": True})),
+    *((ROWWISE, changes) for changes in ({"columns": 4}, {"joins_norms": True})),
 ]
 
 
@@ -120,8 +128,8 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def unmade(kind: type[FbgemmKernel], data_type: DataType) -> Any:
     """A kernel on a GPU before it makes modules: two tables and three features."""
     kernel = kind.__new__(kind)
-    kernel.slots = (Slot("a", 9, 8, data_type, 8), Slot("b", 7, 8, data_type, 8))
-    kernel.feature_slots, kernel.pooled, kernel.device = (1, 0, 0), True, torch.device("cuda")
+    shards = [ShardSpec("a", 9, 8, data_type, 8), ShardSpec("b", 7, 8, data_type, 8)]
+    kernel._serve(KernelSpec(shards, (1, 0, 0), SGD, device=torch.device("cuda")))
     return kernel
 
 
@@ -179,17 +187,16 @@ class Counting(FbgemmKernel):
         return None
 
     def _make_tbe(self, indices: list[int], features: list[int], optimizer: OptimizerSpec) -> Module:
-        return Module([(self.slots[index].num_rows, self.slots[index].num_cols) for index in indices])
+        return Module([(self.shards[index].num_rows, self.shards[index].num_cols) for index in indices])
 
 
 def looked_up(kernel: Counting) -> Any:
-    return kernel.forward(torch.tensor([0, 1]), torch.tensor([0, 1, 2]), None)[1]
+    return look_up(kernel, torch.tensor([0, 1]), torch.tensor([0, 1, 2]))[1]
 
 
 def test_steps_are_numbered_by_backward_passes() -> None:
     """fbgemm numbers a step when it looks up. Evaluation must not count, and lookups ahead of their step must."""
-    slots = [Slot(name, 5, 4, DataType.FP32, 4) for name in "ab"]
-    kernel = Counting(slots, [0, 1], ADAM, pooled=True, device="cpu")
+    kernel = Counting(KernelSpec([ShardSpec(name, 5, 4, DataType.FP32, 4) for name in "ab"], [0, 1], ADAM))
     (module,), grad = kernel._tbes, torch.ones(1, 8)
     counts = [own["iter"] for own in kernel.optimizer_states()]
     for _ in range(2):
@@ -275,32 +282,30 @@ def cached_kernel(monkeypatch: pytest.MonkeyPatch, evict: str) -> FbgemmCachedKe
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
 
     def make(kernel: Any, indices: list[int], features: list[int], optimizer: Any) -> CachedModule:
-        slot = kernel.slots[indices[0]]
-        return CachedModule(slot.num_rows, slot.num_cols, kernel._caches[indices[0]].evict == "lru")
+        shard = kernel.shards[indices[0]]
+        return CachedModule(shard.num_rows, shard.num_cols, kernel._caches[indices[0]].evict == "lru")
 
     monkeypatch.setattr(FbgemmCachedKernel, "_make_tbe", make)
-    slots = [Slot("t", 100, 4, DataType.FP32, 4)]
-    kernel = FbgemmCachedKernel([FbgemmCache(0.08, evict)], slots, [0], SGD, pooled=False, device="cpu")
+    spec = KernelSpec([ShardSpec("t", 100, 4, DataType.FP32, 4)], [0], SGD, pooled=False)
+    kernel = FbgemmCachedKernel(spec, [FbgemmCache(0.08, evict)])
     kernel.weights()[0].copy_(torch.arange(100.0)[:, None].expand(100, 4))
     return kernel
 
 
-def bags(*ids: int) -> tuple[Tensor, Tensor, None]:
-    return torch.tensor(ids), torch.tensor([0, len(ids)]), None
+def bags(*ids: int) -> KernelInput:
+    return KernelInput(torch.tensor(ids), torch.tensor([0, len(ids)]), None, [len(ids)])
 
 
 def test_a_batch_has_the_rows_that_were_prefetched_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, unlocked = cached_kernel(monkeypatch, "lru"), list[list[int]]()
     unlock = "lxu_cache_locking_counter_decrement"
     monkeypatch.setattr(torch.ops.fbgemm, unlock, lambda _, own: unlocked.append(own.tolist()))
-    ahead = kernel.prefetch(*bags(11, 12)[:2], [2])
-    kernel.inserts = False
-    assert kernel.forward(*bags(5), [1])[0].tolist() == [5.0] * 4
-    kernel.inserts = True
+    ahead = kernel.prefetch(bags(11, 12))
+    assert kernel.forward(bags(5), False)[0].tolist() == [5.0] * 4
     assert unlocked == [[5]]  # an evaluation in between unlocks its rows
-    rows, saved = kernel.forward(*bags(11, 12), [2], prefetched=ahead)
+    rows, saved = kernel.forward(bags(11, 12)._replace(prefetched=ahead), True)
     assert rows.tolist() == [11.0] * 4 + [12.0] * 4
-    other, also_saved = kernel.forward(*bags(7), [1])
+    other, also_saved = kernel.forward(bags(7), True)
     kernel.backward(saved, torch.ones_like(rows))
     kernel.backward(also_saved, torch.ones_like(other))
     (tbe,) = kernel._tbes
@@ -310,32 +315,32 @@ def test_a_batch_has_the_rows_that_were_prefetched_for_it(monkeypatch: pytest.Mo
 
 def test_cached_rows_are_read_anew_after_others_wrote_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = cached_kernel(monkeypatch, "lru")
-    ahead = kernel.prefetch(*bags(11, 12)[:2], [2])
+    ahead = kernel.prefetch(bags(11, 12))
     kernel.flush(0)
     assert kernel._tbes[0].flushes == 1
-    assert kernel.prefetch(*bags(1)[:2], [1]) is None  # others may be writing
+    assert kernel.prefetch(bags(1)) is None  # others may be writing
     kernel.weights()[0].add_(1000)
-    assert kernel.forward(*bags(11, 12), [2], prefetched=ahead)[0].tolist() == [1011.0] * 4 + [1012.0] * 4
+    assert kernel.forward(bags(11, 12)._replace(prefetched=ahead), True)[0].tolist() == [1011.0] * 4 + [1012.0] * 4
 
 
 def test_without_locks_backward_locates_its_rows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = cached_kernel(monkeypatch, "lfu")
     monkeypatch.setattr(fbgemm_cached, "_locate", lambda tbe, looked: looked.locations.fill_(-1))
-    assert kernel.prefetch(*bags(1)[:2], [1]) is None
-    rows, saved = kernel.forward(*bags(9, 10), [2])
+    assert kernel.prefetch(bags(1)) is None
+    rows, saved = kernel.forward(bags(9, 10), True)
     kernel.backward(saved, torch.ones_like(rows))
     assert kernel._tbes[0].backwards == [([9, 10], [-1, -1])]
 
 
 def test_counters_of_the_cache_are_fbgemms(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = cached_kernel(monkeypatch, "lru")
-    kernel.forward(*bags(1), [1])
+    kernel.forward(bags(1), True)
     (counted,) = kernel.counters()
     sizes = {"slots": 8, "slots_in_use": 1}
     moves = {"admissions": 3, "evictions": 2, "staged": 2}
     assert counted == {"lookups": 10, "misses": 5, "hits": 5, **moves, **sizes}
     kernel = cached_kernel(monkeypatch, "lfu")
-    kernel.forward(*bags(1, 1, 2, 9), [4])
+    kernel.forward(bags(1, 1, 2, 9), True)
     (counted,) = kernel.counters()
     assert counted == {"lookups": 4, "misses": 3, "hits": 1, "slots": 8, "slots_in_use": 2}
     assert kernel.fast_bytes() == (8 * 8 * 4, 0)
@@ -344,7 +349,7 @@ def test_counters_of_the_cache_are_fbgemms(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_the_arguments_of_a_cached_module(modules: list[dict[str, Any]], evict: str) -> None:
     real, kernel = fbgemm._fbgemm(), unmade(FbgemmCachedKernel, DataType.FP32)
-    kernel._caches, kernel._slot_features = [FbgemmCache(0.25, evict), FbgemmCache(0.5, evict)], [[1, 2], [0]]
+    kernel._caches, kernel._shard_features = [FbgemmCache(0.25, evict), FbgemmCache(0.5, evict)], [[1, 2], [0]]
     assert list(kernel._alike().values()) == [[0], [1]]  # a TBE for each table
     for index, features in enumerate([[1, 2], [0]]):
         kernel._make_tbe([index], features, SGD)
@@ -376,5 +381,5 @@ def test_the_device_chooses_the_cache(
         "table_wise", "fused_uvm_caching", cache_params=params, shards=[Shard(0, (0, 100), (0, 8))]
     )
     own: Any = {"pooled": True, "weighted": False, "device": torch.device(device), "backend": backend}
-    (kind,), _ = choose_kinds([table], [sharding], [SGD], **own)
+    (kind,), _ = choose_kernels([table], [sharding], [SGD], **own)
     assert (kind.backend, fbgemm_caches(kind.backend, params, torch.device(device))) == served

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec
-from recshard_lab.embedding.kernels import LookupKernel, Slot, available, choose_kernel, kernel_named
+from recshard_lab.embedding.kernels import KernelSpec, LookupKernel, ShardSpec, available, choose_kernel, kernel_named
 from recshard_lab.embedding.kernels.native import NativeKernel
-from tests.embedding.lookups import KERNELS, PAIRS, SHAPE, SPECS, Shape, Truth, can, make, shapes
+from tests.embedding.lookups import KERNELS, PAIRS, SHAPE, SPECS, Shape, Truth, can, look_up, make, shapes
 
 each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 each_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.optimizer.name)
@@ -41,7 +41,7 @@ def run_steps(
         ids = shape.ids(torch.int32 if number % 2 else torch.int64)
         weights = torch.rand(ids.shape[0]) - 0.3 if weighted else None
         expected_weights = None if weights is None else weights.clone().requires_grad_()
-        out, saved = kernel.forward(ids, shape.offsets(pooled), weights)
+        out, saved = look_up(kernel, ids, shape.offsets(pooled), weights)
         expected = truth.forward(ids, expected_weights)
         assert_same([out], [expected])
         grad = torch.randn_like(out)
@@ -80,7 +80,7 @@ def test_any_jagged_batch_is_stepped_as_by_autograd(kernel: type[LookupKernel], 
 def test_an_id_in_two_features_of_one_slot_is_stepped_once(kernel: type[LookupKernel]) -> None:
     shape = Shape(((3, 4), (3, 4)), (0, 1, 0), ((1,), (1,), (1,)), seed=0)
     table = make(kernel, shape, ROWWISE, True)
-    _, saved = table.forward(torch.tensor([2, 1, 2]), shape.offsets(True), None)
+    _, saved = look_up(table, torch.tensor([2, 1, 2]), shape.offsets(True))
     table.backward(saved, torch.ones(1, 12))
     # coalesced gradient 2, mean square 4: w -= 0.3 * 2 / (2 + eps); stepped twice it would be 0.3 / 1 + 0.3 / sqrt 2
     torch.testing.assert_close(table.optimizer_states()[0]["momentum1"], torch.tensor([0.0, 0.0, 4.0]))
@@ -103,7 +103,7 @@ def test_half_precision_is_summed_and_stepped_in_single_and_double_in_double(
         for parameter in truth.tables:
             parameter.copy_(parameter.half())
     truth.fill(table)
-    out, saved = table.forward(SHAPE.ids(), SHAPE.offsets(True), None)
+    out, saved = look_up(table, SHAPE.ids(), SHAPE.offsets(True))
     expected = truth.forward(SHAPE.ids(), None)
     assert out.dtype == computed
     assert_same([out], [expected])  # no rounding to half in between
@@ -118,10 +118,10 @@ def test_half_precision_is_summed_and_stepped_in_single_and_double_in_double(
 
 @each_kernel
 def test_a_slot_that_no_feature_reads_keeps_its_weights(kernel: type[LookupKernel]) -> None:
-    slots = [Slot("read", 3, 4, DataType.FP32, 4), Slot("unread", 2, 8, DataType.FP32, 8)]
-    table = kernel(slots, [0], ROWWISE, pooled=True, device="cpu")
+    shards = [ShardSpec("read", 3, 4, DataType.FP32, 4), ShardSpec("unread", 2, 8, DataType.FP32, 8)]
+    table = kernel(KernelSpec(shards, [0], ROWWISE))
     table.weights()[1].fill_(7)
-    out, saved = table.forward(torch.tensor([0]), torch.tensor([0, 1]), None)
+    out, saved = look_up(table, torch.tensor([0]), torch.tensor([0, 1]))
     table.backward(saved, torch.ones_like(out))
     assert out.shape == (1, 4)
     assert torch.equal(table.weights()[1], torch.full((2, 8), 7.0))
@@ -130,16 +130,16 @@ def test_a_slot_that_no_feature_reads_keeps_its_weights(kernel: type[LookupKerne
 @each_kernel
 def test_a_row_is_stepped_alike_to_the_last_bit_whatever_other_slots_the_kernel_has(kernel: type[LookupKernel]) -> None:
     """Replicas of a rectangle on two ranks: each in a kernel with other rectangles, they must stay equal."""
-    replica, other = Slot("t", 3, 4, DataType.FP32, 4), Slot("u", 1000, 4, DataType.FP32, 4)
+    replica, other = ShardSpec("t", 3, 4, DataType.FP32, 4), ShardSpec("u", 1000, 4, DataType.FP32, 4)
     drawn = torch.Generator().manual_seed(0)
     for _ in range(50):
         ids, grad = torch.randint(0, 3, (40,), generator=drawn), torch.randn(40, 4, generator=drawn)
         stepped = []
-        for slots, count in (([replica], 0), ([other, replica], 300)):
-            own = kernel(slots, list(range(len(slots))), OptimizerSpec(), pooled=False, device="cpu")
+        for shards, count in (([replica], 0), ([other, replica], 300)):
+            own = kernel(KernelSpec(shards, list(range(len(shards))), OptimizerSpec(), False))
             others = torch.randint(0, 1000, (count,), generator=drawn)
             ends = torch.tensor([0, 40] if not count else [0, count, count + 40])
-            _, saved = own.forward(torch.cat([others, ids]), ends, None)
+            _, saved = look_up(own, torch.cat([others, ids]), ends)
             own.backward(saved, torch.cat([torch.randn(count, 4, generator=drawn), grad]).view(-1))
             stepped.append(own.weights()[-1].clone())
         assert torch.equal(*stepped)
@@ -152,15 +152,15 @@ def test_two_column_slots_whose_squares_meet_step_as_one_whole_slot(
     kernel: type[LookupKernel], spec: OptimizerSpec, weight_decay: float, max_norm: float, weighted: bool
 ) -> None:
     spec = replace(spec, weight_decay=weight_decay, max_norm=max_norm)
-    half = [Slot("a", 5, 4, DataType.FP32, 8)]
-    if kernel.refuses(half, spec, pooled=True, weighted=weighted, exchanges_row_norms=spec.row_wise, device="cpu"):
+    half = [ShardSpec("a", 5, 4, DataType.FP32, 8)]
+    if kernel.refuses(KernelSpec(half, [0], spec, weighted=weighted, joins_norms=spec.row_wise)):
         return  # said by name, as another test holds
     lengths = ((2, 0, 3), (1, 2, 0))
     whole_shape = Shape(((5, 8), (4, 4)), (0, 1), lengths, seed=3)
     whole = make(NativeKernel, whole_shape, spec, True)
     # columns 0-3 and 4-7 of the first table, and another table of the same width in the same group
-    slots = [Slot("a", 5, 4, DataType.FP32, 8), Slot("b", 4, 4, DataType.FP32, 4), Slot("a", 5, 4, DataType.FP32, 8)]
-    pieces = kernel(slots, [0, 1, 2], spec, pooled=True, device="cpu")
+    shards = [half[0], ShardSpec("b", 4, 4, DataType.FP32, 4), half[0]]
+    pieces = kernel(KernelSpec(shards, [0, 1, 2], spec))
     truth = Truth(whole_shape, spec, True)
     truth.fill(whole)
     left, right = truth.tables[0].detach().split(4, dim=1)
@@ -183,8 +183,8 @@ def test_two_column_slots_whose_squares_meet_step_as_one_whole_slot(
     weights = torch.rand(8) if weighted else None
     piece_weights = None if weights is None else torch.cat([weights, weights[:5]])
     for _ in range(3):
-        out, saved = whole.forward(ids, whole_shape.offsets(True), weights)
-        _, piece_saved = pieces.forward(piece_ids, offsets, piece_weights)
+        out, saved = look_up(whole, ids, whole_shape.offsets(True), weights)
+        _, piece_saved = look_up(pieces, piece_ids, offsets, piece_weights)
         grad = torch.randn_like(out)
         whole.backward(saved, grad)
         a, b = grad.split([8, 4], dim=1)
@@ -199,8 +199,8 @@ def test_two_column_slots_whose_squares_meet_step_as_one_whole_slot(
 
 @pytest.mark.parametrize("name", sorted({"native", "numba"} & set(available())))
 def test_column_slots_without_the_other_columns_squares_are_refused(name: str) -> None:
-    kernel = kernel_named(name)([Slot("a", 5, 4, DataType.FP32, 8)], [0], ROWWISE, pooled=True, device="cpu")
-    _, saved = kernel.forward(torch.tensor([0]), torch.tensor([0, 1]), None)
+    kernel = kernel_named(name)(KernelSpec([ShardSpec("a", 5, 4, DataType.FP32, 8)], [0], ROWWISE))
+    _, saved = look_up(kernel, torch.tensor([0]), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="'a' has 4 of its 8 columns here"):
         kernel.backward(saved, torch.ones(1, 4))
 
@@ -211,7 +211,7 @@ def test_the_dense_kernel_adds_up_the_gradients_of_autograd(shape: Shape) -> Non
     kernel, truth = make(NativeKernel, shape, None, True), Truth(shape, None, True)
     truth.fill(kernel)
     for _ in range(2):  # gradients add up until they are cleared
-        out, saved = kernel.forward(shape.ids(), shape.offsets(True), None)
+        out, saved = look_up(kernel, shape.ids(), shape.offsets(True))
         grad = torch.randn_like(out)
         truth.forward(shape.ids(), None).backward(grad)
         kernel.backward(saved, grad)
@@ -226,28 +226,26 @@ def test_many_rows_are_stepped_chunk_by_chunk() -> None:
     kernel, truth = make(NativeKernel, shape, SPECS[0], True), Truth(shape, SPECS[0], True)
     truth.fill(kernel)
     ids = torch.randperm(9000)
-    _, saved = kernel.forward(ids, shape.offsets(True), None)
+    _, saved = look_up(kernel, ids, shape.offsets(True))
     kernel.backward(saved, torch.ones(1, 64))
     assert_same(kernel.weights(), [truth.tables[0].detach() - 0.3])
 
 
 def test_a_kernel_that_cannot_is_refused_by_name_with_its_reason() -> None:
-    slots = [Slot("odd", 4, 3, DataType.FP32, 3)]
-    arguments = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu"}
-    assert choose_kernel(slots, ROWWISE, **arguments).name == ("numba" if "numba" in available() else "native")
+    spec = KernelSpec([ShardSpec("odd", 4, 3, DataType.FP32, 3)], [0], ROWWISE)
+    assert choose_kernel(spec).name == ("numba" if "numba" in available() else "native")
     if "fbgemm" in available():
         with pytest.raises(ValueError, match=r"'odd' has 3 columns here; it needs a multiple of 4.*native"):
-            choose_kernel(slots, ROWWISE, **arguments, backend="fbgemm")
+            choose_kernel(spec, backend="fbgemm")
     with pytest.raises(ValueError, match=r"kernel 'tbe' is not registered. Fix: choose one of .*native"):
         kernel_named("tbe")
     with pytest.raises(ValueError, match="'odd' is INT4"):
-        choose_kernel([Slot("odd", 4, 4, DataType.INT4, 4)], ROWWISE, **arguments)
+        choose_kernel(spec._replace(shards=[ShardSpec("odd", 4, 4, DataType.INT4, 4)]))
 
 
 @each_spec
 def test_the_fastest_of_the_kernels_that_can_is_taken(spec: OptimizerSpec) -> None:
-    slots = [Slot("a", 4, 4, DataType.FP32, 4)]
-    chosen = choose_kernel(slots, spec, pooled=True, weighted=False, exchanges_row_norms=False, device="cpu")
+    chosen = choose_kernel(KernelSpec([ShardSpec("a", 4, 4, DataType.FP32, 4)], [0], spec))
     fbgemms = {EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD}
     fastest = [("numba", fbgemms | {EmbOptimType.EXACT_ADAGRAD}), ("fbgemm", fbgemms), ("native", set(EmbOptimType))]
     assert chosen.name == next(name for name, can in fastest if name in available() and spec.optimizer in can)
@@ -255,13 +253,11 @@ def test_the_fastest_of_the_kernels_that_can_is_taken(spec: OptimizerSpec) -> No
 
 @each_kernel
 def test_what_a_kernel_cannot_do_is_said_not_ignored(kernel: type[LookupKernel]) -> None:
-    slots = [Slot("a", 4, 4, DataType.FP32, 4)]
-    arguments = {"weighted": True, "exchanges_row_norms": False, "device": "cpu"}
-    reason = kernel.refuses(slots, ROWWISE, pooled=False, **arguments)
-    assert reason == "sequence embeddings take no per-sample weights"
-    sequence = kernel(slots, [0], ROWWISE, pooled=False, device="cpu")
+    spec = KernelSpec([ShardSpec("a", 4, 4, DataType.FP32, 4)], [0], ROWWISE, pooled=False)
+    assert kernel.refuses(spec._replace(weighted=True)) == "sequence embeddings take no per-sample weights"
+    sequence = kernel(spec)
     with pytest.raises(ValueError, match="sequence embeddings take no per-sample weights"):
-        sequence.forward(torch.tensor([0]), torch.tensor([0, 1]), torch.ones(1))
+        look_up(sequence, torch.tensor([0]), torch.tensor([0, 1]), torch.ones(1))
 
 
 @pytest.mark.parametrize(
@@ -269,13 +265,13 @@ def test_what_a_kernel_cannot_do_is_said_not_ignored(kernel: type[LookupKernel])
     [
         ("fbgemm", None, {}, "keeps no gradients"),
         ("fbgemm", OptimizerSpec(weight_decay=0.1), {}, "weight_decay"),
-        ("fbgemm", ROWWISE, {"exchanges_row_norms": True}, "norms of whole rows"),
-        ("fbgemm", ROWWISE, {"device": "mps"}, "not on mps"),
+        ("fbgemm", ROWWISE, {"joins_norms": True}, "norms of whole rows"),
+        ("fbgemm", ROWWISE, {"device": torch.device("mps")}, "not on mps"),
         ("numba", None, {}, "keeps no gradients"),
         ("numba", OptimizerSpec(EmbOptimType.ADAM), {}, "it has no loop for adam"),
         ("numba", OptimizerSpec(gradient_clipping=True, max_norm=1.0), {}, "it has no gradient_clipping, max_norm"),
         ("numba", OptimizerSpec(weight_decay=0.1, weight_decay_mode="DECOUPLE"), {}, "no weight_decay_mode"),  # type: ignore[arg-type]
-        ("numba", ROWWISE, {"device": "cuda"}, "not on cuda"),
+        ("numba", ROWWISE, {"device": torch.device("cuda")}, "not on cuda"),
         ("numba", ROWWISE, {"slot": (4, DataType.BF16)}, "'a' is BF16; it trains FP32 and FP16"),
         ("numba", ROWWISE, {"slot": (2**32 + 1, DataType.FP32)}, "it sorts at most 4294967296"),
     ],
@@ -285,7 +281,6 @@ def test_a_kernel_names_what_it_does_not_have(name: str, spec: OptimizerSpec | N
         pytest.skip(f"needs {name}")
     rows, data_type = changes.get("slot", (4, DataType.FP32))
     given = {name: value for name, value in changes.items() if name != "slot"}
-    arguments = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu"} | given
-    refusal = kernel_named(name).refuses([Slot("a", rows, 4, data_type, 4)], spec, **arguments)
+    refusal = kernel_named(name).refuses(KernelSpec([ShardSpec("a", rows, 4, data_type, 4)], [0], spec, **given))
     assert refusal is not None
     assert reason in refusal

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding import DataType, EmbOptimType, OptimizerSpec
-from recshard_lab.embedding.kernels import LookupKernel, Slot, available, kernel_named
+from recshard_lab.embedding.kernels import KernelInput, KernelSpec, LookupKernel, ShardSpec, available, kernel_named
 from recshard_lab.embedding.kernels.numba import threads
+from tests.embedding.lookups import look_up
 
 pytestmark = pytest.mark.skipif("numba" not in available(), reason="needs numba")
 
@@ -34,8 +35,8 @@ def three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def make(slots: list[tuple[int, int]], features: list[int], spec: OptimizerSpec, **settings: object) -> LookupKernel:
     kind = kernel_named(str(settings.get("name", "numba")))
     data_type = settings.get("data_type", DataType.FP32)
-    rectangles = [Slot(f"t{i}", rows, cols, data_type, cols) for i, (rows, cols) in enumerate(slots)]  # type: ignore[arg-type]
-    kernel = kind(rectangles, features, spec, pooled=bool(settings.get("pooled", True)), device="cpu")
+    rectangles = [ShardSpec(f"t{i}", rows, cols, data_type, cols) for i, (rows, cols) in enumerate(slots)]  # type: ignore[arg-type]
+    kernel = kind(KernelSpec(rectangles, features, spec, bool(settings.get("pooled", True))))
     for number, weight in enumerate(kernel.weights()):
         weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(number)))
     return kernel
@@ -58,7 +59,7 @@ def train(kernel: LookupKernel, batches: list[tuple[Tensor, Tensor]], weights: b
     for number, (ids, offsets) in enumerate(batches):
         generator = torch.Generator().manual_seed(number)
         own = torch.rand(ids.numel(), generator=generator) if weights else None
-        out, saved = kernel.forward(ids, offsets, own)
+        out, saved = look_up(kernel, ids, offsets, own)
         gradient = kernel.backward(saved, torch.randn(out.shape, generator=generator))
         told += [out] if gradient is None else [out, gradient]
     return [*told, *kernel.weights(), *(s for own in kernel.optimizer_states() for s in own.values())]
@@ -98,9 +99,9 @@ def test_rows_of_any_width_are_looked_up_and_stepped_as_by_torch(spec: Optimizer
 @pytest.mark.parametrize("spec", [SGD, ROWWISE], ids=str)
 def test_a_row_beyond_two_billion_numbers_is_found(spec: OptimizerSpec) -> None:
     rows = 2**31 // 512 + 3  # 4.3 GB of weights, of which only the touched pages are ever had
-    kernel = kernel_named("numba")([Slot("t", rows, 512, DataType.FP16, 512)], [0], spec, pooled=True, device="cpu")
+    kernel = kernel_named("numba")(KernelSpec([ShardSpec("t", rows, 512, DataType.FP16, 512)], [0], spec))
     for _ in range(2):
-        out, saved = kernel.forward(torch.tensor([rows - 1, 0]), torch.tensor([0, 1, 2]), None)
+        out, saved = look_up(kernel, torch.tensor([rows - 1, 0]), torch.tensor([0, 1, 2]))
         kernel.backward(saved, torch.ones_like(out))
     weight = kernel.weights()[0]
     assert weight[rows - 1].ne(0).all()
@@ -115,7 +116,7 @@ def test_gradients_of_any_layout_are_read_right() -> None:
     stepped = []
     for layout in (grad, grad.t().contiguous().t(), torch.cat([grad, grad], 1)[:, :28], grad.double()):
         kernel = make(slots, features, ROWWISE)
-        kernel.backward(kernel.forward(ids, offsets, None)[1], layout)
+        kernel.backward(look_up(kernel, ids, offsets)[1], layout)
         stepped.append(kernel.weights()[1])
     assert all(torch.equal(stepped[0], own) for own in stepped[1:])
 
@@ -141,16 +142,17 @@ def test_a_batch_that_would_leave_the_tables_is_refused(what: str, spec: Optimiz
     slots = [(5, 4), (3, 8), (0, 4)] if "without rows" in what else [(5, 4), (3, 8)]
     kernel = make(slots, list(range(len(slots))), spec)
     before = [weight.clone() for weight in kernel.weights()]
+    batch = KernelInput(torch.tensor(ids, dtype=dtype), torch.tensor(offsets, dtype=dtype), None, [])
     for call in (kernel.forward, kernel.remember):
         with pytest.raises(ValueError, match=message):
-            call(torch.tensor(ids, dtype=dtype), torch.tensor(offsets, dtype=dtype), None)
+            call(batch, True)
     assert all(torch.equal(one, other) for one, other in zip(before, kernel.weights(), strict=True))
 
 
 def test_ids_that_are_overwritten_between_the_passes_are_refused() -> None:
     kernel = make([(5, 4)], [0], SGD)
     ids = torch.tensor([0, 1])
-    out, saved = kernel.forward(ids, torch.tensor([0, 1, 2]), None)
+    out, saved = look_up(kernel, ids, torch.tensor([0, 1, 2]))
     ids[1] = 10**12
     with pytest.raises(ValueError, match="id 1000000000000 is not a row of table 't0'"):
         kernel.backward(saved, torch.ones_like(out))
@@ -162,13 +164,13 @@ def test_tensors_of_the_wrong_shape_or_kind_are_refused(pooled: bool) -> None:
     ids, offsets = torch.tensor([0, 1, 4]), torch.tensor([0, 3])
     for bad in (ids.float(), ids.short(), ids[None]):
         with pytest.raises(ValueError, match=r"ids are .* they must be int32 or int64"):
-            kernel.forward(bad, offsets, None)
+            look_up(kernel, bad, offsets)
     with pytest.raises(ValueError, match=r"offsets are torch.float32"):
-        kernel.forward(ids, offsets.float(), None)
+        look_up(kernel, ids, offsets.float())
     if pooled:
         with pytest.raises(ValueError, match=r"per-sample weights are \[2\].* expected \[3\]"):
-            kernel.forward(ids, offsets, torch.ones(2))
-    out, saved = kernel.forward(ids, offsets, None)
+            look_up(kernel, ids, offsets, torch.ones(2))
+    out, saved = look_up(kernel, ids, offsets)
     for short in (out[..., :-1], out[None], out[:0]):
         with pytest.raises(ValueError, match=r"gradient .* does not match the lookup"):
             kernel.backward(saved, short)
@@ -196,7 +198,7 @@ def test_memory_around_tables_and_batches_stays_as_it_is(spec: OptimizerSpec, da
         kernel.weights()[number].set_(held)
         rooms.append(room)
     for _ in range(3):
-        out, saved = kernel.forward(spread[1:-1:2], offsets, torch.rand(ids.numel()))
+        out, saved = look_up(kernel, spread[1:-1:2], offsets, torch.rand(ids.numel()))
         assert not out.isnan().any()
         wide = torch.full((6, 2 * out.shape[1]), torch.nan)
         wide[:, ::2] = torch.randn_like(out)
@@ -213,7 +215,7 @@ def test_many_small_steps_of_a_frequent_row_are_not_rounded_away() -> None:
     weight = kernel.weights()[0]
     weight.fill_(1.0)
     count = 4000
-    _, saved = kernel.forward(torch.full((count,), 2), torch.arange(count + 1), None)
+    _, saved = look_up(kernel, torch.full((count,), 2), torch.arange(count + 1))
     kernel.backward(saved, torch.full((count, 4), 1e-7))  # 1e-8 a step
     torch.testing.assert_close(weight[2], torch.full((4,), 1 - 4e-5), atol=1e-7, rtol=0)
 

@@ -20,12 +20,13 @@ from recshard_lab.embedding import (
     apply_optimizer_in_backward,
     optimizers,
 )
-from recshard_lab.embedding.kernels import Slot, available, choose_kernel
+from recshard_lab.embedding.kernels import KernelSpec, ShardSpec, available, choose_kernel
 from recshard_lab.embedding.kernels.native import NativeKernel
 from recshard_lab.embedding.optimizers import spec_from_optimizer
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES, ROW_SUMS
 from recshard_lab.sharding import Topology
 from recshard_lab.sparse import KeyedJaggedTensor
+from tests.embedding.lookups import look_up
 
 ROWWISE = EmbOptimType.EXACT_ROWWISE_ADAGRAD
 
@@ -247,9 +248,9 @@ CHECKED = OptimizerSpec(EmbOptimType.ADAM, check_gradients=True)
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_gradient_that_is_not_finite_is_named_before_a_weight_moves(bad: float) -> None:
-    slots = [Slot("users", 5, 4, DataType.FP32, 4), Slot("movies", 9, 4, DataType.FP32, 4, first_row=100)]
-    kernel = NativeKernel(slots, [0, 1], CHECKED, pooled=True, device="cpu")
-    _, saved = kernel.forward(torch.tensor([1, 2, 6, 6]), torch.tensor([0, 1, 2, 3, 4]), None)
+    shards = [ShardSpec("users", 5, 4, DataType.FP32, 4), ShardSpec("movies", 9, 4, DataType.FP32, 4, first_row=100)]
+    kernel = NativeKernel(KernelSpec(shards, [0, 1], CHECKED))
+    _, saved = look_up(kernel, torch.tensor([1, 2, 6, 6]), torch.tensor([0, 1, 2, 3, 4]))
     grad = torch.ones(2, 8)
     grad[1, 5] = bad
     message = r"table 'movies', row 106, is not finite \(1 of 4 numbers; 1 such rows at hand\): no weight"
@@ -263,25 +264,23 @@ def test_a_gradient_that_is_not_finite_is_named_before_a_weight_moves(bad: float
 
 
 def test_checking_is_refused_by_kernels_that_do_not_check_and_native_is_taken() -> None:
-    slots = [Slot("t", 4, 4, DataType.FP32, 4)]
-    spec = OptimizerSpec(check_gradients=True)
-    chosen = choose_kernel(slots, spec, pooled=True, weighted=False, exchanges_row_norms=False, device="cpu")
-    assert chosen is NativeKernel
+    spec = KernelSpec([ShardSpec("t", 4, 4, DataType.FP32, 4)], [0], OptimizerSpec(check_gradients=True))
+    assert choose_kernel(spec) is NativeKernel
 
 
 def test_tables_that_have_taken_different_numbers_of_steps_are_each_corrected_by_their_own() -> None:
     """As after loading one of them from a checkpoint."""
     spec, lengths = OptimizerSpec(EmbOptimType.ADAM, 0.1), torch.tensor([0, 1, 2])
-    slots = [Slot(name, 3, 4, DataType.FP32, 4) for name in "ab"]
-    together = NativeKernel(slots, [0, 1], spec, pooled=True, device="cpu")
-    apart = [NativeKernel([slot], [0], spec, pooled=True, device="cpu") for slot in slots]
+    shards = [ShardSpec(name, 3, 4, DataType.FP32, 4) for name in "ab"]
+    together = NativeKernel(KernelSpec(shards, [0, 1], spec))
+    apart = [NativeKernel(KernelSpec([shard], [0], spec)) for shard in shards]
     together.optimizer_states()[1]["iter"].fill_(5)
     apart[1].optimizer_states()[0]["iter"].fill_(5)
     for _ in range(2):
-        _, saved = together.forward(torch.tensor([1, 2]), lengths, None)
+        _, saved = look_up(together, torch.tensor([1, 2]), lengths)
         together.backward(saved, torch.ones(1, 8))
         for number, kernel in enumerate(apart):
-            _, saved = kernel.forward(torch.tensor([number + 1]), lengths[:2], None)
+            _, saved = look_up(kernel, torch.tensor([number + 1]), lengths[:2])
             kernel.backward(saved, torch.ones(1, 4))
     for number, kernel in enumerate(apart):
         torch.testing.assert_close(together.weights()[number], kernel.weights()[0])

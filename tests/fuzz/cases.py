@@ -18,7 +18,7 @@ from recshard_lab import (
     Topology,
 )
 from recshard_lab.comm import CommType, make_codec
-from recshard_lab.distributed.step.lookup import choose_kinds
+from recshard_lab.distributed.step.lookup import choose_kernels
 from recshard_lab.embedding import EmbOptimType, OptimizerSpec
 from recshard_lab.embedding.kernels import available
 from recshard_lab.sharding import ROUTES
@@ -186,7 +186,7 @@ def _served(case: Case) -> bool:
     try:
         for plan in case.plans:
             entries = ShardingPlan.from_json(plan).tables()
-            choose_kinds(
+            choose_kernels(
                 case.configs(),
                 [entries[table["name"]] for table in case.tables],
                 [spec] * len(case.tables),

@@ -1,6 +1,5 @@
 """The library's own lookup kernels on a device: they compute what they compute on the CPU, and never wait for it."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 import recshard_lab as rs
 from benchmarks import ledger
 from recshard_lab.embedding import EmbOptimType, FusedEmbeddingCollection, OptimizerSpec
-from recshard_lab.embedding.kernels import RowNorms, Slot, kernel_named
+from recshard_lab.embedding.kernels import KernelInput, KernelSpec, RowNorms, ShardSpec, kernel_named
 from recshard_lab.sparse import KeyedJaggedTensor, KeyedTensor
 from tests.embedding.lookups import SPECS, Shape
 from tests.ledger.conftest import skip_without_fbgemm
@@ -34,8 +33,9 @@ def trained(
 ) -> list[torch.Tensor]:
     """Outputs, gradients of weights, tables and states of two steps."""
     norms, pooled = how.get("norms", False), how.get("pooled", True)
-    slots = [Slot(f"t{i}", rows, d, how["data_type"], 2 * d if norms else d) for i, (rows, d) in enumerate(shape.slots)]
-    kernel = kernel_named(name)(slots, shape.feature_slots, spec, pooled=pooled, device=device)
+    types = how["data_type"]
+    shards = [ShardSpec(f"t{i}", rows, d, types, 2 * d if norms else d) for i, (rows, d) in enumerate(shape.shards)]
+    kernel = kernel_named(name)(KernelSpec(shards, shape.features, spec, pooled, torch.device(device)))
     torch.manual_seed(shape.seed)
     for own in kernel.weights():
         own.copy_(torch.randn(own.shape).to(own.dtype))
@@ -44,12 +44,12 @@ def trained(
     for _ in range(2):
         ids, offsets = shape.ids().to(device), shape.offsets(pooled).to(device)
         weights = torch.rand(ids.shape).to(device) if how.get("weighted") else None
-        size = (len(shape.lengths[0]), sum(shape.slots[s][1] for s in shape.feature_slots))
-        flat = sum(count * shape.slots[s][1] for count, s in zip(counts, shape.feature_slots, strict=True))
+        size = (len(shape.lengths[0]), sum(shape.shards[s][1] for s in shape.features))
+        flat = sum(count * shape.shards[s][1] for count, s in zip(counts, shape.features, strict=True))
         grad = torch.randn(size if pooled else (flat,)).to(device)
         with without_waiting(device):
-            out, saved = kernel.forward(ids, offsets, weights, counts)
-            of_weights = kernel.backward(saved, grad, doubled(kernel.slots) if norms else None)
+            out, saved = kernel.forward(KernelInput(ids, offsets, weights, counts), True)
+            of_weights = kernel.backward(saved, grad, doubled() if norms else None)
         seen += [own for own in (out, of_weights) if own is not None]
     if spec is None:
         seen += [own.grad for own in kernel.weights() if own.grad is not None]
@@ -58,7 +58,7 @@ def trained(
     ]
 
 
-def doubled(slots: Sequence[Slot]) -> RowNorms:
+def doubled() -> RowNorms:
     """As if the other half of each row's columns had the same squares; padding must be recognisable as such."""
 
     def norms(rows: list[torch.Tensor], squares: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from recshard_lab import (
     quantize_embeddings,
     shard_for_inference,
 )
-from recshard_lab.embedding.kernels import Slot, choose_kernel
+from recshard_lab.embedding.kernels import KernelSpec, ShardSpec, choose_kernel
 from recshard_lab.embedding.quantized.formats import pack, take_columns, unpack
 from recshard_lab.serving.inference import packed
 from recshard_lab.serving.inference.sources import Source
@@ -127,10 +127,9 @@ def test_rows_are_read_and_packed_by_chunk(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_packed_rows_are_not_trained() -> None:
-    slots = [Slot("movies", 4, 8, rl.DataType.INT8, 8)]
-    options: dict[str, Any] = {"pooled": True, "weighted": False, "exchanges_row_norms": False, "device": "cpu"}
+    spec = KernelSpec([ShardSpec("movies", 4, 8, rl.DataType.INT8, 8)], [0], None)
     with pytest.raises(ValueError, match="no kernel can serve this lookup"):
-        choose_kernel(slots, None, **options)
-    kernel = choose_kernel(slots, None, backend="packed", **options)(slots, [0], None, pooled=True, device="cpu")
+        choose_kernel(spec)
+    kernel = choose_kernel(spec, backend="packed")(spec)
     with pytest.raises(RuntimeError, match="have no gradients"):
         kernel.backward(None, torch.zeros(1, 8))

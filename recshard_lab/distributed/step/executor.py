@@ -47,15 +47,16 @@ from recshard_lab.distributed.step.gradients import (
 )
 from recshard_lab.distributed.step.input_dist import InputDist, PendingInput
 from recshard_lab.distributed.step.layout import Layout
-from recshard_lab.distributed.step.lookup import Bags, GroupKind, KernelGroup, RankLookup
+from recshard_lab.distributed.step.lookup import GroupKind, RankLookup, ShardLookup
 from recshard_lab.distributed.step.messages import Columns, LocalOutput, OutputExchange, PendingOutput, is_enough
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
 from recshard_lab.embedding.inputs import OutOfRange
+from recshard_lab.embedding.kernels import KernelInput
 from recshard_lab.embedding.managed_collision.kernel import ManagedKernel
 from recshard_lab.embedding.scaled_loss import StepsInBackward, watch, watch_scalers
 from recshard_lab.sparse import KeyedJaggedTensor
 
-Listener = Callable[[KernelGroup, Tensor, list[int]], None]
+Listener = Callable[[ShardLookup, Tensor, list[int]], None]
 Recorder = Callable[[str, Any], None]
 """Called with each stage's name and what it hands to the next one, see `Executor.record`."""
 
@@ -153,9 +154,9 @@ class Executor:
         self.local = LocalOutput() if is_enough(layout, len(self.lookup.groups)) else None
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         #: for each kind whose column shards add their squares: this rank's group, if any, rounds a step, the exchange
-        self.row_norms: list[tuple[KernelGroup | None, int, RowNormExchange]] = []
+        self.row_norms: list[tuple[ShardLookup | None, int, RowNormExchange]] = []
         for kind in kinds:
-            if kind.optimizer is not None and kind.exchanges_row_norms:
+            if kind.optimizer is not None and kind.joins_norms:
                 here = next((group for group in self.lookup.exchanged if group.kind == kind), None)
                 exchange = RowNormExchange(layout, env, here.shards if here else [], device)
                 self.row_norms.append((here, kind.optimizer.row_norm_rounds, exchange))
@@ -345,7 +346,7 @@ class Executor:
             self._recorder("rows", rows)
         return rows
 
-    def _zeros(self, group: KernelGroup, lookup_input: LookupInput) -> Tensor:
+    def _zeros(self, group: ShardLookup, lookup_input: LookupInput) -> Tensor:
         """Rows of a lookup that failed. They take no memory."""
         zero = torch.zeros((), dtype=self.layout.rows_dtype, device=self.device)
         if group.first_copy is not None:  # looks up the local batch
@@ -478,7 +479,7 @@ class Executor:
         copies = {n: grad.new_zeros(own.num_ids) for n, own in enumerate(lookup_input.local_batch.replicas)}
         exchange_weight_gradients(zeros, copies, lookup_input, self.layout, self.env)
 
-    def _send_row_norms(self, bags: dict[int, Bags], like: Tensor) -> None:
+    def _send_row_norms(self, bags: dict[int, KernelInput], like: Tensor) -> None:
         """Takes part in all exchanges of row norms with zeros. ``bags`` are those of each kernel."""
         for here, rounds, exchange in self.row_norms:
             if here is not None and id(here) in bags:
@@ -538,7 +539,7 @@ class Executor:
         waiting: dict[int, KernelGradients] = {}
         weights: dict[int, Tensor | None] = {}
         for own in gradients:
-            if own.group.kind.exchanges_row_norms:
+            if own.group.kind.joins_norms:
                 waiting[id(own.group)] = own
             else:
                 weights[id(own.group)] = self._backward_of_kernel(own)
@@ -554,7 +555,7 @@ class Executor:
         if self._recorder is not None:
             self._recorder("kernel_grads", gradients)
         if group.on_step is not None:
-            for ids, _, _, counts in gradients.bags:
+            for ids, _, _, counts, _ in gradients.bags:
                 group.on_step(ids, counts)
         if kept is not None:
             return group.backward(kept, gradients.grads[0], exchange)
@@ -579,13 +580,13 @@ class Executor:
         if failed is not None:
             raise failed.error
 
-    def _run(self, group: KernelGroup, bags: Bags, training: bool, prefetched: Any = None) -> tuple[Tensor, Any]:
+    def _run(self, group: ShardLookup, bags: KernelInput, training: bool, prefetched: Any = None) -> tuple[Tensor, Any]:
         """A kernel's rows. Kernels do not get batches without a bag."""
         if group.kernel.pooled and bags[1].numel() == 1:
             return torch.zeros(0, group.width, device=self.device), None
         return group.forward(bags, training, prefetched)
 
-    def _width(self, group: KernelGroup, lookup_input: LookupInput) -> int:
+    def _width(self, group: ShardLookup, lookup_input: LookupInput) -> int:
         if group.kernel.pooled:
             return group.width
         features = enumerate(group.features, group.first)

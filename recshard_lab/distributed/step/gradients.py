@@ -22,7 +22,8 @@ from torch import Tensor
 from recshard_lab.comm import ShardingEnv, all_to_all
 from recshard_lab.distributed.step.batch import LookupInput, host_list, join, segment_index
 from recshard_lab.distributed.step.layout import Layout
-from recshard_lab.distributed.step.lookup import Bags, KernelGroup, RankLookup
+from recshard_lab.distributed.step.lookup import RankLookup, ShardLookup
+from recshard_lab.embedding.kernels import KernelInput
 from recshard_lab.embedding.kernels.transposed import FeatureGroups, Looked, Touched, transpose
 from recshard_lab.sparse.ops import complete_cumsum
 
@@ -166,8 +167,8 @@ class KernelGradients:
         kept: what the lookup of a single batch kept for backward; None if nothing was looked up here.
     """
 
-    group: KernelGroup
-    bags: list[Bags]
+    group: ShardLookup
+    bags: list[KernelInput]
     grads: list[Tensor]
     kept: Any = None
 
@@ -177,7 +178,7 @@ class KernelGradients:
         self.grads += other.grads
         self.kept = None  # the merged batch is another lookup
 
-    def merged(self) -> tuple[Bags, Tensor]:
+    def merged(self) -> tuple[KernelInput, Tensor]:
         """All batches as one."""
         if len(self.bags) > 1:
             grad = merge_grads(self.grads, self.bags, self.group)
@@ -244,25 +245,25 @@ class RowGradients:
         group: the kernel.
     """
 
-    def __init__(self, group: KernelGroup) -> None:
-        self.pooled, self.slots, self.dynamic = group.kernel.pooled, group.kernel.slots, group.kind.dynamic
-        self.feature_slots = group.kernel.feature_slots
-        dims = [self.slots[slot].num_cols for slot in self.feature_slots]
+    def __init__(self, group: ShardLookup) -> None:
+        self.pooled, self.shards, self.dynamic = group.kernel.pooled, group.kernel.shards, group.kind.dynamic
+        self.feature_shards = group.kernel.features
+        dims = [self.shards[shard].num_cols for shard in self.feature_shards]
         #: shard features of each width
         self.widths = [[n for n, dim in enumerate(dims) if dim == width] for width in sorted(set(dims))]
         self.features, self.device = FeatureGroups(dims, self.widths, group.device), group.device
-        self.fixed = [self._bounds([slot.num_rows for slot in self.slots], members) for members in self.widths]
+        self.fixed = [self._bounds([shard.num_rows for shard in self.shards], members) for members in self.widths]
 
     def _bounds(self, sizes: Sequence[int], members: Sequence[int]) -> tuple[dict[int, int], Tensor]:
-        """Slot -> first of its rows, numbered over all slots of a width; and the same numbers with their end."""
-        slots = sorted({self.feature_slots[feature] for feature in members})
-        edges = list(accumulate((sizes[slot] for slot in slots), initial=0))
-        return dict(zip(slots, edges, strict=False)), torch.tensor(edges, device=self.device)
+        """Shard -> first of its rows, numbered over all shards of a width; and the same numbers with their end."""
+        shards = sorted({self.feature_shards[feature] for feature in members})
+        edges = list(accumulate((sizes[shard] for shard in shards), initial=0))
+        return dict(zip(shards, edges, strict=False)), torch.tensor(edges, device=self.device)
 
-    def __call__(self, bags: Bags, grad: Tensor) -> list[Touched]:
+    def __call__(self, bags: KernelInput, grad: Tensor) -> list[Touched]:
         """The distinct rows of each width, and how to sum the gradient of each."""
-        ids, offsets, weights, counts = bags
-        sizes = [slot.num_rows for slot in self.slots]
+        ids, offsets, weights, counts, _ = bags
+        sizes = [shard.num_rows for shard in self.shards]
         if self.dynamic:
             ids, sizes = self._numbered(ids, counts)
         spans, samples = self.features.spans(offsets, self.pooled, counts)
@@ -272,8 +273,8 @@ class RowGradients:
             uses, parts = dict.fromkeys(bounds, 0), []
             own_ids = self.features.take(ids, index, spans).long().split([counts[feature] for feature in members])
             for feature, own in zip(members, own_ids, strict=True):
-                uses[self.feature_slots[feature]] += counts[feature]
-                parts.append(own + bounds[self.feature_slots[feature]])
+                uses[self.feature_shards[feature]] += counts[feature]
+                parts.append(own + bounds[self.feature_shards[feature]])
             rows, width = torch.cat(parts), self.features.feature_dims[members[0]]
             own_weights = None if weights is None else self.features.take(weights, index, spans)
             if self.pooled:
@@ -285,23 +286,23 @@ class RowGradients:
             else:
                 own_offsets, bag_of_id = offsets, torch.arange(rows.numel(), device=ids.device)
                 bag_grads = self.features.take_flat_grad(grad, index, spans)
-            most = [min(use, sizes[slot]) for slot, use in uses.items()]
+            most = [min(use, sizes[shard]) for shard, use in uses.items()]
             found.append(transpose(Looked(rows, own_offsets, own_weights, most), bag_grads, bag_of_id, edges))
         return found
 
     def _numbered(self, ids: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
-        """Ids of dynamic tables have any value: numbers them within each slot. Also how many ids each slot has."""
-        parts, sizes = list(ids.split(list(counts))), [0] * len(self.slots)
-        for slot in set(self.feature_slots):
-            features = [feature for feature, own in enumerate(self.feature_slots) if own == slot]
+        """Ids of dynamic tables have any value: numbers them within each shard. Also how many ids each shard has."""
+        parts, sizes = list(ids.split(list(counts))), [0] * len(self.shards)
+        for shard in set(self.feature_shards):
+            features = [feature for feature, own in enumerate(self.feature_shards) if own == shard]
             numbers = torch.cat([parts[feature] for feature in features]).unique(return_inverse=True)[1]
-            sizes[slot] = len(numbers)  # not how many are distinct: that is unknown on the host
+            sizes[shard] = len(numbers)  # not how many are distinct: that is unknown on the host
             for feature, part in zip(features, numbers.split([counts[n] for n in features]), strict=True):
                 parts[feature] = part
         return torch.cat(parts), sizes
 
 
-def merge_bags(batches: Sequence[Bags], pooled: bool) -> Bags:
+def merge_bags(batches: Sequence[KernelInput], pooled: bool) -> KernelInput:
     """The bags of several batches as those of one: of each shard feature, batch after batch."""
     counts = [sum(own) for own in zip(*(bags[3] for bags in batches), strict=True)]
     ids = _by_feature([bags[0] for bags in batches], batches)
@@ -309,11 +310,11 @@ def merge_bags(batches: Sequence[Bags], pooled: bool) -> Bags:
     weights = _by_feature(weighted, batches) if weighted else None
     if pooled:
         lengths = torch.cat([bags[1].diff().view(len(counts), -1) for bags in batches], 1)
-        return ids, complete_cumsum(lengths.reshape(-1)), weights, counts
-    return ids, sum((bags[1] for bags in batches[1:]), batches[0][1]), weights, counts
+        return KernelInput(ids, complete_cumsum(lengths.reshape(-1)), weights, counts)
+    return KernelInput(ids, sum((bags[1] for bags in batches[1:]), batches[0][1]), weights, counts)
 
 
-def merge_grads(grads: Sequence[Tensor], batches: Sequence[Bags], group: KernelGroup) -> Tensor:
+def merge_grads(grads: Sequence[Tensor], batches: Sequence[KernelInput], group: ShardLookup) -> Tensor:
     """The gradients of several batches in the order of `merge_bags`."""
     if group.kernel.pooled:
         return torch.cat(list(grads))
@@ -322,8 +323,8 @@ def merge_grads(grads: Sequence[Tensor], batches: Sequence[Bags], group: KernelG
     return _interleaved([grad.split(own) for grad, own in zip(grads, sizes, strict=True)])
 
 
-def _by_feature(values: Sequence[Tensor], batches: Sequence[Bags]) -> Tensor:
-    return _interleaved([own.split(bags[3]) for own, bags in zip(values, batches, strict=True)])
+def _by_feature(values: Sequence[Tensor], batches: Sequence[KernelInput]) -> Tensor:
+    return _interleaved([own.split(bags.counts) for own, bags in zip(values, batches, strict=True)])
 
 
 def _interleaved(parts: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -358,7 +359,7 @@ def of_replicas(lookup: RankLookup, layout: Layout, grad: Tensor, lookup_input: 
     for group in lookup.replicated:
         assert group.first_copy is not None
         weights = group.kernel.weights()
-        for number, (feature, slot) in enumerate(zip(group.features, group.kernel.feature_slots, strict=True)):
+        for number, (feature, slot) in enumerate(zip(group.features, group.kernel.features, strict=True)):
             place = group.first - group.first_copy + number
             own = local_batch.replicas[place]
             ids, lengths = join([own.ids]).long(), join([own.lengths]).long()

@@ -17,7 +17,15 @@ from recshard_lab.embedding import DataType, DynamicEmbeddingConfig, OptimizerSp
 from recshard_lab.embedding.dynamic.cached import Cache, CachedKernel
 from recshard_lab.embedding.dynamic.config import SLOTS
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
-from recshard_lab.embedding.kernels import LookupKernel, RowNorms, Slot, choose_kernel, kernel_named
+from recshard_lab.embedding.kernels import (
+    KernelInput,
+    KernelSpec,
+    LookupKernel,
+    RowNorms,
+    ShardSpec,
+    choose_kernel,
+    kernel_named,
+)
 from recshard_lab.embedding.kernels.fbgemm_cached import FbgemmCache, FbgemmCachedKernel
 from recshard_lab.embedding.managed_collision.kernel import ManagedKernel
 from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig
@@ -25,9 +33,6 @@ from recshard_lab.embedding.optimizers.rules import accumulate_dtype, step
 from recshard_lab.sharding import CacheParams, PlanError, Shard
 from recshard_lab.sharding.plan.types import DDR, DISTINCT_ROWS
 from recshard_lab.sparse.ops import complete_cumsum
-
-Bags = tuple[Tensor, Tensor, Tensor | None, list[int]]
-"""A lookup: ids, offsets, per-sample weights, and how many ids each shard feature has."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class GroupKind:
         backend: the kernel's name.
         data_type: number format of the weights.
         optimizer: fused in backward; None where a torch optimizer reads ``.grad`` (the dense compute kernel).
-        exchanges_row_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
+        joins_norms: columns are split and the optimizer is row-wise: squares must meet before the step.
         route: the output path; "direct" for replicas.
         dynamic: ids have any value, and rows belong to ids (`DynamicKernel`, `ManagedKernel`).
         cache: rows are cached on the device, and stored in host memory (`CachedKernel`, or on a GPU
@@ -51,7 +56,7 @@ class GroupKind:
     backend: str
     data_type: DataType
     optimizer: OptimizerSpec | None
-    exchanges_row_norms: bool
+    joins_norms: bool
     route: str = "direct"
     host: bool = False
     dynamic: bool = False
@@ -103,13 +108,16 @@ def index_parts(config: Any) -> tuple[Part, ...]:
 @lru_cache(maxsize=64)
 def _state_parts(backend: str, data_type: DataType, optimizer: OptimizerSpec, device: torch.device) -> tuple[Part, ...]:
     """Read from a kernel of two rows and four columns: only kernels know."""
-    probe = Slot("probe", 2, 4, data_type, 4)
-    kernel = kernel_named(backend)([probe], [0], optimizer, pooled=True, device=device)
+    kernel = kernel_named(backend)(KernelSpec([ShardSpec("probe", 2, 4, data_type, 4)], [0], optimizer, device=device))
     return tuple(Part.of(name, state, 2, 4) for name, state in kernel.optimizer_states()[0].items())
 
 
-class KernelGroup:
-    """One kernel and the adjacent shard features that it serves."""
+class ShardLookup:
+    """One kernel and the adjacent shard features that it serves.
+
+    Args:
+        first_copy: in a replicated group, the number of the rank's first replicated shard feature.
+    """
 
     def __init__(
         self,
@@ -119,33 +127,20 @@ class KernelGroup:
         layout: Layout,
         pooled: bool,
         device: torch.device,
+        first_copy: int | None = None,
     ) -> None:
         self.kind, self.features, self.first, self.device = kind, list(features), first, device
+        self.first_copy = first_copy
         self.crosses = kind.host and device.type != "cpu"
         self.shards = sorted({(feature.table, feature.shard_index) for feature in features})
-        slots = []
-        for table, number in self.shards:
-            shard, config = layout.shards[table][number], layout.tables[table]
-            size = (shard.num_rows, shard.num_cols)
-            slots.append(Slot(config.name, *size, kind.data_type, config.embedding_dim, shard.rows[0]))
-        feature_slots = [self.shards.index((feature.table, feature.shard_index)) for feature in features]
-        pooled = pooled and kind.route != DISTINCT_ROWS
-        where: Any = {"pooled": pooled, "device": "cpu" if kind.host else device}
-        backend = kernel_named(kind.backend)
-        self.kernel: LookupKernel
-        if kind.dynamic:
-            of_tables = [(layout.tables[table], layout.shards[table][number]) for table, number in self.shards]
-            self.kernel = dynamic_kernel(backend, of_tables, slots, feature_slots, kind.optimizer, **where)
-        elif kind.cache is not None:
-            params = kind.cache
-            if fbgemm_caches(kind.backend, params, device):
-                theirs = [FbgemmCache(params.rows(slot.num_rows) / slot.num_rows, params.algorithm) for slot in slots]
-                self.kernel = FbgemmCachedKernel(theirs, slots, feature_slots, kind.optimizer, **where)
-            else:
-                caches = [Cache(params.rows(slot.num_rows), params.algorithm, params.cost) for slot in slots]
-                self.kernel = CachedKernel(backend, caches, slots, feature_slots, kind.optimizer, **where)
-        else:
-            self.kernel = backend(slots, feature_slots, kind.optimizer, **where)
+        self.kernel = _kernel(
+            kind,
+            [(layout.tables[table], layout.shards[table][number]) for table, number in self.shards],
+            [self.shards.index((feature.table, feature.shard_index)) for feature in features],
+            pooled and kind.route != DISTINCT_ROWS,
+            torch.device("cpu") if kind.host else device,
+            first_copy is not None,
+        )
         self.width = sum(feature.shard.num_cols for feature in features)
         self.end = first + len(self.features)
         #: of dynamic and cached tables: whether lookups with gradients insert absent ids
@@ -154,10 +149,8 @@ class KernelGroup:
         self.on_step: Callable[[Tensor, Sequence[int]], None] | None = None
         #: called before each lookup with its ids ``[N]`` by shard feature, and their number in each
         self.on_lookup: Callable[[Tensor, Sequence[int]], None] | None = None
-        #: in a replicated group, the number of the rank's first replicated shard feature
-        self.first_copy: int | None = None
 
-    def bags(self, lookup_input: LookupInput) -> Bags:
+    def bags(self, lookup_input: LookupInput) -> KernelInput:
         """The ids of this group's shard features, from all ranks."""
         counts = lookup_input.counts[: self.end].sum(1).tolist()
         start, counts = sum(counts[: self.first]), counts[self.first :]
@@ -167,9 +160,9 @@ class KernelGroup:
         else:
             lengths = lookup_input.copies[self.first - self.first_copy : self.end - self.first_copy]
         weights = None if lookup_input.weights is None else lookup_input.weights[span]
-        return lookup_input.ids[span], self._offsets(lengths, counts), weights, counts
+        return KernelInput(lookup_input.ids[span], self._offsets(lengths, counts), weights, counts)
 
-    def own_bags(self, local_batch: LocalBatch) -> Bags:
+    def own_bags(self, local_batch: LocalBatch) -> KernelInput:
         """The same of the local batch alone, which is all that a replicated group needs in forward."""
         assert self.first_copy is not None
         features = local_batch.replicas[self.first - self.first_copy : self.end - self.first_copy]
@@ -183,31 +176,28 @@ class KernelGroup:
         weights = [feature.weights for feature in features if feature.weights is not None]
         counts = [feature.num_ids for feature in features]
         ids = join([feature.ids for feature in features])
-        return ids, self._offsets(lengths, counts), join(weights) if weights else None, counts
+        return KernelInput(ids, self._offsets(lengths, counts), join(weights) if weights else None, counts)
 
-    def no_ids(self, lookup_input: LookupInput) -> Bags:
+    def no_ids(self, lookup_input: LookupInput) -> KernelInput:
         """One empty bag for each shard feature: the input of kernels where no rank has a bag, as steps are counted."""
         counts = [0] * len(self.features)
         lengths = lookup_input.lengths.new_zeros(len(self.features), 1)
         weights = None if lookup_input.weights is None else lookup_input.weights[:0]
-        return lookup_input.ids[:0], self._offsets(lengths, counts), weights, counts
+        return KernelInput(lookup_input.ids[:0], self._offsets(lengths, counts), weights, counts)
 
-    def send_row_norms(self, bags: Bags, row_norms: RowNorms) -> None:
+    def send_row_norms(self, bags: KernelInput, row_norms: RowNorms) -> None:
         """Takes part in the exchange of row norms without the kernel, which failed. The sums are zeros."""
-        ids, _, _, counts = bags
-        by_feature = ids.split(counts)
-        rows = []
-        for number in range(len(self.kernel.slots)):
-            places = zip(by_feature, self.kernel.feature_slots, strict=True)
-            parts = [own for own, feature_slot in places if feature_slot == number]
-            rows.append(self.kernel.touched_rows(torch.cat(parts), number))
+        parts: list[list[Tensor]] = [[] for _ in self.kernel.shards]
+        for own, shard in zip(bags.ids.split(bags.counts), self.kernel.features, strict=True):
+            parts[shard].append(own)
+        rows = [self.kernel.touched_rows(torch.cat(own), shard) for shard, own in enumerate(parts)]
         spec, weight = self.kernel.optimizer, self.kernel.weights()[0]
         assert spec is not None
         state, totals = self.kernel.optimizer_states()[0], list[Tensor]()
         none = torch.empty(0, dtype=torch.int64, device=weight.device)
         grad = weight.new_empty(0, weight.shape[1], dtype=accumulate_dtype(weight.dtype))
         for _ in range(spec.row_norm_rounds):
-            totals.append(step(spec, weight, state, none, grad, totals, self.kernel.slots[0].full_dim))
+            totals.append(step(spec, weight, state, none, grad, totals, self.kernel.shards[0].full_dim))
             shape, dtype = totals[-1].shape[1:], totals[-1].dtype
             row_norms(rows, [torch.zeros(own.numel(), *shape, dtype=dtype, device=self.device) for own in rows])
 
@@ -224,27 +214,24 @@ class KernelGroup:
             return any(table.config.tiers for table in self.kernel.tables)
         return self.kind.cache is not None
 
-    def prefetch(self, bags: Bags) -> Any:
+    def prefetch(self, bags: KernelInput) -> Any:
         """Moves the rows of a coming batch into the kernel's fast memory. `forward` takes the result."""
-        ids, offsets, _ = self._there(*bags[:3])
-        return self.kernel.prefetch(ids, offsets, bags[3])
+        return self.kernel.prefetch(self._there(bags))
 
-    def forward(self, bags: Bags, training: bool, prefetched: Any = None) -> tuple[Tensor, Any]:
+    def forward(self, bags: KernelInput, training: bool, prefetched: Any = None) -> tuple[Tensor, Any]:
         """The kernel's rows, and what its backward needs when ``training``."""
         if self.on_lookup is not None:
-            self.on_lookup(bags[0], bags[3])
-        if isinstance(self.kernel, DynamicKernel | CachedKernel | FbgemmCachedKernel | ManagedKernel):
-            self.kernel.inserts = training and self.inserts
+            self.on_lookup(bags.ids, bags.counts)
         with torch.set_grad_enabled(training):
-            ids, offsets, weights = self._there(*bags[:3])
-            more = {} if prefetched is None else {"prefetched": prefetched}
-            rows, saved = self.kernel.forward(ids, offsets, weights, bags[3], **more)
-            return self._back(rows), saved
+            batch = self._there(bags)._replace(prefetched=prefetched)
+            rows, saved = self.kernel.forward(batch, training and self.inserts)
+            if self.crosses:  # by way of pinned memory
+                rows = rows.pin_memory().to(self.device, non_blocking=True)
+            return rows, saved
 
-    def remember(self, bags: Bags) -> Any:
+    def remember(self, bags: KernelInput) -> Any:
         """What `backward` needs of a batch that is not looked up here."""
-        ids, offsets, weights = self._there(*bags[:3])
-        return self.kernel.remember(ids, offsets, weights, bags[3])
+        return self.kernel.remember(self._there(bags), self.inserts or self.kind.cache is not None)
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """Steps the fused optimizer, or adds to ``.grad`` under the dense compute kernel.
@@ -252,57 +239,56 @@ class KernelGroup:
         Returns:
             The gradient ``[N]`` of per-sample weights, if there are any.
         """
-        norms = row_norms
-        if self.crosses and row_norms is not None:
-            asked = row_norms
+        if not self.crosses:
+            return self.kernel.backward(saved, grad, row_norms)
 
-            def norms(rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
-                found = asked([own.to(self.device) for own in rows], [own.to(self.device) for own in squares])
-                return [own.cpu() for own in found]
+        def norms(rows: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
+            assert row_norms is not None
+            found = row_norms([own.to(self.device) for own in rows], [own.to(self.device) for own in squares])
+            return [own.cpu() for own in found]
 
-        (there,) = self._there(grad)
-        of_weights = self.kernel.backward(saved, there, norms)
+        of_weights = self.kernel.backward(saved, grad.cpu(), None if row_norms is None else norms)
         return None if of_weights is None else of_weights.to(self.device)
 
-    def _there(self, *tensors: Any) -> tuple[Any, ...]:
-        """Tensors on the device of the shards."""
-        return tuple(own.cpu() if own is not None else None for own in tensors) if self.crosses else tensors
+    def _there(self, bags: KernelInput) -> KernelInput:
+        """The batch on the device of the shards."""
+        if not self.crosses:
+            return bags
+        weights = None if bags.weights is None else bags.weights.cpu()
+        return bags._replace(ids=bags.ids.cpu(), offsets=bags.offsets.cpu(), weights=weights)
 
-    def _back(self, rows: Tensor) -> Tensor:
-        """Rows on the rank's device, by way of pinned memory."""
-        return rows.pin_memory().to(self.device, non_blocking=True) if self.crosses else rows
 
-
-def dynamic_kernel(
-    backend: type[LookupKernel],
+def _kernel(
+    kind: GroupKind,
     shards: Sequence[tuple[Any, Shard]],
-    slots: Sequence[Slot],
-    feature_slots: Sequence[int],
-    optimizer: OptimizerSpec | None,
-    *,
+    features: Sequence[int],
     pooled: bool,
-    device: torch.device | str,
-) -> DynamicKernel | ManagedKernel:
-    """The kernel of these shards of dynamic or managed tables. A shard has the rows of whole partitions. Of a managed
-    table all rows are allocated, of a dynamic one those of its ``capacity``: it grows."""
-    partitions = []
-    for config, shard in shards:
-        partitions.append((shard.rows[0] // config.row_unit, shard.rows[1] // config.row_unit))
-    if isinstance(shards[0][0], ManagedEmbeddingConfig):
-        inner = backend(slots, feature_slots, optimizer, pooled=pooled, device=device)
-        of_shards = [shard.rows for _, shard in shards], [shard.cols for _, shard in shards]
-        return ManagedKernel(inner, [config for config, _ in shards], *of_shards)
-    return DynamicKernel(
-        backend,
-        [config for config, _ in shards],
-        slots,
-        feature_slots,
-        optimizer,
-        pooled=pooled,
-        device=device,
-        partitions=partitions,
-        columns=[shard.cols for _, shard in shards],
-    )
+    device: torch.device,
+    replicated: bool,
+) -> LookupKernel:
+    """The kernel of shards of one kind. A shard of a dynamic or managed table has the rows of whole partitions. Of a
+    managed table all rows are allocated, of a dynamic one those of its ``capacity``: it grows."""
+    backend, params = kernel_named(kind.backend), kind.cache
+    specs = [_spec_of(config, shard) for config, shard in shards]
+    spec = KernelSpec(specs, features, kind.optimizer, pooled, device, deterministic=replicated)
+    configs, columns = [config for config, _ in shards], [shard.cols for _, shard in shards]
+    if kind.managed:
+        return ManagedKernel(spec, backend, configs, [shard.rows for _, shard in shards], columns)
+    if kind.dynamic:
+        units = [(config.row_unit, *shard.rows) for config, shard in shards]
+        return DynamicKernel(spec, backend, configs, [(first // one, end // one) for one, first, end in units], columns)
+    if params is None:
+        return backend(spec)
+    rows = [params.rows(own.num_rows) for own in specs]
+    if fbgemm_caches(kind.backend, params, device):
+        caches = [FbgemmCache(many / own.num_rows, params.algorithm) for many, own in zip(rows, specs, strict=True)]
+        return FbgemmCachedKernel(spec, caches)
+    return CachedKernel(spec, backend, [Cache(many, params.algorithm, params.cost) for many in rows])
+
+
+def _spec_of(config: Any, shard: Shard) -> ShardSpec:
+    size = (shard.num_rows, shard.num_cols)
+    return ShardSpec(config.name, *size, config.data_type, config.embedding_dim, shard.rows[0])
 
 
 def _refuse_uneven_columns(config: DynamicEmbeddingConfig, shards: Sequence[Shard], spec: OptimizerSpec) -> None:
@@ -332,21 +318,19 @@ class RankLookup:
     def __init__(
         self, layout: Layout, kinds: Sequence[GroupKind], rank: int, pooled: bool, device: torch.device
     ) -> None:
-        self.exchanged: list[KernelGroup] = []
-        self.replicated: list[KernelGroup] = []
+        self.exchanged: list[ShardLookup] = []
+        self.replicated: list[ShardLookup] = []
         first = 0
         features = layout.rank_features[rank]
         for (replicated, group), run in groupby(features, key=lambda feature: (feature.replicated, feature.group)):
             members = list(run)
-            kernel_group = KernelGroup(kinds[group[0]], members, first, layout, pooled, device)
-            if replicated:
-                kernel_group.first_copy = len(layout.exchanged_features[rank])
-                kernel_group.kernel.deterministic = True
-            (self.replicated if replicated else self.exchanged).append(kernel_group)
-            first = kernel_group.end
+            first_copy = len(layout.exchanged_features[rank]) if replicated else None
+            lookup = ShardLookup(kinds[group[0]], members, first, layout, pooled, device, first_copy)
+            (self.replicated if replicated else self.exchanged).append(lookup)
+            first = lookup.end
 
     @property
-    def groups(self) -> list[KernelGroup]:
+    def groups(self) -> list[ShardLookup]:
         return self.exchanged + self.replicated
 
     def weights(self) -> dict[tuple[int, int], Tensor]:
@@ -361,11 +345,9 @@ class RankLookup:
         """(table, shard) -> its optimizer state on this rank, and the index of a dynamic table."""
         found: dict[tuple[int, int], dict[str, Tensor]] = {}
         for group in self.groups:
-            states = group.kernel.optimizer_states()
-            if isinstance(group.kernel, DynamicKernel | ManagedKernel):
-                pairs = zip(group.kernel.index_tensors(), states, strict=True)
-                states = [index | state for index, state in pairs]
-            found |= dict(zip(group.shards, states, strict=True))
+            kernel = group.kernel
+            for key, index, own in zip(group.shards, kernel.index_tensors(), kernel.optimizer_states(), strict=True):
+                found[key] = index | own
         return found
 
     def cache_bytes(self) -> Iterator[tuple[int, int]]:
@@ -388,7 +370,7 @@ class RankLookup:
             group.inserts = mode
 
 
-def choose_kinds(
+def choose_kernels(
     tables: Sequence[Any],
     shardings: Sequence[Any],
     optimizers: Sequence[OptimizerSpec],
@@ -424,10 +406,6 @@ def choose_kinds(
                 f"batch_tables=False does not support table {config.name!r}: {spec.optimizer} adds the squares of a "
                 f"row over its column shards, in one kernel for all such tables. Fix: leave it out"
             )
-        slots = [
-            Slot(config.name, shard.num_rows, shard.num_cols, config.data_type, config.embedding_dim)
-            for shard in sharding.shards
-        ]
         if norms and isinstance(config, DynamicEmbeddingConfig):
             _refuse_uneven_columns(config, sharding.shards, spec)
 
@@ -457,19 +435,23 @@ def choose_kinds(
         shards = list(zip(sharding.replica_flags, in_host, strict=True))
         for copy, host in sorted(set(shards)):
             own_route, own_norms = ("direct", False) if copy else (route, norms)  # replicas have whole rows
-            chosen_kernel = partial(
-                choose_kernel,
-                [slot for slot, there in zip(slots, in_host, strict=True) if there == host],
+            of_copy = KernelSpec(
+                [
+                    _spec_of(config, shard)
+                    for shard, there in zip(sharding.shards, in_host, strict=True)
+                    if there == host
+                ],
+                (),
                 optimizer,
-                pooled=pooled and own_route != DISTINCT_ROWS,
-                weighted=weighted,
-                exchanges_row_norms=norms,
-                device="cpu" if host else device,
+                pooled and own_route != DISTINCT_ROWS,
+                torch.device("cpu") if host else device,
+                weighted,
+                joins_norms=norms,
             )
-            kernel = chosen_kernel(backend=backend)
+            kernel = choose_kernel(of_copy, backend)
             others = backend is None and not (cache is None or fbgemm_caches("fbgemm", cache, device))
             if others and kernel.name == "fbgemm":
-                kernel = chosen_kernel(backend="native")
+                kernel = choose_kernel(of_copy, "native")
             kinds_of[copy, host] = GroupKind(
                 kernel.name,
                 config.data_type,

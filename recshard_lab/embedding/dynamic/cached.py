@@ -17,12 +17,9 @@ Shape letters: N ids, M distinct ids, E rows of a shard, C slots, S staging rows
 
 from __future__ import annotations
 
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,16 +27,12 @@ from torch import Tensor
 
 from recshard_lab.embedding.dynamic.config import EmulatedCost
 from recshard_lab.embedding.dynamic.index import ScoredIndex, access_all, find_all
-from recshard_lab.embedding.kernels import TORCH_DTYPES, LookupKernel, RowNorms, Slot
+from recshard_lab.embedding.kernels import TORCH_DTYPES, KernelInput, KernelSpec, LookupKernel, RowNorms, ShardSpec
 from recshard_lab.embedding.kernels.base import zeros
-from recshard_lab.embedding.optimizers import OptimizerSpec
+from recshard_lab.embedding.kernels.mapped import Found, MappedKernel
 
 FREE, NOT_NEEDED = -1, -1  # of staging rows: no id; a step that no batch has
 _STAGING = 128  # least number of staging rows
-
-
-_Batch = tuple[Tensor, Tensor, Tensor | None, Sequence[int] | None]
-"""Slots, offsets, per-sample weights and counts, as `LookupKernel.forward` takes them."""
 
 
 class Cache(NamedTuple):
@@ -80,35 +73,6 @@ class CacheCounters:
     bytes_written: int = 0
 
 
-class _Step:
-    """A batch whose backward is to come. While it exists, its rows stay in the fast tier."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-class Prefetched(NamedTuple):
-    """A batch whose rows are in the fast tier.
-
-    Attributes:
-        slots: ``[N]`` where.
-        step: keeps them there.
-    """
-
-    slots: Tensor
-    step: _Step
-
-
-@dataclass
-class _Saved:
-    """What backward needs: the lookup of the inner kernel, and how to repeat it after the inner kernel was replaced."""
-
-    inner: Any
-    kernel: LookupKernel
-    batch: _Batch
-    step: _Step | None
-
-
 class _Link:
     """The way to the slow tiers of a kernel, if its cost is emulated: accesses pass it one after the other.
 
@@ -139,12 +103,12 @@ class CachedRows:
         counters: see `CacheCounters`.
     """
 
-    def __init__(self, slot: Slot, cache: Cache, link: _Link, device: torch.device) -> None:
-        self.slot, self.cost, self._link = slot, cache.cost, link
+    def __init__(self, shard: ShardSpec, cache: Cache, link: _Link, device: torch.device) -> None:
+        self.shard, self.cost, self._link = shard, cache.cost, link
         # a full bucket evicts one of 128 rows: a second bucket to choose from would double the time to find it
         self.index = ScoredIndex(cache.rows, evict=cache.evict, choices=1, partitions=1, device=device)
-        dtype, host = TORCH_DTYPES[slot.data_type], torch.device("cpu")
-        self.weight = zeros((slot.num_rows, slot.num_cols), dtype, host)
+        dtype, host = TORCH_DTYPES[shard.data_type], torch.device("cpu")
+        self.weight = zeros((shard.num_rows, shard.num_cols), dtype, host)
         self.states: dict[str, Tensor] = {}
         self.fast_weight: Tensor
         self.fast_states: dict[str, Tensor] = {}
@@ -155,18 +119,14 @@ class CachedRows:
         self.clean = 0  # all rows touched up to this step are in the slow tier too
         self.written = False  # whether others may have written to the slow tier
         self._num_staged = 0
-        self._grow: Callable[[int], None] = lambda rows: None
+        self.staging = 0  # S of the next inner kernel
+        self._grow: Callable[[], None]
 
-    @property
-    def capacity(self) -> int:
-        """C + S."""
-        return self.index.capacity + len(self.staged_ids)
-
-    def bind(self, weight: Tensor, states: dict[str, Tensor], grow: Callable[[int], None]) -> None:
-        """Uses this memory as the fast tier. ``grow`` is called with a larger S."""
+    def bind(self, weight: Tensor, states: dict[str, Tensor], grow: Callable[[], None]) -> None:
+        """Uses this memory as the fast tier. ``grow`` makes an inner kernel with `staging` rows more."""
         self.fast_weight, self.fast_states, self._grow = weight, states, grow
         if not self.states:
-            rows = {name: self.slot.num_rows if self._by_row(state) else 1 for name, state in states.items()}
+            rows = {name: self.shard.num_rows if self._by_row(state) else 1 for name, state in states.items()}
             self.states = {
                 name: zeros((rows[name], *state.shape[1:]), state.dtype, torch.device("cpu"))
                 for name, state in states.items()
@@ -195,45 +155,35 @@ class CachedRows:
         self.reload()
         self._release(oldest)
 
-    def take(self, ids: Tensor, slots: Tensor, misses: int, step: int, oldest: int) -> None:
+    def take(self, ids: Tensor, slots: Tensor, misses: int, step: int, oldest: int | None) -> None:
         """Moves rows that are not in the fast tier there, as step ``step``.
 
         Args:
             ids: ``[N]``.
             slots: ``[N]`` where the index has them, -1 for absent ones, of which there are ``misses``. They are
                 replaced by where the rows are.
-            oldest: rows of this step and later ones stay.
+            oldest: rows of this step and later ones stay. None changes no slot: the rows can be read until the next
+                call.
         """
         misses -= self._fill_staged(ids, slots, misses, step)
-        self._count(len(ids), misses)
+        self.counters.lookups += len(ids)
+        self.counters.misses += misses
+        self.counters.hits += len(ids) - misses
         if not misses:
             return
-        found = self.index.insert_absent(ids, slots, misses, pinned_from=oldest)
-        self._write(found.evicted_slots, found.evicted_ids)
+        new_slots, new_ids = [], []
+        if oldest is not None:
+            found = self.index.insert_absent(ids, slots, misses, pinned_from=oldest)
+            self._write(found.evicted_slots, found.evicted_ids)
+            new_slots, new_ids = [found.new_slots], [found.new_ids]
+            self.counters.admissions += len(found.new_ids)
+            self.counters.evictions += len(found.evicted_ids)
         lost = (slots < 0).nonzero().squeeze(1)
         without = ids[lost].unique()
         places = self._stage(without, step)
-        self._read(torch.cat([found.new_slots, places]), torch.cat([found.new_ids, without]))
+        self._read(torch.cat([*new_slots, places]), torch.cat([*new_ids, without]))
         slots[lost] = places[torch.searchsorted(without, ids[lost])]
-        self.counters.admissions += len(found.new_ids)
-        self.counters.evictions += len(found.evicted_ids)
-        self.counters.staged += len(without)
-
-    def look(self, ids: Tensor, slots: Tensor, misses: int) -> None:
-        """The same for a lookup that changes no slot. The rows can be read until the next call."""
-        misses -= self._fill_staged(ids, slots, misses)
-        self._count(len(ids), misses)
-        if misses:
-            absent = (slots < 0).nonzero().squeeze(1)
-            without = ids[absent].unique()
-            places = self._stage(without, NOT_NEEDED)
-            self._read(places, without)
-            slots[absent] = places[torch.searchsorted(without, ids[absent])]
-
-    def _count(self, lookups: int, misses: int) -> None:
-        self.counters.lookups += lookups
-        self.counters.misses += misses
-        self.counters.hits += lookups - misses
+        self.counters.staged += len(without) if oldest is not None else 0
 
     def ids_at(self) -> Tensor:
         """``[C + S]`` the id of each row of the fast tier."""
@@ -241,7 +191,7 @@ class CachedRows:
 
     # ---- staging rows ----
 
-    def _fill_staged(self, ids: Tensor, slots: Tensor, misses: int, step: int | None = None) -> int:
+    def _fill_staged(self, ids: Tensor, slots: Tensor, misses: int, step: int) -> int:
         """Fills in the slots of ids with a staging row, which ``step`` needs. Returns how many these are."""
         if not self._num_staged or not misses:
             return 0
@@ -252,7 +202,7 @@ class CachedRows:
         known = own[at] == ids[absent]
         rows = held[order][at[known]]
         slots[absent[known]] = rows + self.index.capacity
-        if step is not None:
+        if step != NOT_NEEDED:
             self.staged_steps[rows] = step
         return len(rows)
 
@@ -263,8 +213,9 @@ class CachedRows:
         free = (self.staged_ids == FREE).nonzero().squeeze(1)
         if len(free) < len(ids):
             many = len(self.staged_ids)
-            self._grow(max(2 * many, many - len(free) + len(ids), _STAGING))
-            more = len(self.fast_weight) - self.index.capacity - many
+            self.staging = max(2 * many, many - len(free) + len(ids), _STAGING)
+            self._grow()
+            more = self.staging - many
             self.staged_ids = torch.cat([self.staged_ids, self.staged_ids.new_full((more,), FREE)])
             self.staged_steps = torch.cat([self.staged_steps, self.staged_steps.new_zeros(more)])
             free = (self.staged_ids == FREE).nonzero().squeeze(1)
@@ -338,164 +289,68 @@ def _on(rows: Tensor, device: torch.device) -> Tensor:
     return rows if device.type == "cpu" else rows.pin_memory().to(device, non_blocking=True)
 
 
-class CachedKernel(LookupKernel):
+class CachedKernel(MappedKernel):
     """A `LookupKernel` for shards whose rows are cached. See the module's description.
 
     `weights` and `optimizer_states` are the slow tier. Call `flush` before you read them: it writes cached rows back.
     After it, you may also write to them.
 
-    `prefetch` may run in another thread than the other methods.
-
     Args:
+        spec: as of `LookupKernel`. A table on the dense kernel has no cache.
         inner: the class of the kernel on the cached rows. fbgemm's keeps a batch's rows in autograd's graph, which no
             other batch may change, so it cannot be one.
-        caches: of each slot.
-        slots, feature_slots, optimizer, pooled, device: as of `LookupKernel`. A table on the dense kernel has no cache.
+        caches: of each shard.
 
     Attributes:
-        tables: of each slot.
-        inserts: whether a forward moves rows into the cache. The caller sets it.
+        tables: of each shard.
     """
 
-    def __init__(
-        self,
-        inner: type[LookupKernel],
-        caches: Sequence[Cache],
-        slots: Sequence[Slot],
-        feature_slots: Sequence[int],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        device: torch.device | str,
-    ) -> None:
-        if optimizer is None or inner.name == "fbgemm":
-            what = "the dense kernel" if optimizer is None else "fbgemm's kernel"
+    def __init__(self, spec: KernelSpec, inner: type[LookupKernel], caches: Sequence[Cache]) -> None:
+        if spec.optimizer is None or inner.name == "fbgemm":
+            what = "the dense kernel" if spec.optimizer is None else "fbgemm's kernel"
             raise ValueError(f"{what} cannot compute on cached rows. Fix: compute_kernel='fused_uvm'")
-        self._class, self.name = inner, inner.name  # type: ignore[misc]
-        self.device, self.pooled = torch.device(device), pooled
-        self.slots, self.feature_slots, self.optimizer = tuple(slots), tuple(feature_slots), optimizer
-        self.inserts = True
         self._link = _Link()
         self.tables = [
-            CachedRows(slot, cache, self._link, self.device) for slot, cache in zip(slots, caches, strict=True)
+            CachedRows(shard, cache, self._link, spec.device) for shard, cache in zip(spec.shards, caches, strict=True)
         ]
-        self._lock = threading.RLock()  # of the tables
-        self._rows_lock = threading.RLock()  # of the inner kernel: held while it computes, and while it is replaced
-        self._step = 0
-        self._pending: list[weakref.ref[_Step]] = []
-        self._staging = [0] * len(self.slots)
-        self._build()
+        super().__init__(spec, inner)
 
-    def _build(self) -> None:
-        """A new inner kernel, with the sizes of the tables."""
-        slots = [
-            replace(slot, num_rows=table.index.capacity + staging)
-            for slot, table, staging in zip(self.slots, self.tables, self._staging, strict=True)
-        ]
-        self._inner = self._class(slots, self.feature_slots, self.optimizer, pooled=self.pooled, device=self.device)
-        self._inner.deterministic = self.deterministic
-        for number, (table, weight, states) in enumerate(
-            zip(self.tables, self._inner.weights(), self._inner.optimizer_states(), strict=True)
-        ):
-            table.bind(weight, states, lambda rows, number=number: self._grow(number, rows))  # type: ignore[misc]
+    def _sizes(self) -> list[int]:
+        return [table.index.capacity + table.staging for table in self.tables]
 
-    def _grow(self, number: int, rows: int) -> None:
-        """More staging rows for a table."""
-        with self._rows_lock:
-            before = [(table.fast_weight, table.fast_states) for table in self.tables]
-            self._staging[number] = rows
-            self._build()
-            for (weight, states), table in zip(before, self.tables, strict=True):
-                table.fast_weight[: len(weight)] = weight
-                for name, state in table.fast_states.items():
-                    state[: len(states[name])] = states[name]
+    def _bind(self, moved: int | None = None) -> None:
+        memory = zip(self.tables, self._inner.weights(), self._inner.optimizer_states(), strict=True)
+        for table, weight, states in memory:
+            table.bind(weight, states, self._rebuild)
 
     # ---- rows of batches ----
 
-    def prefetch(self, ids: Tensor, offsets: Tensor, counts: Sequence[int] | None = None) -> Prefetched | None:
+    def prefetch(self, batch: KernelInput) -> Found | None:
         """As of `LookupKernel`. None if others may be writing to the slow tier: the forward will move the rows."""
         with self._lock:
-            if any(table.written for table in self.tables):
-                return None
-            return self._take(ids, self._counts(offsets, counts), pins_last=True)
+            return None if any(table.written for table in self.tables) else super().prefetch(batch)
 
-    def _counts(self, offsets: Tensor, counts: Sequence[int] | None) -> list[int]:
-        """Ids of each shard feature."""
-        if counts is not None:
-            return list(counts)
-        bags = (len(offsets) - 1) // len(self.feature_slots) if self.pooled else 1
-        return offsets[::bags].diff().tolist()
-
-    def _take(self, ids: Tensor, counts: Sequence[int], pins_last: bool = False) -> Prefetched:
-        """Moves rows. ``pins_last``: those of the step before stay, whether its backward has ended or not.
-
-        So timing does not affect which rows leave.
-        """
+    def _find(self, batch: KernelInput, train: bool, pins_last: bool = False) -> Found:
         with self._lock:
-            self._step += 1
-            step = _Step(self._step)
-            alive = [(reference, own) for reference in self._pending if (own := reference()) is not None]
-            self._pending = [reference for reference, _ in alive] + [weakref.ref(step)]
-            oldest = min((own.number for _, own in alive), default=self._step)
-            oldest = min(oldest, self._step - 1) if pins_last else oldest
+            ids, spans = batch.ids.to(self.device, torch.int64).contiguous(), self._spans(batch)
+            pinned, step = self._pinned(0), self.tables[0].index.step + 1  # the indexes have one step number
+            oldest = min(step - pins_last, step if pinned is None else pinned) if train else None
+            for table in self.tables:
+                table.prepare(0 if oldest is None else oldest)
+            indexes = [table.index for table in self.tables]
+            slots, misses = (access_all if train else find_all)(indexes, ids, spans)
+            for number, (table, missed) in enumerate(zip(self.tables, misses, strict=True)):
+                own = [slice(first, end) for shard, first, end in spans if shard == number]
+                found = torch.cat([slots[span] for span in own])
+                table.take(torch.cat([ids[span] for span in own]), found, missed, step if train else NOT_NEEDED, oldest)
+                for span, part in zip(own, found.split([span.stop - span.start for span in own]), strict=True):
+                    slots[span] = part
+            self._link.wait()
+            return Found(slots, self._begun([step] * len(self.tables)) if train else None, self._memory)
 
-            def take(table: CachedRows, own: Tensor, slots: Tensor, misses: int) -> None:
-                table.take(own, slots, misses, step.number, oldest)
-
-            return Prefetched(self._each(access_all, ids, counts, take, oldest), step)
-
-    def _each(
-        self,
-        find: Callable[..., tuple[Tensor, list[int]]],
-        ids: Tensor,
-        counts: Sequence[int],
-        action: Callable[[CachedRows, Tensor, Tensor, int], None],
-        oldest: int = 0,
-    ) -> Tensor:
-        """``[N]`` where the rows of ids are: what ``find`` returns for all indexes, after ``action`` on each table."""
-        ids = ids.to(self.device, torch.int64).contiguous()
-        for table in self.tables:
-            table.prepare(oldest)
-        ends = [*accumulate(counts, initial=0)]
-        spans = [*zip(self.feature_slots, ends, ends[1:], strict=False)]
-        slots, misses = find([table.index for table in self.tables], ids, spans)
-        for number, (table, missed) in enumerate(zip(self.tables, misses, strict=True)):
-            own = [slice(first, end) for slot, first, end in spans if slot == number]
-            if len(own) == 1:
-                action(table, ids[own[0]], slots[own[0]], missed)
-                continue
-            found = torch.cat([slots[span] for span in own])
-            action(table, torch.cat([ids[span] for span in own]), found, missed)
-            for span, part in zip(own, found.split([span.stop - span.start for span in own]), strict=True):
-                slots[span] = part
-        self._link.wait()
-        return slots
-
-    # ---- the two passes ----
-
-    def forward(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        counts: Sequence[int] | None = None,
-        prefetched: Prefetched | None = None,
-    ) -> tuple[Tensor, Any]:
-        """As of `LookupKernel`. ``prefetched`` is what `prefetch` has returned for this batch, if it was called."""
-        counts = self._counts(offsets, counts)
-        if prefetched is None and not self.inserts:
-            with self._lock:  # the next call may drop the rows
-                slots = self._each(find_all, ids, counts, CachedRows.look)
-                return self._forward((slots, offsets, weights, counts), None)
-        slots, step = self._take(ids, counts) if prefetched is None else prefetched
+    def _refreshed(self, found: Found) -> Found:
         self._reload()
-        return self._forward((slots, offsets, weights, counts), step)
-
-    def _forward(self, batch: _Batch, step: _Step | None) -> tuple[Tensor, Any]:
-        with self._rows_lock:
-            self._copy_table_states(to_slow=False)
-            rows, inner = self._inner.forward(*batch)
-            return rows, _Saved(inner, self._inner, batch, step)
+        return found
 
     def _reload(self) -> None:
         """The rows that others may have written since they were moved."""
@@ -504,28 +359,17 @@ class CachedKernel(LookupKernel):
                 for table in self.tables:
                     table.reload()
 
-    def remember(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> Any:
-        """As of `LookupKernel`. Moves the rows into the cache."""
-        counts = self._counts(offsets, counts)
-        slots, step = self._take(ids, counts)
-        with self._rows_lock:
-            batch = (slots, offsets, weights, counts)
-            return _Saved(self._inner.remember(*batch), self._inner, batch, step)
-
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """As of `LookupKernel`."""
         self._reload()
-        with self._rows_lock:
-            if saved.kernel is not self._inner:
-                saved.inner = self._inner.remember(*saved.batch)
-            norms = None if row_norms is None else _ByRow(self, saved, row_norms)
-            self._copy_table_states(to_slow=False)
-            found = self._inner.backward(saved.inner, grad, norms)
-            self._copy_table_states(to_slow=True)
-            saved.step = None  # these rows may now leave the cache
-            return found
+        norms = None if row_norms is None else _ByRow(self, saved.batch.counts, row_norms)
+        return super().backward(saved, grad, norms)
+
+    def _before(self, found: Found, steps: bool) -> None:
+        self._copy_table_states(to_slow=False)
+
+    def _after_step(self, found: Found) -> None:
+        self._copy_table_states(to_slow=True)
 
     @torch.no_grad()
     def _copy_table_states(self, *, to_slow: bool) -> None:
@@ -537,33 +381,22 @@ class CachedKernel(LookupKernel):
                 else:
                     fast.copy_(slow)
 
-    # ---- memory and settings ----
-
-    @classmethod
-    def refuses(cls, *_: Any, **__: Any) -> str | None:
-        """Nothing: the inner kernel was chosen for these slots."""
-        return None
+    # ---- memory ----
 
     def weights(self) -> list[Tensor]:
-        """Per slot ``[E, num_cols]`` in host memory, after `flush`."""
+        """Per shard ``[E, num_cols]`` in host memory, after `flush`."""
         return [table.weight for table in self.tables]
 
     def optimizer_states(self) -> list[dict[str, Tensor]]:
-        """Per slot its states in host memory, after `flush`."""
+        """Per shard its states in host memory, after `flush`."""
         return [table.states for table in self.tables]
 
-    def flush(self, slot: int) -> None:
+    def flush(self, shard: int) -> None:
         """As of `LookupKernel`."""
         with self._lock:
-            numbers = [own.number for reference in self._pending if (own := reference()) is not None]
-            self.tables[slot].flush(min(numbers, default=self._step + 1))
+            pinned = self._pinned(shard)
+            self.tables[shard].flush(self.tables[shard].index.step + 1 if pinned is None else pinned)
             self._link.wait()
-
-    def set_learning_rate(self, lr: float) -> None:
-        """As of `LookupKernel`."""
-        assert self.optimizer is not None
-        self.optimizer = replace(self.optimizer, learning_rate=lr)
-        self._inner.set_learning_rate(lr)
 
     def fast_bytes(self) -> tuple[int, int]:
         """Bytes of cached and staging rows, and of their optimizer states."""
@@ -571,10 +404,9 @@ class CachedKernel(LookupKernel):
         return sum(table.fast_weight.nbytes for table in self.tables), sum(state.nbytes for state in states)
 
     def counters(self) -> list[dict[str, float]]:
-        """Per slot what its cache has counted, see `CacheCounters`, and ``slots`` and ``slots_in_use``."""
+        """Per shard what its cache has counted, see `CacheCounters`, and ``slots`` and ``slots_in_use``."""
         return [
-            {field.name: getattr(table.counters, field.name) for field in fields(CacheCounters)}
-            | {"slots": table.index.capacity, "slots_in_use": table.index.size}
+            asdict(table.counters) | {"slots": table.index.capacity, "slots_in_use": table.index.size}
             for table in self.tables
         ]
 
@@ -582,8 +414,8 @@ class CachedKernel(LookupKernel):
 class _ByRow:
     """`RowNorms` of the inner kernel: its rows are slots, and those of the caller are rows of the shards."""
 
-    def __init__(self, kernel: CachedKernel, saved: _Saved, row_norms: RowNorms) -> None:
-        self.kernel, self.counts, self.row_norms = kernel, saved.batch[3], row_norms
+    def __init__(self, kernel: CachedKernel, counts: Sequence[int], row_norms: RowNorms) -> None:
+        self.kernel, self.counts, self.row_norms = kernel, counts, row_norms
 
     def __call__(self, slots: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
         rows, sums, orders = [], [], []
@@ -592,7 +424,7 @@ class _ByRow:
             real = own < len(ids)
             ordered, order = ids[own[real]].sort()
             padding = 0 if own.device.type == "cpu" else max(0, self._most(number) - len(ordered))
-            rows.append(torch.cat([ordered, ordered.new_full((padding,), table.slot.num_rows)]))
+            rows.append(torch.cat([ordered, ordered.new_full((padding,), table.shard.num_rows)]))
             sums.append(torch.cat([own_squares[real][order], own_squares.new_zeros(padding, *own_squares.shape[1:])]))
             orders.append(real.nonzero().squeeze(1)[order])
         totals = []
@@ -604,5 +436,5 @@ class _ByRow:
 
     def _most(self, number: int) -> int:
         """Rows of a table that the caller exchanges off the CPU, padding included."""
-        features = zip(self.counts or (), self.kernel.feature_slots, strict=True)
-        return min(sum(count for count, slot in features if slot == number), self.kernel.slots[number].num_rows)
+        features = zip(self.counts, self.kernel.features, strict=True)
+        return min(sum(count for count, shard in features if shard == number), self.kernel.shards[number].num_rows)

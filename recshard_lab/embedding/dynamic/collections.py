@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored, du
 from recshard_lab.embedding.dynamic.table import DynamicTable
 from recshard_lab.embedding.fused import FusedCollection, FusedEmbeddingBagCollection, FusedEmbeddingCollection
 from recshard_lab.embedding.inputs import OutOfRange, check_ids
-from recshard_lab.embedding.kernels import LookupKernel
+from recshard_lab.embedding.kernels import KernelSpec, LookupKernel
 from recshard_lab.embedding.optimizers import EmbOptimType
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
 
@@ -48,15 +47,11 @@ class DynamicCollection(FusedCollection):
     def _first_rows(self, table: DynamicEmbeddingConfig) -> int:
         return slots_for(table.capacity, table.max_capacity)
 
-    def _kernel_type(self, chosen: type[LookupKernel]) -> Callable[..., LookupKernel]:
-        return partial(DynamicKernel, chosen, self._tables)
+    def _build(self, spec: KernelSpec, chosen: type[LookupKernel]) -> LookupKernel:
+        return DynamicKernel(spec, chosen, self._tables)
 
     def _hold_weights(self) -> None:
         """No parameters: rows belong to ids, and a table that grows gets new memory."""
-
-    def _look_up(self, weights: Tensor | None, ids: Tensor, offsets: Tensor, counts: list[int]) -> Tensor:
-        self._kernel.inserts = self.training and torch.is_grad_enabled()
-        return super()._look_up(weights, ids, offsets, counts)
 
     def reset_parameters(self) -> None:
         """Removes every id, from every tier."""

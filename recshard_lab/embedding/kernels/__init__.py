@@ -12,9 +12,11 @@ A new backend is one file in this folder: a subclass of `LookupKernel`, decorate
 
 from recshard_lab.embedding.kernels.base import NO_WEIGHTS as NO_WEIGHTS
 from recshard_lab.embedding.kernels.base import TORCH_DTYPES as TORCH_DTYPES
+from recshard_lab.embedding.kernels.base import KernelInput as KernelInput
+from recshard_lab.embedding.kernels.base import KernelSpec as KernelSpec
 from recshard_lab.embedding.kernels.base import LookupKernel as LookupKernel
 from recshard_lab.embedding.kernels.base import RowNorms as RowNorms
-from recshard_lab.embedding.kernels.base import Slot as Slot
+from recshard_lab.embedding.kernels.base import ShardSpec as ShardSpec
 from recshard_lab.embedding.kernels.base import available as available
 from recshard_lab.embedding.kernels.base import choose_kernel as choose_kernel
 from recshard_lab.embedding.kernels.base import kernel_named as kernel_named

@@ -1,9 +1,9 @@
 """The interface of lookup kernels.
 
-A kernel serves *slots* (the shards of one rank, as `Slot`) and *shard features* (one feature of one slot). It depends
-on no ranks, plans or modules.
+A kernel serves *shards* (those of one rank that share a `KernelSpec`) and *shard features* (one feature of one shard).
+It depends on no ranks, plans or modules.
 
-Shape letters: F shard features, B batch, N ids, d columns of a slot, U distinct rows of a slot in a batch.
+Shape letters: F shard features, B batch, N ids, d columns of a shard, U distinct rows of a shard in a batch.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import logging
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -69,8 +70,8 @@ def _aligned(make: Callable[..., Any], shape: Sequence[int], dtype: torch.dtype)
 
 
 RowNorms = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
-"""Adds up squares over all columns of a table's rows. Takes per slot the distinct touched rows ``[U]`` (local,
-ascending, int64) and the squares summed over the slot's own columns, ``[U]`` or ``[U, k]``. Returns per slot the sums
+"""Adds up squares over all columns of a table's rows. Takes per shard the distinct touched rows ``[U]`` (local,
+ascending, int64) and the squares summed over the shard's own columns, ``[U]`` or ``[U, k]``. Returns per shard the sums
 over all columns, in the same shape. Rows may be followed by padding, numbered ``num_rows`` or higher. All shards with
 the same row range have the same U, padding included."""
 
@@ -82,11 +83,13 @@ TORCH_DTYPES = {
 }
 """The number formats that can be trained."""
 
+CPU = torch.device("cpu")
+
 NO_WEIGHTS = "sequence embeddings take no per-sample weights"
 
 
 @dataclass(frozen=True)
-class Slot:
+class ShardSpec:
     """One shard of a table, as a kernel stores it.
 
     Args:
@@ -110,54 +113,86 @@ class Slot:
         return f"row {self.first_row + row}"
 
 
+class KernelSpec(NamedTuple):
+    """What a kernel serves.
+
+    Attributes:
+        shards: their weights start as zeros; the caller fills them.
+        features: for each shard feature the index of its shard.
+        optimizer: stepped inside `LookupKernel.backward`. None makes the kernel *dense*: `backward` then adds to the
+            ``grad`` of each of `weights`, as autograd does.
+        pooled: sum each bag (True) or return one row per id (False, sequence embeddings).
+        device: stores weights and states, and takes ids and gradients.
+        weighted: whether batches may have per-sample weights.
+        joins_norms: whether `LookupKernel.backward` gets ``row_norms``.
+        deterministic: equal batches step equal weights to equal bits. The kernels of replicas require it.
+    """
+
+    shards: Sequence[ShardSpec]
+    features: Sequence[int]
+    optimizer: OptimizerSpec | None
+    pooled: bool = True
+    device: torch.device = CPU
+    weighted: bool = False
+    joins_norms: bool = False
+    deterministic: bool = False
+
+
+class KernelInput(NamedTuple):
+    """One batch of a kernel. Tensors may have any strides.
+
+    Attributes:
+        ids: ``[N]`` int32 or int64, one shard feature after the other, local to its shard. The caller checks their
+            range.
+        offsets: pooled: where bags begin, ``[F * B + 1]``, feature-major. Not pooled: where shard features begin,
+            ``[F + 1]``.
+        weights: ``[N]`` per-sample weights or None; pooled only.
+        counts: ids of each shard feature, F numbers on the host.
+        prefetched: what `LookupKernel.prefetch` has returned for this batch, if it was called.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    counts: list[int]
+    prefetched: Any = None
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Where the ids of each shard feature begin and end."""
+        return list(pairwise(accumulate(self.counts, initial=0)))
+
+
 class LookupKernel(ABC):
     """Weights, optimizer states and the two passes of one backend.
 
     Args:
-        slots: the shards. Their weights start as zeros; the caller fills them.
-        feature_slots: for each shard feature the index of its slot.
-        optimizer: stepped inside `backward`. None makes the kernel *dense*: `backward` then adds to the ``grad`` of
-            each of `weights`, as autograd does.
-        pooled: sum each bag (True) or return one row per id (False, sequence embeddings).
-        device: stores weights and states, and takes ids and gradients.
+        spec: what it serves.
 
     Raises:
-        ValueError: the kernel is `unavailable` here, or `refuses` these arguments.
+        ValueError: the kernel is `unavailable` here, or `refuses` this.
     """
 
     name: ClassVar[str]
     trains: ClassVar[bool] = True
     """Whether it has a backward. `choose_kernel` takes others only by name, and no list of kernels has them."""
-    deterministic: bool = False
-    """Whether equal batches must step equal weights to equal bits. The kernels of replicas require it."""
 
-    def __init__(
-        self,
-        slots: Sequence[Slot],
-        feature_slots: Sequence[int],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        device: torch.device | str,
-    ) -> None:
-        self.slots = tuple(slots)
-        self.feature_slots = tuple(feature_slots)
-        self.optimizer = optimizer
-        self.pooled = pooled
-        self.device = torch.device(device)
-        reason = self.unavailable() or self.refuses(
-            self.slots, optimizer, pooled=pooled, weighted=False, exchanges_row_norms=False, device=self.device
-        )
+    def __init__(self, spec: KernelSpec) -> None:
+        self._serve(spec)
+        reason = self.unavailable() or self.refuses(spec)
         if reason is not None:
             fix = ". Fix: use kernel 'native'" if self.name != "native" else ""
             raise ValueError(f"kernel {self.name!r} cannot serve this lookup: {reason}{fix}")
         self._allocate()
 
+    def _serve(self, spec: KernelSpec) -> None:
+        self.spec, self.shards, self.features = spec, tuple(spec.shards), tuple(spec.features)
+        self.optimizer, self.pooled, self.device = spec.optimizer, spec.pooled, spec.device
+
     def _allocate(self) -> None:  # noqa: B027, a subclass may allocate in its __init__ instead
         """Allocates weights and states, all zeros, for the attributes set by `__init__`."""
 
     @classmethod
-    def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
+    def preference(cls, spec: KernelSpec) -> int:
         """Rank of this backend among those that can serve a lookup: the highest number is chosen."""
         return 0
 
@@ -168,98 +203,81 @@ class LookupKernel(ABC):
 
     @classmethod
     @abstractmethod
-    def refuses(
-        cls,
-        slots: Sequence[Slot],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        weighted: bool,
-        exchanges_row_norms: bool,
-        device: torch.device | str,
-    ) -> str | None:
+    def refuses(cls, spec: KernelSpec) -> str | None:
         """Why this backend cannot serve such a lookup, or None if it can."""
 
     @abstractmethod
     def weights(self) -> list[Tensor]:
-        """Per slot ``[num_rows, num_cols]``: views to read and write in place, the same on every call."""
+        """Per shard ``[num_rows, num_cols]``: views to read and write in place, the same on every call."""
 
     @abstractmethod
     def optimizer_states(self) -> list[dict[str, Tensor]]:
-        """Per slot its states, under fbgemm's names: views to read and write in place."""
+        """Per shard its states, under fbgemm's names: views to read and write in place."""
 
-    @abstractmethod
     def set_learning_rate(self, lr: float) -> None:
         """Sets the step size of lookups from the next `forward` on. Backends may also apply it to earlier ones."""
+        if self.optimizer is not None:
+            self.optimizer = replace(self.optimizer, learning_rate=lr)
 
     @abstractmethod
-    def forward(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> tuple[Tensor, Any]:
-        """Looks up one batch. Arguments may have any strides.
+    def forward(self, batch: KernelInput, train: bool) -> tuple[Tensor, Any]:
+        """Looks up one batch.
 
         Args:
-            ids: ``[N]`` int32 or int64, one shard feature after the other, local to its slot. The caller checks their
-                range.
-            offsets: pooled: where bags begin, ``[F * B + 1]``, feature-major. Not pooled: where shard features begin,
-                ``[F + 1]``.
-            weights: ``[N]`` per-sample weights or None; pooled only.
-            counts: ids of each shard feature, ``F`` numbers, where the caller has them on the host. Without them a
-                kernel that needs them copies offsets to the host, which waits for the device.
+            batch: its ids.
+            train: whether a `backward` follows. Tables that insert ids or cache rows do so only if it is True.
 
         Returns:
             The rows, and what `backward` needs. Pooled: sums ``[B, columns of all shard features]``. Not pooled: flat,
             the ``[n, d]`` rows of each shard feature one after the other.
         """
 
-    def prefetch(self, ids: Tensor, offsets: Tensor, counts: Sequence[int] | None = None) -> Any:
-        """Moves the rows of a coming batch into the kernel's fast memory. It may run in another thread.
+    def prefetch(self, batch: KernelInput) -> Any:
+        """Moves the rows of a coming training batch into the kernel's fast memory. It may run in another thread.
 
-        Arguments are those of `forward`, which takes the result as ``prefetched=``. None for kernels that have one
-        memory, whose `forward` takes no such argument.
+        Returns:
+            The ``prefetched`` of the batch's `KernelInput`. None for kernels that have one memory.
         """
         return None
 
-    def flush(self, slot: int) -> None:  # noqa: B027, most kernels have one memory
-        """Brings `weights` and `optimizer_states` of a slot up to date, which may be read and written until the next
+    def flush(self, shard: int) -> None:  # noqa: B027, most kernels have one memory
+        """Brings `weights` and `optimizer_states` of a shard up to date, which may be read and written until the next
         lookup. Kernels without a cache do nothing."""
 
-    def remember(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> Any:
-        """What `backward` needs of a batch that is not looked up here. Arguments as of `forward`.
+    def remember(self, batch: KernelInput, train: bool = True) -> Any:
+        """What `backward` needs of a batch that is not looked up here. ``train``: whether ids may get rows.
 
         Data-parallel replicas learn from every rank's batch. Backends that can skip the lookup override this.
         """
-        return self.forward(ids, offsets, weights, counts)[1]
+        return self.forward(batch, train)[1]
 
     @abstractmethod
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """Steps the optimizer (or, dense, adds to ``.grad``) with the gradient of `forward`'s rows.
 
-        An id that occurs several times in the batch, in one shard feature or in several of one slot, is stepped once
+        An id that occurs several times in the batch, in one shard feature or in several of one shard, is stepped once
         with its summed gradient.
 
         Args:
             saved: the second result of `forward`.
             grad: shaped as `forward`'s rows.
-            row_norms: completes the squares of rows whose columns are stored in several slots, here or on other
-                ranks. Called ``optimizer.row_norm_rounds`` times, each time with all slots; never for a dense kernel.
+            row_norms: completes the squares of rows whose columns are stored in several shards, here or on other
+                ranks. Called ``optimizer.row_norm_rounds`` times, each time with all shards; never for a dense kernel.
 
         Returns:
             The gradient ``[N]`` of the per-sample weights if there were any, else None.
         """
 
-    def touched_rows(self, ids: Tensor, slot: int) -> Tensor:
-        """The distinct rows of a slot that `backward` passes to ``row_norms``, of the ids ``[n]`` of its features."""
-        return touched_rows(ids, self.slots[slot].num_rows, padded=self.device.type != "cpu")
+    def touched_rows(self, ids: Tensor, shard: int) -> Tensor:
+        """The distinct rows of a shard that `backward` passes to ``row_norms``, of the ids ``[n]`` of its features."""
+        return touched_rows(ids, self.shards[shard].num_rows, padded=self.device.type != "cpu")
 
     def check_row_norms(self, row_norms: RowNorms | None) -> None:
-        """Raises ValueError if a slot has not all columns of its table and nothing adds the others' squares."""
-        for slot in self.slots:
-            if row_norms is None and slot.num_cols != slot.full_dim:
+        """Raises ValueError if a shard has not all columns of its table and nothing adds the others' squares."""
+        for shard in self.shards:
+            if row_norms is None and shard.num_cols != shard.full_dim:
                 raise ValueError(
-                    f"table {slot.table!r} has {slot.num_cols} of its {slot.full_dim} columns here, and a row-wise "
+                    f"table {shard.table!r} has {shard.num_cols} of its {shard.full_dim} columns here, and a row-wise "
                     f"optimizer reads all. Fix: pass row_norms, which adds the squares of the other columns"
                 )
 
@@ -268,8 +286,12 @@ class LookupKernel(ABC):
         if weights is not None and not self.pooled:
             raise ValueError(NO_WEIGHTS)
 
+    def index_tensors(self) -> list[dict[str, Tensor]]:
+        """Per shard what says which id each row belongs to. It moves with the rows. Empty where ids are rows."""
+        return [{} for _ in self.shards]
+
     def counters(self) -> list[dict[str, float]]:
-        """Per slot what the backend counts for display, for example ``hits``, ``misses`` and ``evictions`` of a cache
+        """Per shard what the backend counts for display, for example ``hits``, ``misses`` and ``evictions`` of a cache
         or ``grown_rows`` of a table that grows. Empty for backends that count nothing."""
         return []
 
@@ -324,33 +346,17 @@ def kernel_named(name: str) -> type[LookupKernel]:
     return _KERNELS[name]
 
 
-def choose_kernel(
-    slots: Sequence[Slot],
-    optimizer: OptimizerSpec | None,
-    *,
-    pooled: bool,
-    weighted: bool,
-    exchanges_row_norms: bool,
-    device: torch.device | str,
-    backend: str | None = None,
-) -> type[LookupKernel]:
+def choose_kernel(spec: KernelSpec, backend: str | None = None) -> type[LookupKernel]:
     """The preferred kernel that can serve a lookup; with ``backend``, that kernel or an error.
 
     Raises:
         ValueError: the named backend is absent or refuses, or every kernel does. The message has each reason.
     """
     reasons = []
-    names = sorted(kernel_names(), key=lambda name: -_KERNELS[name].preference(optimizer, device))
+    names = sorted(kernel_names(), key=lambda name: -_KERNELS[name].preference(spec))
     for name in names if backend is None else [backend]:
         kernel = kernel_named(name)
-        reason = kernel.refuses(
-            slots,
-            optimizer,
-            pooled=pooled,
-            weighted=weighted,
-            exchanges_row_norms=exchanges_row_norms,
-            device=device,
-        )
+        reason = kernel.refuses(spec)
         if reason is None:  # last, because it may load a library
             reason = kernel.unavailable()
             if reason is not None and backend is None:

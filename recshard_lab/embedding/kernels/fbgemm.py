@@ -1,6 +1,6 @@
 """fbgemm's table-batched embeddings (TBE) behind `LookupKernel`.
 
-One TBE serves all pooled slots of one dtype, of any widths; not pooled, all slots of one dtype and width. Its fused
+One TBE serves all pooled shards of one dtype, of any widths; not pooled, all shards of one dtype and width. Its fused
 backward is autograd's: the kernel keeps the looked-up rows with their graph, and `backward` runs it.
 
 ::
@@ -32,9 +32,11 @@ from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels.base import (
     NO_WEIGHTS,
     TORCH_DTYPES,
+    KernelInput,
+    KernelSpec,
     LookupKernel,
     RowNorms,
-    Slot,
+    ShardSpec,
     notice_once,
     register_kernel,
 )
@@ -93,27 +95,18 @@ class FbgemmKernel(LookupKernel):
     name = "fbgemm"
 
     @classmethod
-    def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
+    def preference(cls, spec: KernelSpec) -> int:
         """First on CUDA; on CPU after numba, and last for Adagrad, whose backward takes 2x the native kernel's time."""
-        slow = optimizer is not None and optimizer.optimizer is EmbOptimType.EXACT_ADAGRAD
-        return -10 if slow and torch.device(device).type == "cpu" else 10
+        slow = spec.optimizer is not None and spec.optimizer.optimizer is EmbOptimType.EXACT_ADAGRAD
+        return -10 if slow and spec.device.type == "cpu" else 10
 
     @classmethod
     def unavailable(cls) -> str | None:
         return why_absent()
 
     @classmethod
-    def refuses(
-        cls,
-        slots: Sequence[Slot],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        weighted: bool,
-        exchanges_row_norms: bool,
-        device: torch.device | str,
-    ) -> str | None:
-        kind = torch.device(device).type
+    def refuses(cls, spec: KernelSpec) -> str | None:
+        kind, optimizer = spec.device.type, spec.optimizer
         if kind not in _DEVICES:
             return f"it runs on cpu and cuda, not on {kind}"
         if optimizer is None:
@@ -125,11 +118,11 @@ class FbgemmKernel(LookupKernel):
             return f"it has no {optimizer.optimizer} on CPU"
         if (reason := _refuses_extras(kind, optimizer)) is not None:
             return reason
-        if weighted and not pooled:
+        if spec.weighted and not spec.pooled:
             return NO_WEIGHTS
-        if optimizer.row_wise and exchanges_row_norms:
+        if optimizer.row_wise and spec.joins_norms:
             return f"{optimizer.optimizer} over column shards needs the norms of whole rows inside its step"
-        return next((reason for slot in slots if (reason := _refuses_slot(kind, slot, optimizer))), None)
+        return next((reason for shard in spec.shards if (reason := _refuses_shard(kind, shard, optimizer))), None)
 
     def _allocate(self) -> None:
         optimizer = self.optimizer
@@ -139,14 +132,16 @@ class FbgemmKernel(LookupKernel):
                 f"fbgemm's {optimizer.optimizer} does not step rows of zeros, and a row with a zero step becomes NaN. "
                 f"Fix, if your tables have such rows: backend='native'"
             )
-        self._slot_features: list[list[int]] = [[] for _ in self.slots]
-        for feature, slot in enumerate(self.feature_slots):
-            self._slot_features[slot].append(feature)
-        self._weights: list[Tensor] = [torch.empty(0, device=self.device)] * len(self.slots)
-        self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
+        self._shard_features: list[list[int]] = [[] for _ in self.shards]
+        for feature, shard in enumerate(self.features):
+            self._shard_features[shard].append(feature)
+        self._weights: list[Tensor] = [torch.empty(0, device=self.device)] * len(self.shards)
+        self._states: list[dict[str, Tensor]] = [{}] * len(self.shards)
         self._members = list(self._alike().values())
-        # TBE sums the shard features of a slot only if they are neighbours
-        groups = [[feature for index in indices for feature in self._slot_features[index]] for indices in self._members]
+        # TBE sums the shard features of a shard only if they are neighbours
+        groups = [
+            [feature for index in indices for feature in self._shard_features[index]] for indices in self._members
+        ]
         self._tbes = [
             self._make_tbe(indices, features, optimizer)
             for indices, features in zip(self._members, groups, strict=True)
@@ -159,26 +154,26 @@ class FbgemmKernel(LookupKernel):
         for indices in self._members:
             for index in indices:
                 self._weights[index].zero_()
-        self._features = FeatureGroups([self.slots[slot].num_cols for slot in self.feature_slots], groups, self.device)
+        self._features = FeatureGroups([self.shards[shard].num_cols for shard in self.features], groups, self.device)
 
     def _alike(self) -> dict[tuple[DataType, int], list[int]]:
-        """The slots that one TBE can serve. TBE refuses slots without a shard feature: these get plain tensors."""
+        """The shards that one TBE can serve. TBE refuses shards without a shard feature: these get plain tensors."""
         members: dict[tuple[DataType, int], list[int]] = {}
-        for index, slot in enumerate(self.slots):
-            if self._slot_features[index]:
-                members.setdefault(self._key_of(index, slot), []).append(index)
+        for index, shard in enumerate(self.shards):
+            if self._shard_features[index]:
+                members.setdefault(self._key_of(index, shard), []).append(index)
             else:
-                self._hold_unread(index, slot)
+                self._hold_unread(index, shard)
         return members
 
-    def _key_of(self, index: int, slot: Slot) -> tuple[DataType, int]:
-        """Equal for slots that one TBE serves."""
-        return slot.data_type, 0 if self.pooled else slot.num_cols
+    def _key_of(self, index: int, shard: ShardSpec) -> tuple[DataType, int]:
+        """Equal for shards that one TBE serves."""
+        return shard.data_type, 0 if self.pooled else shard.num_cols
 
-    def _hold_unread(self, index: int, slot: Slot) -> None:
+    def _hold_unread(self, index: int, shard: ShardSpec) -> None:
         assert self.optimizer is not None
-        size = (slot.num_rows, slot.num_cols)
-        self._weights[index] = torch.zeros(size, dtype=TORCH_DTYPES[slot.data_type], device=self.device)
+        size = (shard.num_rows, shard.num_cols)
+        self._weights[index] = torch.zeros(size, dtype=TORCH_DTYPES[shard.data_type], device=self.device)
         self._states[index] = {
             name: torch.zeros(shape, dtype=torch.int64 if name == "iter" else torch.float32, device=self.device)
             for name, shape in self.optimizer.state_shapes(*size).items()
@@ -186,14 +181,14 @@ class FbgemmKernel(LookupKernel):
 
     def _make_tbe(self, indices: list[int], features: list[int], optimizer: OptimizerSpec) -> Any:
         f = _fbgemm()
-        slots = [self.slots[index] for index in indices]
+        shards = [self.shards[index] for index in indices]
         place = {index: position for position, index in enumerate(indices)}
         row_wise_adagrad = optimizer.optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD  # the others have one mode
         mode = optimizer.weight_decay_mode if row_wise_adagrad else None
         tbe = f.SplitTableBatchedEmbeddingBagsCodegen(
             **self._memory(indices),
-            feature_table_map=[place[self.feature_slots[feature]] for feature in features],
-            weights_precision=getattr(f.SparseType, slots[0].data_type.value),
+            feature_table_map=[place[self.features[feature]] for feature in features],
+            weights_precision=getattr(f.SparseType, shards[0].data_type.value),
             output_dtype=f.SparseType.FP32,
             optimizer=f.EmbOptimType(optimizer.optimizer.value),
             learning_rate=optimizer.learning_rate,
@@ -213,15 +208,15 @@ class FbgemmKernel(LookupKernel):
         return tbe
 
     def _memory(self, indices: Sequence[int]) -> dict[str, Any]:
-        """Where a TBE stores the rows of its slots, as arguments of its constructor."""
+        """Where a TBE stores the rows of its shards, as arguments of its constructor."""
         f, on_cpu = _fbgemm(), self.device.type == "cpu"
         location = f.EmbeddingLocation.HOST if on_cpu else f.EmbeddingLocation.DEVICE
         compute = f.ComputeDevice.CPU if on_cpu else f.ComputeDevice.CUDA
-        sizes = [(self.slots[index].num_rows, self.slots[index].num_cols) for index in indices]
+        sizes = [(self.shards[index].num_rows, self.shards[index].num_cols) for index in indices]
         return {"embedding_specs": [(*size, location, compute) for size in sizes]}
 
     def _hold_views(self) -> None:
-        """Takes the slots' weights and states from the memory of the TBEs."""
+        """Takes the shards' weights and states from the memory of the TBEs."""
         assert self.optimizer is not None
         names = [name for name in self.optimizer.state_shapes(1, 1) if name != "iter"]
         self._pending = [0]
@@ -250,18 +245,16 @@ class FbgemmKernel(LookupKernel):
         for tbe in self._tbes:
             tbe.set_learning_rate(lr)
 
-    def forward(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> tuple[Tensor, Any]:
-        self.check_weights(weights)
+    def forward(self, batch: KernelInput, train: bool) -> tuple[Tensor, Any]:
+        self.check_weights(batch.weights)
         # TBE ignores strides
-        ids, offsets = ids.contiguous(), offsets.contiguous()
-        weights = None if weights is None else weights.detach().float().contiguous()
-        spans, batch = self._features.spans(offsets, self.pooled, counts)
+        ids, offsets = batch.ids.contiguous(), batch.offsets.contiguous()
+        weights = None if batch.weights is None else batch.weights.detach().float().contiguous()
+        spans, samples = self._features.spans(offsets, self.pooled, batch.counts)
         looked: list[tuple[Tensor, Tensor | None]] = []
         for index, tbe in enumerate(self._tbes):
             own_ids = self._features.take(ids, index, spans)
-            own_offsets = self._features.take_offsets(offsets, index, batch if self.pooled else 1)
+            own_offsets = self._features.take_offsets(offsets, index, samples)
             own_weights = None if weights is None else self._features.take(weights, index, spans)
             self._number_step(index, tbe)
             with torch.enable_grad():
@@ -287,7 +280,7 @@ class FbgemmKernel(LookupKernel):
         if iterations._version != self._versions[index]:
             taken = set(iterations.tolist())
             if len(taken) > 1:
-                names = ", ".join(repr(self.slots[slot].table) for slot in self._members[index])
+                names = ", ".join(repr(self.shards[shard].table) for shard in self._members[index])
                 raise ValueError(
                     f"tables {names} have taken {sorted(taken)} steps, and fbgemm counts one number for all of them. "
                     f"Fix: use backend='native'"
@@ -312,7 +305,7 @@ class FbgemmKernel(LookupKernel):
                 own = self._features.take_pooled_grad(grad, index)
             else:
                 own = self._features.take_flat_grad(grad, index, spans)
-            with _deterministic() if self.deterministic else nullcontext():
+            with _deterministic() if self.spec.deterministic else nullcontext():
                 torch.autograd.backward(out, own.to(out.dtype).contiguous().view_as(out))
             if weights is not None:
                 weight_grads.append(weights.grad)
@@ -338,16 +331,16 @@ def _refuses_extras(device: str, optimizer: OptimizerSpec) -> str | None:
     return None
 
 
-def _refuses_slot(device: str, slot: Slot, optimizer: OptimizerSpec) -> str | None:
-    table = f"table {slot.table!r}"
-    if slot.data_type not in _DATA_TYPES:
-        return f"{table} is {slot.data_type.value}; it trains {' and '.join(kind.value for kind in _DATA_TYPES)}"
-    if slot.num_cols % 4:
-        return f"{table} has {slot.num_cols} columns here; it needs a multiple of 4"
-    if device == "cuda" and slot.num_cols > _MOST_CUDA_COLUMNS:
-        return f"{table} has {slot.num_cols} columns here; on cuda it takes at most {_MOST_CUDA_COLUMNS}"
-    if optimizer.row_wise and slot.num_cols != slot.full_dim:
-        return f"{table} has {slot.num_cols} of {slot.full_dim} columns here; {optimizer.optimizer} needs all"
+def _refuses_shard(device: str, shard: ShardSpec, optimizer: OptimizerSpec) -> str | None:
+    table = f"table {shard.table!r}"
+    if shard.data_type not in _DATA_TYPES:
+        return f"{table} is {shard.data_type.value}; it trains {' and '.join(kind.value for kind in _DATA_TYPES)}"
+    if shard.num_cols % 4:
+        return f"{table} has {shard.num_cols} columns here; it needs a multiple of 4"
+    if device == "cuda" and shard.num_cols > _MOST_CUDA_COLUMNS:
+        return f"{table} has {shard.num_cols} columns here; on cuda it takes at most {_MOST_CUDA_COLUMNS}"
+    if optimizer.row_wise and shard.num_cols != shard.full_dim:
+        return f"{table} has {shard.num_cols} of {shard.full_dim} columns here; {optimizer.optimizer} needs all"
     return None
 
 

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
-from recshard_lab.embedding.kernels.base import RowNorms, Slot
+from recshard_lab.embedding.kernels.base import KernelInput, KernelSpec, RowNorms, ShardSpec
 from recshard_lab.embedding.kernels.fbgemm import FbgemmKernel, _fbgemm
-from recshard_lab.embedding.optimizers import OptimizerSpec
 
 
 class FbgemmCache(NamedTuple):
@@ -50,30 +49,18 @@ class FbgemmCachedKernel(FbgemmKernel):
     `weights` and `optimizer_states` are in unified memory. Call `flush` before you read or write them.
 
     Args:
-        caches: of each slot.
-        slots, feature_slots, optimizer, pooled, device: as of `LookupKernel`.
-
-    Attributes:
-        inserts: whether a lookup is of training. Lookups of evaluation lock no rows in the cache.
+        spec: as of `LookupKernel`.
+        caches: of each shard.
     """
 
-    def __init__(
-        self,
-        caches: Sequence[FbgemmCache],
-        slots: Sequence[Slot],
-        feature_slots: Sequence[int],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        device: torch.device | str,
-    ) -> None:
-        self._caches, self.inserts = list(caches), True
+    def __init__(self, spec: KernelSpec, caches: Sequence[FbgemmCache]) -> None:
+        self._caches = list(caches)
         self._lock = threading.RLock()  # `prefetch` may run in another thread
         self._written: set[int] = set()  # TBEs whose weights others may have written
         self._ahead: list[tuple[int, Tensor]] = []
         self._looked: list[_Looked] = []
-        self._lookups = [0] * len(slots)
-        super().__init__(slots, feature_slots, optimizer, pooled=pooled, device=device)
+        self._lookups = [0] * len(spec.shards)
+        super().__init__(spec)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lock": None}
@@ -82,18 +69,18 @@ class FbgemmCachedKernel(FbgemmKernel):
         super().__setstate__(state)
         self._lock = threading.RLock()
 
-    def _key_of(self, index: int, slot: Slot) -> tuple[DataType, int]:
-        """A TBE for each slot."""
-        return slot.data_type, index
+    def _key_of(self, index: int, shard: ShardSpec) -> tuple[DataType, int]:
+        """A TBE for each shard."""
+        return shard.data_type, index
 
     def _memory(self, indices: Sequence[int]) -> dict[str, Any]:
-        """Where a TBE stores the rows of its slots, as arguments of its constructor."""
+        """Where a TBE stores the rows of its shard, as arguments of its constructor."""
         f, (index,) = _fbgemm(), indices
-        cache, slot = self._caches[index], self.slots[index]
+        cache, shard = self._caches[index], self.shards[index]
         recent = cache.evict == "lru"
         where = f.EmbeddingLocation.MANAGED_CACHING, f.ComputeDevice.CUDA
         return {
-            "embedding_specs": [(slot.num_rows, slot.num_cols, *where)],
+            "embedding_specs": [(shard.num_rows, shard.num_cols, *where)],
             "cache_algorithm": f.CacheAlgorithm.LRU if recent else f.CacheAlgorithm.LFU,
             "cache_load_factor": cache.load_factor,
             "prefetch_pipeline": recent,
@@ -103,41 +90,32 @@ class FbgemmCachedKernel(FbgemmKernel):
 
     # ---- lookups ----
 
-    def prefetch(
-        self, ids: Tensor, offsets: Tensor, counts: Sequence[int] | None = None
-    ) -> list[tuple[int, Tensor]] | None:
+    def prefetch(self, batch: KernelInput) -> list[tuple[int, Tensor]] | None:
         """As of `LookupKernel`. None with ``"lfu"``, and if others may be writing to the weights."""
         if any(cache.evict != "lru" for cache in self._caches):
             return None
         with self._lock:
             if self._written:
                 return None
-            ids, offsets = ids.contiguous(), offsets.contiguous()
-            spans, batch = self._features.spans(offsets, self.pooled, counts)
+            ids, offsets = batch.ids.contiguous(), batch.offsets.contiguous()
+            spans, samples = self._features.spans(offsets, self.pooled, batch.counts)
             forward, found = torch.cuda.default_stream(self.device), []
             here = torch.cuda.current_stream(self.device)
             for index, tbe in enumerate(self._tbes):
-                own_offsets = self._features.take_offsets(offsets, index, batch if self.pooled else 1)
+                own_offsets = self._features.take_offsets(offsets, index, samples)
                 tbe.prefetch(self._features.take(ids, index, spans), own_offsets, None if here == forward else forward)
                 # forward takes them by batch, not in the order of prefetches
                 found.append((tbe.timesteps_prefetched.pop(), tbe.lxu_cache_locations_list.pop()))
             return found
 
-    def forward(
-        self,
-        ids: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None,
-        counts: Sequence[int] | None = None,
-        prefetched: list[tuple[int, Tensor]] | None = None,
-    ) -> tuple[Tensor, Any]:
-        """As of `LookupKernel`. ``prefetched`` is what `prefetch` has returned for this batch, if it was called."""
+    def forward(self, batch: KernelInput, train: bool) -> tuple[Tensor, Any]:
+        """As of `LookupKernel`. Lookups of evaluation lock no rows in the cache."""
         with self._lock:
             self._reload()
-            self._ahead, self._looked = list(prefetched or ()), []
-            rows, saved = super().forward(ids, offsets, weights, counts)
+            self._ahead, self._looked = list(batch.prefetched or ()), []
+            rows, saved = super().forward(batch, train)
             looked, self._looked = self._looked, []
-            if not self.inserts:
+            if not train:
                 for tbe, own in zip(self._tbes, looked, strict=True):
                     if tbe.prefetch_pipeline:
                         torch.ops.fbgemm.lxu_cache_locking_counter_decrement(
@@ -170,10 +148,10 @@ class FbgemmCachedKernel(FbgemmKernel):
 
     # ---- memory ----
 
-    def flush(self, slot: int) -> None:
+    def flush(self, shard: int) -> None:
         """As of `LookupKernel`."""
         for index, (own,) in enumerate(self._members):
-            if own == slot:
+            if own == shard:
                 with self._lock:
                     tbe = self._tbes[index]
                     if tbe.prefetch_stream is not None:
@@ -184,8 +162,8 @@ class FbgemmCachedKernel(FbgemmKernel):
     def _reload(self) -> None:
         """Reads the cached rows anew if others may have written to the weights. Rows keep their slots."""
         for index in self._written:
-            tbe, (slot,) = self._tbes[index], self._members[index]
-            rows, weight = tbe.lxu_cache_state.view(-1), self._weights[slot]
+            tbe, (shard,) = self._tbes[index], self._members[index]
+            rows, weight = tbe.lxu_cache_state.view(-1), self._weights[shard]
             places = (rows >= 0).nonzero().squeeze(1)
             tbe.lxu_cache_weights[places, : weight.shape[1]] = weight[rows[places]]
         self._written.clear()
@@ -195,14 +173,14 @@ class FbgemmCachedKernel(FbgemmKernel):
         return sum(tbe.lxu_cache_weights.nbytes for tbe in self._tbes), 0
 
     def counters(self) -> list[dict[str, float]]:
-        """Per slot what fbgemm has counted. Waits for the device.
+        """Per shard what fbgemm has counted. Waits for the device.
 
         ``lookups``: ids, duplicates included. ``misses``: distinct ids of batches that were not cached; the other
         ``lookups`` are ``hits``. With ``"lru"`` also ``admissions`` and ``evictions`` of rows, and ``staged``: distinct
         ids that found no slot. ``slots`` and ``slots_in_use``: C, and how many have a row.
         """
-        found: list[dict[str, float]] = [{} for _ in self.slots]
-        for tbe, (slot,), lookups in zip(self._tbes, self._members, self._lookups, strict=False):
+        found: list[dict[str, float]] = [{} for _ in self.shards]
+        for tbe, (shard,), lookups in zip(self._tbes, self._members, self._lookups, strict=False):
             in_use, slots = int((tbe.lxu_cache_state >= 0).sum()), tbe.lxu_cache_state.numel()
             if tbe.prefetch_pipeline:
                 _, asked, _, misses, staged, _ = tbe.get_uvm_cache_stats().tolist()
@@ -210,7 +188,7 @@ class FbgemmCachedKernel(FbgemmKernel):
                 own["evictions"] = own["admissions"] - in_use
             else:
                 own = {"lookups": lookups, "misses": int(tbe.get_cache_miss_counter()[1])}
-            found[slot] = own | {"hits": own["lookups"] - own["misses"], "slots": slots, "slots_in_use": in_use}
+            found[shard] = own | {"hits": own["lookups"] - own["misses"], "slots": slots, "slots_in_use": in_use}
         return found
 
 

@@ -1,7 +1,7 @@
 """The torch kernel: every device that torch runs on, every number format and optimizer.
 
-Slots of one width and dtype share one flat weight ``[sum of rows, d]``. One ``embedding_bag`` therefore serves a group,
-however many tables it has.
+Shards of one width and dtype share one flat weight ``[sum of rows, d]``. One ``embedding_bag`` therefore serves a
+group, however many tables it has.
 
 The backward is a lookup too. A pooled lookup multiplies the weight by a matrix (bags x rows). The gradient of the
 touched rows is the transposed matrix times the gradient of the bags: sort the ids, and each run of equal ids is a "bag"
@@ -18,8 +18,7 @@ Shape letters: G shard features of one group, B batch, n ids of one group, d col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -29,9 +28,10 @@ from torch import Tensor
 from recshard_lab.embedding.kernels.base import (
     NO_WEIGHTS,
     TORCH_DTYPES,
+    KernelInput,
+    KernelSpec,
     LookupKernel,
     RowNorms,
-    Slot,
     register_kernel,
     zeros,
 )
@@ -59,19 +59,19 @@ _INT32_MAX = torch.iinfo(torch.int32).max
 
 @dataclass
 class _Group:
-    """Slots of one width and dtype on one flat weight."""
+    """Shards of one width and dtype on one flat weight."""
 
-    slots: list[int]  # their indices, in order
-    rows: list[int]  # of each slot
+    shards: list[int]  # their indices, in order
+    rows: list[int]  # of each shard
     features: list[int]  # the shard features that read them, in order
-    feature_slots: list[int]  # the position in `slots` of each of these features' slot
-    feature_bases: list[int]  # that slot's first flat row
-    bounds: Tensor  # [slots + 1] first flat row of each slot; last, the spare row
-    full_dim: RowDims  # [slots] where slots differ
+    feature_shards: list[int]  # the position in `shards` of each of these features' shard
+    feature_bases: list[int]  # that shard's first flat row
+    bounds: Tensor  # [shards + 1] first flat row of each shard; last, the spare row
+    full_dim: RowDims  # [shards] where shards differ
     weight: Tensor  # [sum of rows, d]; off the CPU one spare row more, so in state and grad
     state: dict[str, Tensor]
-    iterations: Tensor  # [slots] steps taken
-    grad: Tensor | None = None  # dense kernels: [sum of rows, d], the slots' .grad are its views
+    iterations: Tensor  # [shards] steps taken
+    grad: Tensor | None = None  # dense kernels: [sum of rows, d], the shards' .grad are its views
 
     @property
     def dim(self) -> int:
@@ -110,68 +110,59 @@ class NativeKernel(LookupKernel):
     name = "native"
 
     @classmethod
-    def refuses(
-        cls,
-        slots: Sequence[Slot],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        weighted: bool,
-        exchanges_row_norms: bool,
-        device: torch.device | str,
-    ) -> str | None:
-        for slot in slots:
-            if slot.data_type not in TORCH_DTYPES:
+    def refuses(cls, spec: KernelSpec) -> str | None:
+        for shard in spec.shards:
+            if shard.data_type not in TORCH_DTYPES:
                 kinds = ", ".join(kind.value for kind in TORCH_DTYPES)
-                return f"table {slot.table!r} is {slot.data_type.value}; it trains {kinds}"
-        if weighted and not pooled:
+                return f"table {shard.table!r} is {shard.data_type.value}; it trains {kinds}"
+        if spec.weighted and not spec.pooled:
             return NO_WEIGHTS
         return None
 
     def _allocate(self) -> None:
         members: dict[tuple[int, torch.dtype], list[int]] = {}
-        for index, slot in enumerate(self.slots):
-            members.setdefault((slot.num_cols, TORCH_DTYPES[slot.data_type]), []).append(index)
+        for index, shard in enumerate(self.shards):
+            members.setdefault((shard.num_cols, TORCH_DTYPES[shard.data_type]), []).append(index)
         shapes = self.optimizer.state_shapes(2, 4) if self.optimizer is not None else {}
         self._counts = "iter" in shapes
         # two moments per element are six matrices in the cache instead of two or three: Adam takes half the time
         heavy = list(shapes.values()).count((2, 4)) > 1
         self._chunk_bytes = CHUNK_BYTES // 4 if heavy else CHUNK_BYTES
         groups = [self._make_group(indices, dim, dtype) for (dim, dtype), indices in members.items()]
-        self._weights: list[Tensor] = [torch.empty(0, device=self.device)] * len(self.slots)
-        self._states: list[dict[str, Tensor]] = [{}] * len(self.slots)
+        self._weights: list[Tensor] = [torch.empty(0, device=self.device)] * len(self.shards)
+        self._states: list[dict[str, Tensor]] = [{}] * len(self.shards)
         for group in groups:
             used = sum(group.rows)
             parts = {name: tensor[:used].split(group.rows) for name, tensor in group.state.items()}
             if self._counts:
                 parts["iter"] = group.iterations.split(1)
             for position, weight in enumerate(group.weight[:used].split(group.rows)):
-                self._weights[group.slots[position]] = weight.detach()
-                self._states[group.slots[position]] = {name: part[position] for name, part in parts.items()}
+                self._weights[group.shards[position]] = weight.detach()
+                self._states[group.shards[position]] = {name: part[position] for name, part in parts.items()}
         self._groups = [group for group in groups if group.features]  # the others have nothing to look up
-        feature_dims = [self.slots[slot].num_cols for slot in self.feature_slots]
+        feature_dims = [self.shards[shard].num_cols for shard in self.features]
         self._features = FeatureGroups(feature_dims, [group.features for group in self._groups], self.device)
 
     def _make_group(self, indices: list[int], dim: int, dtype: torch.dtype) -> _Group:
-        slots = [self.slots[index] for index in indices]
-        bounds = list(accumulate((slot.num_rows for slot in slots), initial=0))
-        features = [feature for feature, slot in enumerate(self.feature_slots) if slot in indices]
-        feature_slots = [indices.index(self.feature_slots[feature]) for feature in features]
-        full_dims = [slot.full_dim for slot in slots]
+        shards = [self.shards[index] for index in indices]
+        bounds = list(accumulate((shard.num_rows for shard in shards), initial=0))
+        features = [feature for feature, shard in enumerate(self.features) if shard in indices]
+        feature_shards = [indices.index(self.features[feature]) for feature in features]
+        full_dims = [shard.full_dim for shard in shards]
         rows = bounds[-1] + (self.device.type != "cpu")
         shapes = self.optimizer.state_shapes(rows, dim) if self.optimizer else {}
         wide = accumulate_dtype(dtype)
         return _Group(
-            slots=indices,
-            rows=[slot.num_rows for slot in slots],
+            shards=indices,
+            rows=[shard.num_rows for shard in shards],
             features=features,
-            feature_slots=feature_slots,
-            feature_bases=[bounds[slot] for slot in feature_slots],
+            feature_shards=feature_shards,
+            feature_bases=[bounds[shard] for shard in feature_shards],
             bounds=torch.tensor(bounds, device=self.device),
             full_dim=full_dims[0] if len(set(full_dims)) == 1 else torch.tensor(full_dims, device=self.device),
             weight=zeros((rows, dim), dtype, self.device),
             state={n: zeros(shape, wide, self.device) for n, shape in shapes.items() if n != "iter"},
-            iterations=torch.zeros(len(slots), dtype=torch.int64, device=self.device),
+            iterations=torch.zeros(len(shards), dtype=torch.int64, device=self.device),
         )
 
     def weights(self) -> list[Tensor]:
@@ -180,36 +171,29 @@ class NativeKernel(LookupKernel):
     def optimizer_states(self) -> list[dict[str, Tensor]]:
         return self._states
 
-    def set_learning_rate(self, lr: float) -> None:
-        if self.optimizer is not None:
-            self.optimizer = replace(self.optimizer, learning_rate=lr)
-
     # ---- forward ----
 
     @torch.no_grad()
-    def forward(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> tuple[Tensor, Any]:
-        saved = self.remember(ids, offsets, weights, counts)
+    def forward(self, batch: KernelInput, train: bool) -> tuple[Tensor, Any]:
+        saved = self.remember(batch)
         if self.pooled:
             return self._pool(saved), saved
         rows = [gather(looked.rows, group.weight) for looked, group in zip(saved.looked, self._groups, strict=True)]
         return self._features.join_flat(rows, saved.spans), saved
 
     @torch.no_grad()
-    def remember(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> _Saved:
+    def remember(self, batch: KernelInput, train: bool = True) -> _Saved:
+        ids, offsets, weights, *_ = batch
         self.check_weights(weights)
-        spans, batch = self._features.spans(offsets, self.pooled, counts)
-        saved = _Saved([], spans, batch)
+        spans, samples = self._features.spans(offsets, self.pooled, batch.counts)
+        saved = _Saved([], spans, samples)
         for index, group in enumerate(self._groups):
-            most = [0] * len(group.slots)
-            for feature, slot in zip(group.features, group.feature_slots, strict=True):
-                most[slot] += spans[feature][1] - spans[feature][0]
+            most = [0] * len(group.shards)
+            for feature, shard in zip(group.features, group.feature_shards, strict=True):
+                most[shard] += spans[feature][1] - spans[feature][0]
             looked = Looked(
                 rows=self._flat_rows(index, ids, spans),
-                offsets=self._features.take_offsets(offsets, index, batch) if self.pooled else offsets,
+                offsets=self._features.take_offsets(offsets, index, samples) if self.pooled else offsets,
                 weights=None if weights is None else self._features.take(weights, index, spans),
                 most_rows=[min(pair) for pair in zip(most, group.rows, strict=True)],
             )
@@ -240,7 +224,7 @@ class NativeKernel(LookupKernel):
         group = self._groups[index]
         small = max(group.weight.shape[0], ids.numel()) <= _INT32_MAX
         dtype = torch.int32 if small else torch.int64
-        if self._features.whole and len(group.slots) == 1:
+        if self._features.whole and len(group.shards) == 1:
             return ids.to(dtype).contiguous()
         lengths = [spans[feature][1] - spans[feature][0] for feature in group.features]
         rows = ids.new_empty(sum(lengths), dtype=dtype)
@@ -305,13 +289,13 @@ class NativeKernel(LookupKernel):
                 step(optimizer, group.weight, group.state, part.rows[chunk], grad, known, dims, iteration)
 
     def _count_steps(self, group: _Group, part: Touched) -> int | Tensor:
-        """Counts a step of each slot and returns their number: ``[U]`` where slots differ, and off the CPU."""
+        """Counts a step of each shard and returns their number: ``[U]`` where shards differ, and off the CPU."""
         if not self._counts:
             return 0
         group.iterations += 1
         if self.device.type == "cpu" and len(set(group.iterations.tolist())) == 1:
             return int(group.iterations[0])
-        return group.iterations.index_select(0, part.slots(group.bounds))
+        return group.iterations.index_select(0, part.shards(group.bounds))
 
     def _uncount_steps(self) -> None:
         for group in self._groups if self._counts else ():
@@ -324,21 +308,21 @@ class NativeKernel(LookupKernel):
 
         Each round and the step recompute the gradient, which is cheaper than to keep it.
         """
-        rows = [torch.empty(0, dtype=torch.int64, device=self.device)] * len(self.slots)
-        squares = [torch.empty(0, device=self.device)] * len(self.slots)
+        rows = [torch.empty(0, dtype=torch.int64, device=self.device)] * len(self.shards)
+        squares = [torch.empty(0, device=self.device)] * len(self.shards)
         for group, part, above in zip(self._groups, touched, aboves, strict=True):
             sums = [
                 step(optimizer, group.weight, group.state, part.rows[chunk], grad, *above.of(chunk))
                 for chunk, grad in part.chunks(self._chunk_bytes)
             ]
             whole = torch.cat(sums) if sums else part.bag_grads.new_empty(0)
-            for position, own in enumerate(part.rows.split(part.slot_sizes)):
-                rows[group.slots[position]] = own - group.bounds[position]
-            for position, own in enumerate(whole.split(part.slot_sizes)):
-                squares[group.slots[position]] = own
+            for position, own in enumerate(part.rows.split(part.shard_sizes)):
+                rows[group.shards[position]] = own - group.bounds[position]
+            for position, own in enumerate(whole.split(part.shard_sizes)):
+                squares[group.shards[position]] = own
         completed = row_norms(rows, squares)
         for group, above in zip(self._groups, aboves, strict=True):
-            above.totals.append(torch.cat([completed[slot] for slot in group.slots]))
+            above.totals.append(torch.cat([completed[shard] for shard in group.shards]))
 
     def _check_gradients(self, touched: list[Touched]) -> None:
         """Raises ValueError naming the first row whose gradient is not finite."""
@@ -348,10 +332,10 @@ class NativeKernel(LookupKernel):
                 if bad.numel():
                     flat = int(part.rows[chunk][bad[0]])
                     position = int(torch.searchsorted(group.bounds, flat, right=True)) - 1
-                    slot, row = self.slots[group.slots[position]], flat - int(group.bounds[position])
+                    shard, row = self.shards[group.shards[position]], flat - int(group.bounds[position])
                     values = grad[bad[0, 0]]
                     raise ValueError(
-                        f"the gradient of table {slot.table!r}, {slot.row_name(row)}, is not finite "
+                        f"the gradient of table {shard.table!r}, {shard.row_name(row)}, is not finite "
                         f"({int((~values.isfinite()).sum())} of {values.numel()} numbers; "
                         f"{bad.numel()} such rows at hand): no weight of this kernel was changed"
                     )
@@ -360,7 +344,7 @@ class NativeKernel(LookupKernel):
         if group.grad is None:
             group.grad = torch.empty_like(group.weight)
         views = group.grad[: sum(group.rows)].split(group.rows)
-        for weight, view in zip([self._weights[slot] for slot in group.slots], views, strict=True):
+        for weight, view in zip([self._weights[shard] for shard in group.shards], views, strict=True):
             if weight.grad is None:
                 view.zero_()
             elif weight.grad.data_ptr() != view.data_ptr():
@@ -371,7 +355,7 @@ class NativeKernel(LookupKernel):
 
 
 def _full_dim(group: _Group, part: Touched) -> RowDims:
-    """Columns of the whole table: one number where all slots agree, else ``[U]``."""
+    """Columns of the whole table: one number where all shards agree, else ``[U]``."""
     if isinstance(group.full_dim, int):
         return group.full_dim
-    return group.full_dim.index_select(0, part.slots(group.bounds))
+    return group.full_dim.index_select(0, part.shards(group.bounds))

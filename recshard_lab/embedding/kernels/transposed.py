@@ -1,6 +1,6 @@
 """One group's lookup and the same lookup transposed: from bags to rows forward, from rows to bags backward.
 
-Shape letters: G shard features of one group, B batch, n ids of one group, d columns, U touched rows, S slots.
+Shape letters: G shard features of one group, B batch, n ids of one group, d columns, U touched rows, S shards.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Looked:
     rows: Tensor  # [n] flat row of each id
     offsets: Tensor  # [G * B + 1]; not pooled: unused
     weights: Tensor | None  # [n] per-sample weights
-    most_rows: list[int]  # [S] an upper bound of each slot's touched rows
+    most_rows: list[int]  # [S] an upper bound of each shard's touched rows
 
 
 @dataclass
@@ -121,12 +121,12 @@ class Touched:
     """The transposed lookup of one group: its distinct rows and how to compute their gradient.
 
     On CPU the rows are the U touched ones. On a device only the host's bound of their number is known without a wait:
-    there each slot's rows are followed by padding, which names the spare row below all slots and has no members.
+    there each shard's rows are followed by padding, which names the spare row below all shards and has no members.
     """
 
-    rows: Tensor  # [U] int64 flat rows, ascending within each slot
+    rows: Tensor  # [U] int64 flat rows, ascending within each shard
     starts: Tensor  # [U + 1] where each row's members begin
-    slot_sizes: list[int]  # [S] how many of the rows each slot has, padding included
+    shard_sizes: list[int]  # [S] how many of the rows each shard has, padding included
     members: Tensor  # [n] bags, row after row
     weights: Tensor | None  # [n] per-sample weights, row after row
     bag_grads: Tensor  # [bags, d]
@@ -147,8 +147,8 @@ class Touched:
             weights = None if self.weights is None else self.weights[own]
             yield chunk, embedding_bag(self.members[own], self.bag_grads, starts, weights)
 
-    def slots(self, bounds: Tensor) -> Tensor:
-        """``[U]`` the slot of each row; ``bounds`` as of `transpose`. Padding counts to the last slot."""
+    def shards(self, bounds: Tensor) -> Tensor:
+        """``[U]`` the shard of each row; ``bounds`` as of `transpose`. Padding counts to the last shard."""
         return torch.searchsorted(bounds[1:-1], self.rows, right=True)
 
 
@@ -182,7 +182,7 @@ def transpose(looked: Looked, bag_grads: Tensor, bags: Tensor | None, bounds: Te
     """Row -> its bags, from bag -> its rows.
 
     Args:
-        bounds: ``[S + 1]`` int64, the first flat row of each slot, and the spare row.
+        bounds: ``[S + 1]`` int64, the first flat row of each shard, and the spare row.
     """
     ordered, order = looked.rows.sort(stable=True)  # replicas must add the bags of a row in the same order
     if ordered.device.type == "cpu":
@@ -190,23 +190,23 @@ def transpose(looked: Looked, bag_grads: Tensor, bags: Tensor | None, bounds: Te
         starts = looked.rows.new_zeros(rows.numel() + 1)
         torch.cumsum(counts, 0, out=starts[1:])
         rows = rows.long()
-        slot_sizes = torch.searchsorted(rows, bounds).diff().tolist() if bounds.numel() > 2 else [rows.numel()]
+        shard_sizes = torch.searchsorted(rows, bounds).diff().tolist() if bounds.numel() > 2 else [rows.numel()]
     else:
-        slot_sizes = looked.most_rows
-        rows, starts = _padded_rows(ordered, bounds, slot_sizes)
+        shard_sizes = looked.most_rows
+        rows, starts = _padded_rows(ordered, bounds, shard_sizes)
     members = order.to(starts.dtype) if bags is None else bags.index_select(0, order)
     weights = looked.weights
     if weights is not None:
         weights = weights.to(bag_grads.dtype).index_select(0, order)
-    return Touched(rows, starts, slot_sizes, members, weights, bag_grads)
+    return Touched(rows, starts, shard_sizes, members, weights, bag_grads)
 
 
 def touched_rows(ids: Tensor, num_rows: int, padded: bool) -> Tensor:
-    """The distinct rows of one slot, ascending, as `transpose` computes them.
+    """The distinct rows of one shard, ascending, as `transpose` computes them.
 
     Args:
         ids: ``[n]``.
-        num_rows: of the slot.
+        num_rows: of the shard.
         padded: as off the CPU, where their number is known without a host wait.
     """
     if not padded:
@@ -215,16 +215,16 @@ def touched_rows(ids: Tensor, num_rows: int, padded: bool) -> Tensor:
     return _padded_rows(ids.sort()[0], bounds, [min(ids.numel(), num_rows)])[0]
 
 
-def _padded_rows(ordered: Tensor, bounds: Tensor, slot_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Distinct rows and where each begins in ``ordered`` ``[n]``, for slots of fixed sizes, without a host wait."""
-    total, last = sum(slot_sizes), max(0, ordered.numel() - 1)
+def _padded_rows(ordered: Tensor, bounds: Tensor, shard_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Distinct rows and where each begins in ``ordered`` ``[n]``, for shards of fixed sizes, without a host wait."""
+    total, last = sum(shard_sizes), max(0, ordered.numel() - 1)
     if not total:
         return bounds[:0], ordered.new_zeros(1)
     places = pad((ordered[1:] != ordered[:-1]).cumsum(0), (1, 0))  # [n] the number of each id's row
-    if len(slot_sizes) > 1:
+    if len(shard_sizes) > 1:
         bounds = bounds.to(ordered.dtype)
-        firsts = torch.searchsorted(ordered, bounds)  # [S + 1] each slot's first id
-        sizes = torch.minimum(firsts.diff(), bounds.diff())  # slot_sizes, on the device
+        firsts = torch.searchsorted(ordered, bounds)  # [S + 1] each shard's first id
+        sizes = torch.minimum(firsts.diff(), bounds.diff())  # shard_sizes, on the device
         shifts = sizes.cumsum(0) - sizes - places.index_select(0, firsts[:-1].clamp(max=last))
         places += shifts.index_select(0, torch.searchsorted(bounds[1:-1], ordered, right=True))
     starts = torch.searchsorted(places, torch.arange(total + 1, device=places.device))

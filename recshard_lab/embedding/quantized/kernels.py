@@ -16,10 +16,18 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
-from recshard_lab.embedding.kernels import NO_WEIGHTS, LookupKernel, RowNorms, Slot, notice_once, register_kernel
+from recshard_lab.embedding.kernels import (
+    NO_WEIGHTS,
+    KernelInput,
+    KernelSpec,
+    LookupKernel,
+    RowNorms,
+    ShardSpec,
+    notice_once,
+    register_kernel,
+)
 from recshard_lab.embedding.kernels.fbgemm import why_absent, why_no_cuda
 from recshard_lab.embedding.kernels.transposed import FeatureGroups, Spans
-from recshard_lab.embedding.optimizers import OptimizerSpec
 from recshard_lab.embedding.quantized.formats import (
     FP8_EXPONENT_BIAS,
     FP8_EXPONENT_BITS,
@@ -253,48 +261,34 @@ class PackedKernel(LookupKernel):
     trains = False
 
     @classmethod
-    def refuses(
-        cls,
-        slots: Sequence[Slot],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        weighted: bool,
-        exchanges_row_norms: bool,
-        device: torch.device | str,
-    ) -> str | None:
-        if weighted and not pooled:
+    def refuses(cls, spec: KernelSpec) -> str | None:
+        if spec.weighted and not spec.pooled:
             return NO_WEIGHTS
         try:
-            for slot in slots:
-                row_bytes(_config(slot))
+            for shard in spec.shards:
+                row_bytes(_config(shard))
         except ValueError as error:
             return str(error).partition(". Fix")[0]
         return None
 
     def _allocate(self) -> None:
-        self._packed = PackedTables([_config(slot) for slot in self.slots], self.device)
-        places = [self._packed.places[slot] for slot in self.feature_slots]
+        self._packed = PackedTables([_config(shard) for shard in self.shards], self.device)
+        places = [self._packed.places[shard] for shard in self.features]
         self._lookup = PackedLookup(places, self.device, torch.float32, "sum" if self.pooled else "none")
 
     def weights(self) -> list[Tensor]:
-        return [self._packed.rows_of(number) for number in range(len(self.slots))]
+        return [self._packed.rows_of(number) for number in range(len(self.shards))]
 
     def optimizer_states(self) -> list[dict[str, Tensor]]:
-        return [{} for _ in self.slots]
+        return [{} for _ in self.shards]
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Nothing is trained."""
-
-    def forward(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> tuple[Tensor, Any]:
-        self.check_weights(weights)
-        return self._lookup(self._packed.flat, ids, offsets, weights, counts), None
+    def forward(self, batch: KernelInput, train: bool) -> tuple[Tensor, Any]:
+        self.check_weights(batch.weights)
+        return self._lookup(self._packed.flat, batch.ids, batch.offsets, batch.weights, batch.counts), None
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         raise RuntimeError("served tables have no gradients. Fix: train the model, then quantize it")
 
 
-def _config(slot: Slot) -> BaseEmbeddingConfig:
-    return BaseEmbeddingConfig(slot.num_rows, slot.num_cols, slot.table, slot.data_type)
+def _config(shard: ShardSpec) -> BaseEmbeddingConfig:
+    return BaseEmbeddingConfig(shard.num_rows, shard.num_cols, shard.table, shard.data_type)

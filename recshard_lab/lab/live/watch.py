@@ -81,13 +81,13 @@ class Watch:
         where = 0
         rows = batch.detach().cpu().numpy()
         by_slot: dict[int, list[Any]] = {}
-        for slot, count in zip(group.kernel.feature_slots, counts, strict=True):
+        for slot, count in zip(group.kernel.features, counts, strict=True):
             by_slot.setdefault(slot, []).append(rows[where : where + count])
             where += count
         is_cached = group.kind.cache is not None
         tier = "ddr" if group.kind.host else "cache" if is_cached else "hbm"
         for slot, parts in by_slot.items():
-            one = group.kernel.slots[slot]
+            one = group.kernel.shards[slot]
             lookups = self.lookups.setdefault(one.table, Lookups())
             kind = "replica" if group.first_copy is not None else tier
             ids = np.concatenate(parts)
@@ -237,10 +237,10 @@ def _own_counters(collection: Any) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for group in collection.executor.lookup.groups:
         kernel = group.kernel
-        sizes: list[dict[str, float]] = [{} for _ in kernel.slots]
+        sizes: list[dict[str, float]] = [{} for _ in kernel.shards]
         if isinstance(kernel, DynamicKernel):
             sizes = [{"slots": table.capacity, "slots_in_use": table.size} for table in kernel.tables]
-        for slot, counted, size in zip(kernel.slots, kernel.counters(), sizes, strict=False):
+        for slot, counted, size in zip(kernel.shards, kernel.counters(), sizes, strict=False):
             sums = found.setdefault(slot.table, {})
             for name, value in (counted | size).items():
                 sums[name] = sums.get(name, 0.0) + value

@@ -30,7 +30,7 @@ from recshard_lab.embedding import (
     EmbeddingCollectionInterface,
 )
 from recshard_lab.embedding.inputs import OutOfRange, check_weights, fit_features, put_back
-from recshard_lab.embedding.kernels import LookupKernel, Slot, choose_kernel
+from recshard_lab.embedding.kernels import KernelInput, KernelSpec, LookupKernel, ShardSpec, choose_kernel
 from recshard_lab.embedding.quantized.kernels import PackedKernel
 from recshard_lab.serving.inference.capture import at_fixed_shapes
 from recshard_lab.serving.inference.devices import Device
@@ -100,15 +100,13 @@ class TileGroup:
             (j, n) for j, table in enumerate(blocks) for n, tile in enumerate(tiles) if tile.table == table
         ]
         self.columns = list(accumulate((tiles[n].shard.num_cols for _, n in self.features), initial=0))
-        slots = []
+        specs = []
         for tile in tiles:
             config, shard = tables[tile.table], tile.shard
             name, rows = config.name, shard.num_rows + 1
-            slots.append(Slot(name, rows, shard.num_cols, config.data_type, config.embedding_dim, shard.rows[0]))
-        named = PackedKernel.name if packed else None
-        options: Any = {"pooled": pooled, "weighted": weighted, "exchanges_row_norms": False, "backend": named}
-        backend = choose_kernel(slots, None, device=place, **options)
-        self.kernel: LookupKernel = backend(slots, [n for _, n in self.features], None, pooled=pooled, device=place)
+            specs.append(ShardSpec(name, rows, shard.num_cols, config.data_type, config.embedding_dim, shard.rows[0]))
+        spec = KernelSpec(specs, [n for _, n in self.features], None, pooled, place, weighted)
+        self.kernel: LookupKernel = choose_kernel(spec, PackedKernel.name if packed else None)(spec)
         shards = [tiles[n].shard for _, n in self.features]
         #: whether some ids have their rows in another tile
         self.split = any(tile.shard.num_rows < tables[tile.table].num_embeddings for tile in tiles)
@@ -135,7 +133,7 @@ class TileGroup:
         """
         if fixed:
             values, offsets, weights, own = self._at_fixed_shapes(batch)
-            return self.kernel.forward(values, offsets, weights, own)[0]
+            return self.kernel.forward(KernelInput(values, offsets, weights, own), False)[0]
         segments = torch.tensor([batch.segment[j] for j, _ in self.features])
         counts = [batch.counts[number] for number in segments.tolist()]
         samples, total = batch.lengths.shape[1], sum(counts)
@@ -157,7 +155,8 @@ class TileGroup:
         if self.pooled and not samples:
             rows = torch.zeros(0, self.columns[-1], device=self.place)
         else:
-            rows, _ = self.kernel.forward(values, offsets, weights, [b - a for a, b in pairwise(starts)])
+            own = [b - a for a, b in pairwise(starts)]
+            rows, _ = self.kernel.forward(KernelInput(values, offsets, weights, own), False)
         self.device.output_bytes += rows.numel() * rows.element_size()
         return rows
 

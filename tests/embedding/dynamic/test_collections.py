@@ -15,6 +15,7 @@ import recshard_lab as rs
 from recshard_lab.embedding import EmbOptimType, FusedEmbeddingCollection, RowWiseAdagrad
 from recshard_lab.embedding.dynamic.collections import DynamicEmbeddingBagCollection, DynamicEmbeddingCollection
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
+from recshard_lab.embedding.kernels import KernelInput
 from recshard_lab.sparse import KeyedJaggedTensor
 
 VOCABULARY = torch.randint(-(1 << 60), 1 << 60, (1500,), generator=torch.Generator().manual_seed(0))
@@ -108,12 +109,12 @@ def test_a_table_grows_while_another_thread_trains(threads: int) -> None:
     """The batch after the next one is prefetched before, or during, the backward pass of a batch."""
     dynamic, static = bag_pair(torch.optim.SGD, {"lr": 0.1}, names=("user",))
     kernel, data = dynamic._kernel, batches(40, seed=3)
-    inputs = [(by_id.values(), by_id.offsets()) for by_id, _ in data]
+    inputs = [KernelInput(own.values(), own.offsets(), None, own.length_per_key()) for own, _ in data]
     with ThreadPoolExecutor(1) as pool:
-        prefetched = kernel.prefetch(*inputs[0])
+        prefetched = kernel.prefetch(inputs[0])
         for number, (_, by_position) in enumerate(data):
-            rows, saved = kernel.forward(*inputs[number], None, prefetched=prefetched)
-            coming = pool.submit(kernel.prefetch, *inputs[min(number + 1, len(data) - 1)])
+            rows, saved = kernel.forward(inputs[number]._replace(prefetched=prefetched), True)
+            coming = pool.submit(kernel.prefetch, inputs[min(number + 1, len(data) - 1)])
             if threads == 1:
                 coming.result()
             kernel.backward(saved, 2 * rows)

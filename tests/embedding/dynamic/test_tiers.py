@@ -19,6 +19,7 @@ from recshard_lab import DataType, DynamicEmbeddingBagCollection, DynamicEmbeddi
 from recshard_lab.embedding import EmbOptimType, EmulatedCost, Tier
 from recshard_lab.embedding.dynamic.stores import HostStore, RowFormat, Rows, TierError
 from recshard_lab.embedding.dynamic.table import DynamicTable, Memory
+from recshard_lab.embedding.kernels import KernelInput
 from recshard_lab.sparse import KeyedJaggedTensor
 from tests.embedding.dynamic.redis_server import redis_server
 
@@ -353,13 +354,13 @@ def test_a_batch_larger_than_the_fast_tier_trains_as_a_table_that_has_room(
     arguments = []
     for batch in batches:
         offsets = batch.offsets() if pooled else batch.offsets()[:: len(batch.offsets()) // 3]
-        arguments.append((batch.values(), offsets, batch.length_per_key()))
+        arguments.append(KernelInput(batch.values(), offsets, None, batch.length_per_key()))
     passes: list[list[torch.Tensor]] = [[], []]
     for collection, found in zip((small, large), passes, strict=True):
         kernel, coming = collection._kernel, None
-        for (ids, offsets, counts), following in zip(arguments, [*arguments[1:], None], strict=True):
-            rows, saved = kernel.forward(ids, offsets, None, counts, prefetched=coming)
-            coming = kernel.prefetch(*following) if prefetched and following else None
+        for own, following in zip(arguments, [*arguments[1:], None], strict=True):
+            rows, saved = kernel.forward(own._replace(prefetched=coming), True)
+            coming = kernel.prefetch(following) if prefetched and following else None
             kernel.backward(saved, 2 * rows)
             found.append(rows.detach().clone())
     for mine, whole in zip(*passes, strict=True):
@@ -448,16 +449,16 @@ def prefetching(data: list[KeyedJaggedTensor], early: bool) -> DynamicTable:
     """The table after training. Each batch is prefetched before the backward of the one before, or after it."""
     collection = with_host()
     kernel = collection._kernel
-    arguments = [(batch.values(), batch.offsets(), batch.length_per_key()) for batch in data]
-    prefetched: Any = kernel.prefetch(*arguments[0])
-    for (ids, offsets, counts), following in zip(arguments, [*arguments[1:], None], strict=True):
-        rows, saved = kernel.forward(ids, offsets, None, counts, prefetched=prefetched)
+    arguments = [KernelInput(batch.values(), batch.offsets(), None, batch.length_per_key()) for batch in data]
+    prefetched: Any = kernel.prefetch(arguments[0])
+    for own, following in zip(arguments, [*arguments[1:], None], strict=True):
+        rows, saved = kernel.forward(own._replace(prefetched=prefetched), True)
         prefetched = None  # it keeps the ids in their slots
         if early and following is not None:
-            prefetched = kernel.prefetch(*following)
+            prefetched = kernel.prefetch(following)
         kernel.backward(saved, 2 * rows)
         if not early and following is not None:
-            prefetched = kernel.prefetch(*following)
+            prefetched = kernel.prefetch(following)
     return collection.table("t")
 
 

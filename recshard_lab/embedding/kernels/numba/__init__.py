@@ -7,19 +7,19 @@ and lose steps below it.
 The loops work on addresses. Both passes therefore check offsets and ids of the batch first. No loop reads or writes
 memory outside of the tables, the batch and the output.
 
-The loops release the GIL. torch's number of threads share the bags of a lookup and the slots of a step. The results do
+The loops release the GIL. torch's number of threads share the bags of a lookup and the shards of a step. The results do
 not depend on the number of threads.
 
 The first kernel compiles the loops or loads them from disk (`compiled.py`).
 
-Shape letters: F shard features, B batch, N ids, d columns of a slot, U touched rows.
+Shape letters: F shard features, B batch, N ids, d columns of a shard, U touched rows.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -32,16 +32,18 @@ from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels.base import (
     NO_WEIGHTS,
     TORCH_DTYPES,
+    KernelInput,
+    KernelSpec,
     LookupKernel,
     RowNorms,
-    Slot,
+    ShardSpec,
     empty,
     register_kernel,
     zeros,
 )
 from recshard_lab.embedding.kernels.numba.compiled import loop, why_absent
 from recshard_lab.embedding.kernels.numba.threads import cut_evenly, run_all, share_out, threads_for
-from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, WeightDecayMode
+from recshard_lab.embedding.optimizers import EmbOptimType, WeightDecayMode
 
 Array = NDArray[Any]
 
@@ -72,27 +74,19 @@ class NumbaKernel(LookupKernel):
     name = "numba"
 
     @classmethod
-    def preference(cls, optimizer: OptimizerSpec | None, device: torch.device | str) -> int:
+    def preference(cls, spec: KernelSpec) -> int:
         """First on CPU. Its speed over fbgemm's for lookup, backward and step (26 tables x 100k x 64, batch 4096,
         pooling 10, one thread, ``recshard bench lookup``): SGD 2.2x on uniform ids and 1.9x on Zipf 1.2 ids, row-wise
         Adagrad 1.2x on both, the lookup alone 0.9x. Two threads take 0.6 of the time of one; fbgemm steps on one."""
-        return 20 if torch.device(device).type == "cpu" else -20
+        return 20 if spec.device.type == "cpu" else -20
 
     @classmethod
     def unavailable(cls) -> str | None:
         return why_absent()
 
     @classmethod
-    def refuses(
-        cls,
-        slots: Sequence[Slot],
-        optimizer: OptimizerSpec | None,
-        *,
-        pooled: bool,
-        weighted: bool,
-        exchanges_row_norms: bool,
-        device: torch.device | str,
-    ) -> str | None:
+    def refuses(cls, spec: KernelSpec) -> str | None:
+        optimizer = spec.optimizer
         if optimizer is None:
             return "it always steps an optimizer in backward, and keeps no gradients"
         if optimizer.optimizer not in _RULES:
@@ -102,36 +96,34 @@ class NumbaKernel(LookupKernel):
             return f"it has no {', '.join(missing)}"
         if optimizer.weight_decay and optimizer.weight_decay_mode is not WeightDecayMode.L2:
             return f"it has no weight_decay_mode {optimizer.weight_decay_mode}"
-        if weighted and not pooled:
+        if spec.weighted and not spec.pooled:
             return NO_WEIGHTS
-        if torch.device(device).type != "cpu":
-            return f"it runs on cpu, not on {torch.device(device).type}"
-        return next((reason for slot in slots if (reason := _refuses_slot(slot))), None)
+        if spec.device.type != "cpu":
+            return f"it runs on cpu, not on {spec.device.type}"
+        return next((reason for shard in spec.shards if (reason := _refuses_shard(shard))), None)
 
     def _allocate(self) -> None:
-        optimizer = self.optimizer
-        assert optimizer is not None  # `refuses` needs one
-        self._spec = optimizer
+        assert self.optimizer is not None  # `refuses` needs one
         self._weights = [
-            zeros((slot.num_rows, slot.num_cols), TORCH_DTYPES[slot.data_type], self.device) for slot in self.slots
+            zeros((shard.num_rows, shard.num_cols), TORCH_DTYPES[shard.data_type], self.device) for shard in self.shards
         ]
         self._states = [
             {
                 name: zeros(shape, torch.float32, self.device)
-                for name, shape in optimizer.state_shapes(slot.num_rows, slot.num_cols).items()
+                for name, shape in self.optimizer.state_shapes(shard.num_rows, shard.num_cols).items()
             }
-            for slot in self.slots
+            for shard in self.shards
         ]
-        self._by_slot: list[list[int]] = [[] for _ in self.slots]
-        for feature, slot in enumerate(self.feature_slots):
-            self._by_slot[slot].append(feature)
-        self._slot_features = np.array([feature for own in self._by_slot for feature in own], np.int64)
-        self._slot_starts = np.array([0, *accumulate(len(own) for own in self._by_slot)], np.int64)
-        self._dims = [self.slots[slot].num_cols for slot in self.feature_slots]
+        self._by_shard: list[list[int]] = [[] for _ in self.shards]
+        for feature, shard in enumerate(self.features):
+            self._by_shard[shard].append(feature)
+        self._shard_features = np.array([feature for own in self._by_shard for feature in own], np.int64)
+        self._shard_starts = np.array([0, *accumulate(len(own) for own in self._by_shard)], np.int64)
+        self._dims = [self.shards[shard].num_cols for shard in self.features]
         self._columns = list(accumulate(self._dims, initial=0))
         self._addresses: list[int] = []
         self._features = np.empty((len(self._dims), 7), np.int64)
-        self._most = np.array([self.slots[slot].num_rows for slot in self.feature_slots], np.int64)
+        self._most = np.array([self.shards[shard].num_rows for shard in self.features], np.int64)
         for name in ("first_bad_feature", "pool" if self.pooled else "gather", "step_rows"):
             loop(name)  # not in the first step
 
@@ -141,21 +133,18 @@ class NumbaKernel(LookupKernel):
     def optimizer_states(self) -> list[dict[str, Tensor]]:
         return self._states
 
-    def set_learning_rate(self, lr: float) -> None:
-        self._spec = self.optimizer = replace(self._spec, learning_rate=lr)
-
     def _table(self, saved: _Saved) -> Array:
         """The loops' table of shard features. Reads the addresses anew of tensors that were copied or moved."""
         held = [*self._weights, *(state for own in self._states for state in own.values())]
         addresses = [tensor.data_ptr() for tensor in held]
         table = self._features
         if addresses != self._addresses:
-            states = addresses[len(self.slots) :] or [0] * len(self.slots)
-            for feature, index in enumerate(self.feature_slots):
-                slot, half = self.slots[index], self._weights[index].dtype is torch.float16
+            states = addresses[len(self.shards) :] or [0] * len(self.shards)
+            for feature, index in enumerate(self.features):
+                shard, half = self.shards[index], self._weights[index].dtype is torch.float16
                 table[feature, _BASE], table[feature, _STATE] = addresses[index], states[index]
-                table[feature, _DIM], table[feature, _HALF] = slot.num_cols, half
-                table[feature, _FULL_DIM], table[feature, _ROWS] = slot.full_dim, slot.num_rows
+                table[feature, _DIM], table[feature, _HALF] = shard.num_cols, half
+                table[feature, _FULL_DIM], table[feature, _ROWS] = shard.full_dim, shard.num_rows
             table[:, _COLUMN] = self._columns[:-1]
             self._addresses = addresses
         if not self.pooled:
@@ -171,24 +160,23 @@ class NumbaKernel(LookupKernel):
     # ---- forward ----
 
     @torch.no_grad()
-    def remember(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> _Saved:
+    def remember(self, batch: KernelInput, train: bool = True) -> _Saved:
+        ids, offsets, weights, *_ = batch
         self.check_weights(weights)
         features = len(self._dims)
-        batch = (offsets.numel() - 1) // features if self.pooled else 1
+        samples = (offsets.numel() - 1) // features if self.pooled else 1
         _check_shapes(
-            ids, offsets, weights, f"{features} * B + 1" if self.pooled else features + 1, features * batch + 1
+            ids, offsets, weights, f"{features} * B + 1" if self.pooled else features + 1, features * samples + 1
         )
         offsets = offsets.long().contiguous()
         dtype = torch.float32 if weights is None else weights.dtype
         kept = None if weights is None else weights.detach().float().contiguous()
-        saved = _Saved(ids.contiguous(), offsets, kept, dtype, batch, [])
+        saved = _Saved(ids.contiguous(), offsets, kept, dtype, samples, [])
         self._look_at(saved)
         return saved
 
     def _look_at(self, saved: _Saved) -> None:
-        """Raises ValueError unless offsets ascend within the ids and every id is a row of its slot."""
+        """Raises ValueError unless offsets ascend within the ids and every id is a row of its shard."""
         offsets, batch = saved.offsets, saved.batch
         feature = loop("first_bad_feature")(self._most, *self._batch(saved), saved.ids.numel(), batch)
         if feature >= 0:
@@ -197,21 +185,19 @@ class NumbaKernel(LookupKernel):
 
     def _what_is_bad(self, saved: _Saved, feature: int) -> str:
         own = saved.offsets[feature * saved.batch : (feature + 1) * saved.batch + 1]
-        slot, total = self.slots[self.feature_slots[feature]], saved.ids.numel()
+        shard, total = self.shards[self.features[feature]], saved.ids.numel()
         if own[0] < 0 or own[-1] > total or bool((own.diff() < 0).any()):
             return (
-                f"offsets of shard feature {feature} (table {slot.table!r}) run from {int(own[0])} to {int(own[-1])}: "
+                f"offsets of shard feature {feature} (table {shard.table!r}) run from {int(own[0])} to {int(own[-1])}: "
                 f"they must ascend, from 0 to the number of ids, {total}"
             )
         ids = saved.ids[int(own[0]) : int(own[-1])]
-        bad = int(ids[(ids < 0) | (ids >= slot.num_rows)][0])
-        return f"id {bad} is not a row of table {slot.table!r}, which has rows 0 to {slot.num_rows - 1} here"
+        bad = int(ids[(ids < 0) | (ids >= shard.num_rows)][0])
+        return f"id {bad} is not a row of table {shard.table!r}, which has rows 0 to {shard.num_rows - 1} here"
 
     @torch.no_grad()
-    def forward(
-        self, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None = None
-    ) -> tuple[Tensor, Any]:
-        saved = self.remember(ids, offsets, weights)
+    def forward(self, batch: KernelInput, train: bool) -> tuple[Tensor, Any]:
+        saved = self.remember(batch)
         table = self._table(saved)
         where = (saved.ids.data_ptr(), int(saved.ids.dtype is torch.int64), saved.offsets.numpy())
         if not self.pooled:
@@ -241,7 +227,8 @@ class NumbaKernel(LookupKernel):
 
     @torch.no_grad()
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
-        if self._spec.row_wise:
+        assert self.optimizer is not None
+        if self.optimizer.row_wise:
             self.check_row_norms(row_norms)
         self._look_at(saved)  # the batch's memory may have been written to since
         columns = self._columns[-1] if self.pooled else self._flat_starts(saved)[-1]
@@ -257,7 +244,7 @@ class NumbaKernel(LookupKernel):
             grad = grad.contiguous()
         table = self._table(saved)
         weight_grads = None if saved.weights is None else self._weight_grads(table, saved, grad)
-        if row_norms is not None and self._spec.row_wise:
+        if row_norms is not None and self.optimizer.row_wise:
             self._step_with_norms(table, saved, grad, row_norms)
         else:
             self._step(table, saved, grad)
@@ -273,27 +260,27 @@ class NumbaKernel(LookupKernel):
         return saved.ids.data_ptr(), int(saved.ids.dtype is torch.int64), saved.offsets.numpy()
 
     def _step(self, table: Array, saved: _Saved, grad: Tensor) -> None:
-        """Divides the slots among threads by load, or the rows of every slot if that is uneven."""
-        loads = self._slot_loads(saved)
+        """Divides the shards among threads by load, or the rows of every shard if that is uneven."""
+        loads = self._shard_loads(saved)
         threads = threads_for(sum(loads))
         shares, even = share_out(loads, threads)
         parts = 1 if even else threads
         if parts > 1:
-            shares = [list(range(len(self.slots)))] * threads
+            shares = [list(range(len(self.shards)))] * threads
         tasks = []
-        for number, slots in enumerate(shares):
+        for number, shards in enumerate(shares):
             part = number if parts > 1 else 0
-            tasks.append(self._rows_task(table, slots, saved, grad, part, parts))
+            tasks.append(self._rows_task(table, shards, saved, grad, part, parts))
         run_all(tasks)
 
     def _step_with_norms(self, table: Array, saved: _Saved, grad: Tensor, row_norms: RowNorms) -> None:
-        """Computes the squares of all slots, lets the caller add those of the other columns, then steps."""
-        ids = [sum(saved.starts[feature + 1] - saved.starts[feature] for feature in own) for own in self._by_slot]
+        """Computes the squares of all shards, lets the caller add those of the other columns, then steps."""
+        ids = [sum(saved.starts[feature + 1] - saved.starts[feature] for feature in own) for own in self._by_shard]
         firsts = np.array([0, *accumulate(ids)], np.int64)
         rows, squares = np.empty(firsts[-1], np.int64), np.empty(firsts[-1], np.float32)
         counts = np.zeros(len(ids), np.int64)
         found = (firsts, rows, squares, counts, np.empty(firsts[-1], np.uint32), np.empty(firsts[-1], np.uint32))
-        loads = self._slot_loads(saved)
+        loads = self._shard_loads(saved)
         shares, _ = share_out(loads, threads_for(sum(loads)))
         run_all([self._rows_task(table, own, saved, grad, 0, 1, _ONLY_SQUARES, found) for own in shares])
         spans = [slice(first, first + count) for first, count in zip(firsts, counts, strict=False)]
@@ -307,7 +294,7 @@ class NumbaKernel(LookupKernel):
     def _rows_task(
         self,
         table: Array,
-        slots: Sequence[int],
+        shards: Sequence[int],
         saved: _Saved,
         grad: Tensor,
         part: int,
@@ -315,29 +302,31 @@ class NumbaKernel(LookupKernel):
         stage: int = _ALL,
         found: tuple[Array, ...] | None = None,
     ) -> Any:
-        count = len(self.slots)
+        count = len(self.shards)
         found = found or (np.zeros(count, np.int64), _NONE_INT, _NONE_FLOAT, np.zeros(count, np.int64), _NONE, _NONE)
-        spec = self._spec
-        numbers = [np.float32(number) for number in (spec.learning_rate, spec.eps, spec.weight_decay)]
-        wiring = (np.array(slots, np.int64), self._slot_starts, self._slot_features)
-        how = (_RULES[spec.optimizer], *numbers, part, parts, stage)
+        optimizer = self.optimizer
+        assert optimizer is not None
+        rates = optimizer.learning_rate, optimizer.eps, optimizer.weight_decay
+        numbers = [np.float32(number) for number in rates]
+        wiring = (np.array(shards, np.int64), self._shard_starts, self._shard_features)
+        how = (_RULES[optimizer.optimizer], *numbers, part, parts, stage)
         common = self._common(saved, grad)
         run = loop("step_rows")
 
         def task() -> None:
-            largest, words, floats = self._room(slots, saved)
+            largest, words, floats = self._room(shards, saved)
             factors, grads, total = floats
             room = (words, factors.numpy(), grads.data_ptr(), total.data_ptr(), largest)
             run(table, *wiring, *common, *how, *found, *room)
 
         return task
 
-    def _room(self, slots: Sequence[int], saved: _Saved) -> tuple[int, Array, list[Tensor]]:
-        """Buffers of `step_rows`: the most ids of a slot, integers, floats (factors, gradients, a row)."""
-        features = [self._by_slot[slot] for slot in slots]
+    def _room(self, shards: Sequence[int], saved: _Saved) -> tuple[int, Array, list[Tensor]]:
+        """Buffers of `step_rows`: the most ids of a shard, integers, floats (factors, gradients, a row)."""
+        features = [self._by_shard[shard] for shard in shards]
         ids = [sum(saved.starts[feature + 1] - saved.starts[feature] for feature in own) for own in features]
         sources = [len(own) * saved.batch if self.pooled else n for own, n in zip(features, ids, strict=True)]
-        dims = [self.slots[slot].num_cols for slot in slots]
+        dims = [self.shards[shard].num_cols for shard in shards]
         largest = max(ids, default=0)
         sizes = (
             0 if saved.weights is None else largest,
@@ -352,9 +341,9 @@ class NumbaKernel(LookupKernel):
         flat = 0 if self.pooled else 1
         return (*self._batch(saved), weights, grad.data_ptr(), grad.stride(0), saved.batch, flat)
 
-    def _slot_loads(self, saved: _Saved) -> list[int]:
+    def _shard_loads(self, saved: _Saved) -> list[int]:
         loads = self._feature_loads(saved)
-        return [sum(loads[feature] for feature in own) for own in self._by_slot]
+        return [sum(loads[feature] for feature in own) for own in self._by_shard]
 
 
 def _check_shapes(ids: Tensor, offsets: Tensor, weights: Tensor | None, expected: object, size: int) -> None:
@@ -378,14 +367,14 @@ def _bind(name: str, *arguments: Any) -> Any:
     return lambda: run(*arguments)
 
 
-def _refuses_slot(slot: Slot) -> str | None:
-    table = f"table {slot.table!r}"
-    if slot.data_type not in (DataType.FP32, DataType.FP16):
-        return f"{table} is {slot.data_type.value}; it trains FP32 and FP16"
-    if slot.data_type is DataType.FP16 and not _halves_are_fast():
+def _refuses_shard(shard: ShardSpec) -> str | None:
+    table = f"table {shard.table!r}"
+    if shard.data_type not in (DataType.FP32, DataType.FP16):
+        return f"{table} is {shard.data_type.value}; it trains FP32 and FP16"
+    if shard.data_type is DataType.FP16 and not _halves_are_fast():
         return f"{table} is FP16, and this processor has no FP16 instructions"
-    if slot.num_rows > _MOST_ROWS:
-        return f"{table} has {slot.num_rows} rows here; it sorts at most {_MOST_ROWS}"
+    if shard.num_rows > _MOST_ROWS:
+        return f"{table} has {shard.num_rows} rows here; it sorts at most {_MOST_ROWS}"
     return None
 
 

@@ -1,8 +1,8 @@
 """Optimizer steps: each touched row once, with the summed gradient of its ids.
 
-The ids of a slot are sorted. Each run of equal ids is a row, and the bags it occurred in are the sources of its
-gradient. The gradients of a slot's bags are copied side by side first, so that they stay in the cache. Rows are stepped
-in ascending order, and each sum follows the order of the ids, for any number of threads.
+The ids of a shard are sorted. Each run of equal ids is a row, and the bags it occurred in are the sources of its
+gradient. The gradients of a shard's bags are copied side by side first, so that they stay in the cache. Rows are
+stepped in ascending order, and each sum follows the order of the ids, for any number of threads.
 """
 
 from typing import Any
@@ -143,9 +143,9 @@ def _gather_grads(
 @jit
 def step_rows(
     features: Any,
-    slots: Any,
-    slot_starts: Any,
-    slot_features: Any,
+    shards: Any,
+    shard_starts: Any,
+    shard_features: Any,
     ids: int,
     wide: int,
     offsets: Any,
@@ -173,31 +173,31 @@ def step_rows(
     total: int,
     largest: int,
 ) -> None:
-    """Steps the rows of ``slots`` that the batch touched. Slot s is read by the shard features
-    ``slot_features[slot_starts[s] : slot_starts[s + 1]]``.
+    """Steps the rows of ``shards`` that the batch touched. Shard s is read by the shard features
+    ``shard_features[shard_starts[s] : shard_starts[s + 1]]``.
 
-    Stage `ALL` does everything. If other slots store a row's other columns, there are two stages. `ONLY_SQUARES` writes
-    the slot's touched ``rows`` and their ``squares`` from ``firsts[s]`` on, and their number to ``counts[s]``.
+    Stage `ALL` does everything. If other shards store a row's other columns, there are two stages. `ONLY_SQUARES`
+    writes the shard's touched ``rows`` and their ``squares`` from ``firsts[s]`` on, and their number to ``counts[s]``.
     `GIVEN_SQUARES` steps with the squares at that place, and reuses the sorted ids.
 
-    Buffers, for slots of up to ``largest`` ids: ``words``, `WORDS` for each id and `MORE_WORDS`; ``factors``, one for
-    each id if weighted; addresses of floats: ``grads`` for the gradients of a slot's bags (flat: ids), ``total`` for
+    Buffers, for shards of up to ``largest`` ids: ``words``, `WORDS` for each id and `MORE_WORDS`; ``factors``, one for
+    each id if weighted; addresses of floats: ``grads`` for the gradients of a shard's bags (flat: ids), ``total`` for
     one row's.
     """
     digits, rest = words[:DIGITS], words[DIGITS:]
     spare_keys, spare_values, first_keys = rest[:largest], rest[largest : 2 * largest], rest[2 * largest : 3 * largest]
     first_values, bags = rest[3 * largest : 4 * largest], rest[4 * largest : 5 * largest]
     starts, order = rest[5 * largest : 6 * largest + 1], rest[6 * largest + 1 : 7 * largest + 2]
-    for slot in slots:
-        own = slot_features[slot_starts[slot] : slot_starts[slot + 1]]
-        first, n = firsts[slot], 0
-        counts[slot] = 0
+    for shard in shards:
+        own = shard_features[shard_starts[shard] : shard_starts[shard + 1]]
+        first, n = firsts[shard], 0
+        counts[shard] = 0
         if len(own) and (stage != GIVEN_SQUARES or weights):
             n = _read(
                 own, ids, wide, offsets, weights, batch, flat, part, parts, first_keys, first_values, bags, factors
             )
         elif len(own):
-            n = firsts[slot + 1] - first
+            n = firsts[shard + 1] - first
         if n == 0:
             continue
         feature = own[0]
@@ -214,7 +214,7 @@ def step_rows(
                 sorted_keys[first + i], sorted_values[first + i] = keys[i], values[i]
         _gather_grads(features, own, offsets, grad, stride, batch, flat, columns, grads)
         count, singles = _runs(keys, n, weights == 0 and decay == 0, starts, order)
-        counts[slot] = count
+        counts[shard] = count
         for turn in range(count):
             run = np.int64(order[turn])
             if turn + AHEAD < count:

@@ -24,7 +24,7 @@ from recshard_lab.embedding.kernels.numba.rows import (
 )
 
 BASE, DIM, HALF, COLUMN, STATE, FULL_DIM, ROWS = range(7)
-"""Of each shard feature: address of its slot's weights, columns, whether they are fp16, its first column in the output
+"""Of each shard feature: address of its shard's weights, columns, whether they are fp16, its first column in the output
 (flat: its first number), address of the state, columns of the whole table, rows."""
 
 AHEAD = 32  # 8: a third slower, 64: the same (26 tables x 100k x 64, batch 4096, pooling 10)

@@ -6,11 +6,10 @@
     slow tier   the whole weight and optimizer states of each shard, in host memory
 
 A training lookup moves the rows of its ids into the fast tier, and writes those that lose their slot back. An id that
-finds no slot, because a batch has more distinct ids than the cache, gets a staging row until the backward of its batch.
+finds no slot, because a batch has more distinct ids than the cache, gets a staging row for the two passes of its batch.
 The inner kernel therefore computes on the same rows as without a cache, and the result is the same.
 
-Lookups without gradients move nothing. They copy rows that are not cached to staging rows, and drop them with the next
-lookup.
+Lookups without gradients move nothing. They copy rows that are not cached to staging rows.
 
 Shape letters: N ids, M distinct ids, E rows of a shard, C slots, S staging rows.
 """
@@ -18,21 +17,18 @@ Shape letters: N ids, M distinct ids, E rows of a shard, C slots, S staging rows
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recshard_lab.embedding.dynamic.config import EmulatedCost
-from recshard_lab.embedding.dynamic.index import ScoredIndex, access_all, find_all
+from recshard_lab.embedding.dynamic.index import ScoredIndex
+from recshard_lab.embedding.dynamic.stores.base import Rows
 from recshard_lab.embedding.kernels import TORCH_DTYPES, KernelInput, KernelSpec, LookupKernel, RowNorms, ShardSpec
 from recshard_lab.embedding.kernels.base import zeros
-from recshard_lab.embedding.kernels.mapped import Found, MappedKernel
-
-FREE, NOT_NEEDED = -1, -1  # of staging rows: no id; a step that no batch has
-_STAGING = 128  # least number of staging rows
+from recshard_lab.embedding.kernels.mapped import Found, MappedKernel, Saved
 
 
 class Cache(NamedTuple):
@@ -47,30 +43,6 @@ class Cache(NamedTuple):
     rows: int
     evict: str = "lru"
     cost: EmulatedCost | None = None
-
-
-@dataclass
-class CacheCounters:
-    """What the cache of one shard has counted since it was made. ``hits + misses == lookups``.
-
-    Attributes:
-        lookups, hits, misses: ids of batches, duplicates included, of training and evaluation.
-        admissions: distinct ids that got a slot.
-        evictions: distinct ids that lost theirs.
-        write_backs: rows written to the slow tier.
-        staged: distinct ids of training batches that found no slot.
-        bytes_read, bytes_written: of the slow tier.
-    """
-
-    lookups: int = 0
-    hits: int = 0
-    misses: int = 0
-    admissions: int = 0
-    evictions: int = 0
-    write_backs: int = 0
-    staged: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
 
 
 class _Link:
@@ -100,7 +72,6 @@ class CachedRows:
     Attributes:
         weight, states: the slow tier, ``[E, d]`` and the optimizer states.
         fast_weight, fast_states: the same of the inner kernel, ``[C + S, d]``. The kernel sets them.
-        counters: see `CacheCounters`.
     """
 
     def __init__(self, shard: ShardSpec, cache: Cache, link: _Link, device: torch.device) -> None:
@@ -112,19 +83,13 @@ class CachedRows:
         self.states: dict[str, Tensor] = {}
         self.fast_weight: Tensor
         self.fast_states: dict[str, Tensor] = {}
-        self.counters = CacheCounters()
-        #: of each staging row the id and the last step that needs it
-        self.staged_ids = torch.empty(0, dtype=torch.int64, device=device)
-        self.staged_steps = torch.empty(0, dtype=torch.int64, device=device)
+        self._moved = {"write_backs": 0, "bytes_read": 0, "bytes_written": 0}
         self.clean = 0  # all rows touched up to this step are in the slow tier too
         self.written = False  # whether others may have written to the slow tier
-        self._num_staged = 0
-        self.staging = 0  # S of the next inner kernel
-        self._grow: Callable[[], None]
 
-    def bind(self, weight: Tensor, states: dict[str, Tensor], grow: Callable[[], None]) -> None:
-        """Uses this memory as the fast tier. ``grow`` makes an inner kernel with `staging` rows more."""
-        self.fast_weight, self.fast_states, self._grow = weight, states, grow
+    def bind(self, weight: Tensor, states: dict[str, Tensor]) -> None:
+        """Uses this memory as the fast tier."""
+        self.fast_weight, self.fast_states = weight, states
         if not self.states:
             rows = {name: self.shard.num_rows if self._by_row(state) else 1 for name, state in states.items()}
             self.states = {
@@ -150,118 +115,81 @@ class CachedRows:
 
     # ---- lookups ----
 
-    def prepare(self, oldest: int) -> None:
-        """Makes the fast tier ready for a lookup. Rows of steps from ``oldest`` on stay."""
-        self.reload()
-        self._release(oldest)
+    @property
+    def counters(self) -> dict[str, float]:
+        """What the cache has counted since it was made. ``hits + misses == lookups``.
 
-    def take(self, ids: Tensor, slots: Tensor, misses: int, step: int, oldest: int | None) -> None:
-        """Moves rows that are not in the fast tier there, as step ``step``.
-
-        Args:
-            ids: ``[N]``.
-            slots: ``[N]`` where the index has them, -1 for absent ones, of which there are ``misses``. They are
-                replaced by where the rows are.
-            oldest: rows of this step and later ones stay. None changes no slot: the rows can be read until the next
-                call.
+        ``lookups``, ``hits``, ``misses``: ids of batches, duplicates included, of training and evaluation.
+        ``admissions``, ``evictions``: distinct ids that got a slot, and that lost theirs. ``staged``: distinct ids of
+        training batches that found no slot. ``write_backs``: rows written to the slow tier. ``bytes_read``,
+        ``bytes_written``: of the slow tier. ``slots``, ``slots_in_use``: C, and how many have a row.
         """
-        misses -= self._fill_staged(ids, slots, misses, step)
-        self.counters.lookups += len(ids)
-        self.counters.misses += misses
-        self.counters.hits += len(ids) - misses
-        if not misses:
-            return
-        new_slots, new_ids = [], []
-        if oldest is not None:
-            found = self.index.insert_absent(ids, slots, misses, pinned_from=oldest)
-            self._write(found.evicted_slots, found.evicted_ids)
-            new_slots, new_ids = [found.new_slots], [found.new_ids]
-            self.counters.admissions += len(found.new_ids)
-            self.counters.evictions += len(found.evicted_ids)
-        lost = (slots < 0).nonzero().squeeze(1)
-        without = ids[lost].unique()
-        places = self._stage(without, step)
-        self._read(torch.cat([*new_slots, places]), torch.cat([*new_ids, without]))
-        slots[lost] = places[torch.searchsorted(without, ids[lost])]
-        self.counters.staged += len(without) if oldest is not None else 0
+        own = self.index.counters
+        ids = {"lookups": own.lookups, "hits": own.hits, "misses": own.misses, "admissions": own.inserts}
+        ids |= {"evictions": own.evictions, "staged": own.overflows}
+        return ids | self._moved | {"slots": self.index.capacity, "slots_in_use": self.index.size}
 
-    def ids_at(self) -> Tensor:
-        """``[C + S]`` the id of each row of the fast tier."""
-        return torch.cat([self.index.keys, self.staged_ids])
+    # ---- lookups ----
 
-    # ---- staging rows ----
+    def slots_for(self, ids: Tensor, *, pinned_from: int | None, located: tuple[Tensor, int]) -> Tensor:
+        """As of `RowMap`. Moves rows to the fast tier."""
+        found = self.index.insert_absent(ids, *located, pinned_from=pinned_from)
+        self._write(found.evicted_slots, found.evicted_ids)
+        self._read(found.new_slots, found.new_ids)
+        return found.slots
 
-    def _fill_staged(self, ids: Tensor, slots: Tensor, misses: int, step: int) -> int:
-        """Fills in the slots of ids with a staging row, which ``step`` needs. Returns how many these are."""
-        if not self._num_staged or not misses:
-            return 0
-        held = (self.staged_ids != FREE).nonzero().squeeze(1)
-        own, order = self.staged_ids[held].sort()
-        absent = (slots < 0).nonzero().squeeze(1)
-        at = torch.searchsorted(own, ids[absent]).clamp(max=len(own) - 1)
-        known = own[at] == ids[absent]
-        rows = held[order][at[known]]
-        slots[absent[known]] = rows + self.index.capacity
-        if step != NOT_NEEDED:
-            self.staged_steps[rows] = step
-        return len(rows)
+    def absent_rows(self, ids: Tensor, train: bool) -> tuple[Tensor, Tensor | None]:
+        """As of `RowMap`: all ids have a row in the slow tier."""
+        return self.read_rows(ids).weight, torch.ones_like(ids, dtype=torch.bool) if train else None
 
-    def _stage(self, ids: Tensor, step: int) -> Tensor:
-        """``[M]`` free staging rows for distinct ids."""
-        if not len(ids):
-            return ids
-        free = (self.staged_ids == FREE).nonzero().squeeze(1)
-        if len(free) < len(ids):
-            many = len(self.staged_ids)
-            self.staging = max(2 * many, many - len(free) + len(ids), _STAGING)
-            self._grow()
-            more = self.staging - many
-            self.staged_ids = torch.cat([self.staged_ids, self.staged_ids.new_full((more,), FREE)])
-            self.staged_steps = torch.cat([self.staged_steps, self.staged_steps.new_zeros(more)])
-            free = (self.staged_ids == FREE).nonzero().squeeze(1)
-        rows = free[: len(ids)]
-        self.staged_ids[rows], self.staged_steps[rows] = ids, step
-        self._num_staged += len(ids)
-        return rows + self.index.capacity
+    def read_rows(self, ids: Tensor) -> Rows:
+        """As of `RowMap`."""
+        slots, read = self.index._find(ids), self._from_slow(ids)
+        there = slots >= 0
+        for rows, (fast, _) in zip(read, self._pairs(), strict=True):
+            rows[there] = fast[slots[there]]
+        names = (name for name, state in self.fast_states.items() if self._by_row(state))
+        return Rows(ids, ids, ids, read[0], dict(zip(names, read[1:], strict=True)))  # no scores
 
-    def _release(self, oldest: int) -> None:
-        """Frees the staging rows that no step from ``oldest`` on needs. Those of training are written back."""
-        if not self._num_staged:
-            return
-        done = ((self.staged_ids != FREE) & (self.staged_steps < oldest)).nonzero().squeeze(1)
-        trained = done[self.staged_steps[done] > NOT_NEEDED]
-        self._write(trained + self.index.capacity, self.staged_ids[trained])
-        self.staged_ids[done] = FREE
-        self._num_staged -= len(done)
+    def write_rows(self, rows: Rows) -> None:
+        """As of `RowMap`."""
+        slots, written = self.index._find(rows.ids), [rows.weight, *rows.states.values()]
+        there = slots >= 0
+        for own, (fast, _) in zip(written, self._pairs(), strict=True):
+            fast[slots[there]] = own[there]
+        self._to_slow(rows.ids, written)
 
     # ---- moves ----
 
-    @torch.no_grad()
-    def _read(self, slots: Tensor, ids: Tensor) -> None:
-        """Copies rows from the slow tier to the fast one."""
-        if not len(ids):
-            return
-        moved, host = 0, ids.cpu()
-        for fast, slow in self._pairs():
-            rows = slow.index_select(0, host)
-            moved += rows.nbytes
-            fast.index_copy_(0, slots, _on(rows, fast.device))
-        self.counters.bytes_read += moved
+    def _from_slow(self, ids: Tensor) -> list[Tensor]:
+        """Everything that has one entry for each row, of these ids."""
+        host = ids.cpu()
+        rows = [_on(slow.index_select(0, host), fast.device) for fast, slow in self._pairs()]
+        self._count("bytes_read", rows)
+        return rows
+
+    def _to_slow(self, ids: Tensor, rows: Sequence[Tensor]) -> None:
+        host = ids.cpu()
+        for own, (_, slow) in zip(rows, self._pairs(), strict=True):
+            slow.index_copy_(0, host, own.to(slow.device))
+        self._moved["write_backs"] += len(ids)
+        self._count("bytes_written", rows)
+
+    def _count(self, what: str, rows: Sequence[Tensor]) -> None:
+        moved = sum(own.nbytes for own in rows)
+        self._moved[what] += moved
         self._link.use(self.cost, moved)
 
-    @torch.no_grad()
+    def _read(self, slots: Tensor, ids: Tensor) -> None:
+        """Copies rows from the slow tier to the fast one."""
+        if len(ids):
+            for rows, (fast, _) in zip(self._from_slow(ids), self._pairs(), strict=True):
+                fast.index_copy_(0, slots, rows)
+
     def _write(self, slots: Tensor, ids: Tensor) -> None:
         """Copies rows from the fast tier to the slow one."""
-        if not len(ids):
-            return
-        moved, host = 0, ids.cpu()
-        for fast, slow in self._pairs():
-            rows = fast.index_select(0, slots).to(slow.device)
-            moved += rows.nbytes
-            slow.index_copy_(0, host, rows)
-        self.counters.write_backs += len(ids)
-        self.counters.bytes_written += moved
-        self._link.use(self.cost, moved)
+        if len(ids):
+            self._to_slow(ids, [fast.index_select(0, slots) for fast, _ in self._pairs()])
 
     def flush(self, oldest: int) -> None:
         """Writes what training has changed to the slow tier. Rows of steps from ``oldest`` on may change again."""
@@ -270,8 +198,6 @@ class CachedRows:
         slots = self.index.slots()
         slots = slots[self.index.touched[slots] > self.clean]
         self._write(slots, self.index.keys[slots])
-        staged = ((self.staged_ids != FREE) & (self.staged_steps > self.clean)).nonzero().squeeze(1)
-        self._write(staged + self.index.capacity, self.staged_ids[staged])
         self.clean = oldest - 1
         self.written = True
 
@@ -279,9 +205,8 @@ class CachedRows:
         """Reads the fast tier anew if others may have written to the slow one."""
         if self.written:
             self.written = False
-            staged = (self.staged_ids != FREE).nonzero().squeeze(1)
-            slots = torch.cat([self.index.slots(), staged + self.index.capacity])
-            self._read(slots, self.ids_at()[slots])
+            slots = self.index.slots()
+            self._read(slots, self.index.keys[slots])
 
 
 def _on(rows: Tensor, device: torch.device) -> Tensor:
@@ -313,15 +238,12 @@ class CachedKernel(MappedKernel):
         self.tables = [
             CachedRows(shard, cache, self._link, spec.device) for shard, cache in zip(spec.shards, caches, strict=True)
         ]
-        super().__init__(spec, inner)
-
-    def _sizes(self) -> list[int]:
-        return [table.index.capacity + table.staging for table in self.tables]
+        super().__init__(spec, inner, self.tables)
 
     def _bind(self, moved: int | None = None) -> None:
         memory = zip(self.tables, self._inner.weights(), self._inner.optimizer_states(), strict=True)
         for table, weight, states in memory:
-            table.bind(weight, states, self._rebuild)
+            table.bind(weight, states)
 
     # ---- rows of batches ----
 
@@ -332,25 +254,15 @@ class CachedKernel(MappedKernel):
 
     def _find(self, batch: KernelInput, train: bool, pins_last: bool = False) -> Found:
         with self._lock:
-            ids, spans = batch.ids.to(self.device, torch.int64).contiguous(), self._spans(batch)
-            pinned, step = self._pinned(0), self.tables[0].index.step + 1  # the indexes have one step number
-            oldest = min(step - pins_last, step if pinned is None else pinned) if train else None
             for table in self.tables:
-                table.prepare(0 if oldest is None else oldest)
-            indexes = [table.index for table in self.tables]
-            slots, misses = (access_all if train else find_all)(indexes, ids, spans)
-            for number, (table, missed) in enumerate(zip(self.tables, misses, strict=True)):
-                own = [slice(first, end) for shard, first, end in spans if shard == number]
-                found = torch.cat([slots[span] for span in own])
-                table.take(torch.cat([ids[span] for span in own]), found, missed, step if train else NOT_NEEDED, oldest)
-                for span, part in zip(own, found.split([span.stop - span.start for span in own]), strict=True):
-                    slots[span] = part
+                table.reload()
+            found = super()._find(batch, train, pins_last)
             self._link.wait()
-            return Found(slots, self._begun([step] * len(self.tables)) if train else None, self._memory)
+            return found
 
     def _refreshed(self, found: Found) -> Found:
         self._reload()
-        return found
+        return super()._refreshed(found)
 
     def _reload(self) -> None:
         """The rows that others may have written since they were moved."""
@@ -362,13 +274,16 @@ class CachedKernel(MappedKernel):
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """As of `LookupKernel`."""
         self._reload()
-        norms = None if row_norms is None else _ByRow(self, saved.batch.counts, row_norms)
-        return super().backward(saved, grad, norms)
+        of_weights = super().backward(saved, grad, None if row_norms is None else _ByRow(self, saved, row_norms))
+        self._link.wait()
+        return of_weights
 
     def _before(self, found: Found, steps: bool) -> None:
+        super()._before(found, steps)
         self._copy_table_states(to_slow=False)
 
     def _after_step(self, found: Found) -> None:
+        super()._after_step(found)
         self._copy_table_states(to_slow=True)
 
     @torch.no_grad()
@@ -404,23 +319,21 @@ class CachedKernel(MappedKernel):
         return sum(table.fast_weight.nbytes for table in self.tables), sum(state.nbytes for state in states)
 
     def counters(self) -> list[dict[str, float]]:
-        """Per shard what its cache has counted, see `CacheCounters`, and ``slots`` and ``slots_in_use``."""
-        return [
-            asdict(table.counters) | {"slots": table.index.capacity, "slots_in_use": table.index.size}
-            for table in self.tables
-        ]
+        """Per shard what its cache has counted, see `CachedRows.counters`."""
+        return [table.counters for table in self.tables]
 
 
 class _ByRow:
     """`RowNorms` of the inner kernel: its rows are slots, and those of the caller are rows of the shards."""
 
-    def __init__(self, kernel: CachedKernel, counts: Sequence[int], row_norms: RowNorms) -> None:
-        self.kernel, self.counts, self.row_norms = kernel, counts, row_norms
+    def __init__(self, kernel: CachedKernel, saved: Saved, row_norms: RowNorms) -> None:
+        self.kernel, self.saved, self.row_norms = kernel, saved, row_norms
 
     def __call__(self, slots: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
         rows, sums, orders = [], [], []
         for number, (table, own, own_squares) in enumerate(zip(self.kernel.tables, slots, squares, strict=True)):
-            ids = table.ids_at()
+            staged = self.saved.found.staged.get(number)
+            ids = table.index.keys if staged is None else torch.cat([table.index.keys, staged.ids])
             real = own < len(ids)
             ordered, order = ids[own[real]].sort()
             padding = 0 if own.device.type == "cpu" else max(0, self._most(number) - len(ordered))
@@ -436,5 +349,5 @@ class _ByRow:
 
     def _most(self, number: int) -> int:
         """Rows of a table that the caller exchanges off the CPU, padding included."""
-        features = zip(self.counts, self.kernel.features, strict=True)
+        features = zip(self.saved.batch.counts, self.kernel.features, strict=True)
         return min(sum(count for count, shard in features if shard == number), self.kernel.shards[number].num_rows)

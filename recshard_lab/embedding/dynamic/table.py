@@ -211,20 +211,16 @@ class DynamicTable:
         return rows.to(self.weight.dtype)
 
     @_alone
-    def rows_below(self, ids: Tensor) -> Tensor | None:
-        """What ids without a slot ``[A]`` read: rows ``[A, D]`` of the tiers, else ``config.absent``. Nothing moves.
+    def absent_rows(self, ids: Tensor, train: bool) -> tuple[Tensor | None, Tensor | None]:
+        """What distinct ids without a slot ``[A]`` read: rows ``[A, D]`` of the tiers, else ``config.absent``.
 
-        None if all rows are zeros.
+        Nothing moves. In a training batch, an id may have a slot again.
+
+        Returns:
+            The rows, None if all are zeros. If ``train``, also ``[A]`` bool which of them a tier has: they are trained.
+            None if there are none.
         """
-        return self._below(ids)[0]
-
-    @_alone
-    def overflowed(self, ids: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """`rows_below` of ids ``[A]`` of a training batch, and ``[A]`` bool which of them a tier has: they are trained.
-
-        The second is None if there are none. An id may have a slot again.
-        """
-        if self.tiers is None:
+        if self.tiers is None or not train:
             return self._below(ids)[0], None
         slots = self.index._find(ids)
         rows, below = self._below(ids)
@@ -498,7 +494,7 @@ class DynamicTable:
         return rows, found
 
     def _below(self, ids: Tensor) -> tuple[Tensor | None, Tensor]:
-        """`rows_below`, and ``[A]`` bool which ids are in a tier."""
+        """``[A, D]`` what ids without a slot read, and ``[A]`` bool which ids are in a tier."""
         none = torch.zeros(len(ids), dtype=torch.bool, device=self.device)
         rows = self.initial(ids) if self.config.absent == "initial" else None
         if self.tiers is None or not len(ids):

@@ -6,25 +6,32 @@
     dynamic/cached.py               rows of a shard  -> slots of a cache
     managed_collision/kernel.py     ids of any value -> rows that they own
 
-Ids that find no row, because a batch has more of them than there are rows, get *staging rows* behind the others. A map
-that needs more rows gets a new inner kernel, also while batches wait for their backward.
+Ids without a row are looked up in *staging rows* behind the others: those of a slower tier, because a batch has more
+ids than there are rows, and those that read an initial row or zeros. Each pass fills the staging rows first. After a
+backward pass, those of a slower tier are written back.
 
-Shape letters: N ids of a batch.
+A map that needs more rows gets a new inner kernel, also while batches wait for their backward.
+
+Shape letters: N ids of a batch, A of them without a row, M distinct ones of these, D columns.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from recshard_lab.embedding.dynamic.index import ScoredIndex, Span, access_all, find_all
+from recshard_lab.embedding.dynamic.stores.base import Rows
 from recshard_lab.embedding.kernels.base import KernelInput, KernelSpec, LookupKernel, RowNorms
+
+_STAGING = 128  # least number of staging rows
 
 
 class Step:
@@ -38,6 +45,44 @@ class Step:
         self.numbers = numbers
 
 
+class Staged(NamedTuple):
+    """The ids of a batch that have no row of a map.
+
+    Attributes:
+        positions: ``[A]`` of the ids in the batch.
+        places: ``[A]`` their staging rows, from 0 on.
+        ids: ``[M]``: of each staging row.
+        rows: ``[M, D]`` what they read. None for zeros: M is 1 then, one row serves all ids.
+        trained: ``[M]`` bool: which of them a slower tier has, so that they are trained. None for none.
+        read: weights and states of all ids, by `RowMap.read_rows`, during a backward pass with ``trained``.
+    """
+
+    positions: Tensor
+    places: Tensor
+    ids: Tensor
+    rows: Tensor | None
+    trained: Tensor | None
+    read: Rows | None = None
+
+
+class RowMap(Protocol):
+    """What `MappedKernel` needs of a map whose ids may be without a row."""
+
+    index: ScoredIndex
+
+    def slots_for(self, ids: Tensor, *, pinned_from: int | None, located: tuple[Tensor, int]) -> Tensor:
+        """``[N]`` the row of each id, -1 for none, after ids that had none got one, as of `DynamicTable`."""
+
+    def absent_rows(self, ids: Tensor, train: bool) -> tuple[Tensor | None, Tensor | None]:
+        """``rows`` and ``trained`` of `Staged`, of distinct ids ``[M]``."""
+
+    def read_rows(self, ids: Tensor) -> Rows:
+        """Weights and states of distinct ids ``[M]``, from any tier."""
+
+    def write_rows(self, rows: Rows) -> None:
+        """Overwrites them, where the ids are now."""
+
+
 class Found(NamedTuple):
     """Where the rows of a batch are.
 
@@ -45,13 +90,13 @@ class Found(NamedTuple):
         rows: ``[N]`` rows of the inner kernel.
         step: keeps them there. None after a lookup without backward.
         memory: the number of the inner kernel.
-        staged: number of a map -> what it has in staging rows, if a pass must fill them.
+        staged: number of a map -> its ids without a row.
     """
 
     rows: Tensor
     step: Step | None
     memory: int
-    staged: Mapping[int, Any] = {}
+    staged: Mapping[int, Staged] = {}
 
 
 @dataclass
@@ -76,12 +121,17 @@ class MappedKernel(LookupKernel):
     Args:
         spec: as of `LookupKernel`.
         inner: the class of the inner kernel.
+        tables: the map of each shard, of maps that may be without rows for ids.
+
+    Attributes:
+        on_grown: is called after the inner kernel was replaced. None for nothing.
     """
 
-    def __init__(self, spec: KernelSpec, inner: type[LookupKernel]) -> None:
+    def __init__(self, spec: KernelSpec, inner: type[LookupKernel], tables: Sequence[RowMap] = ()) -> None:
         self._class, self.name = inner, inner.name  # type: ignore[misc]
         self._serve(spec)
-        self._memory = 0
+        self._maps, self._staging, self._memory = list(tables), [0] * len(spec.shards), 0
+        self.on_grown: Callable[[], None] | None = None
         self._start()
         self._build()
         self._bind()
@@ -107,33 +157,37 @@ class MappedKernel(LookupKernel):
         ``pins_last``: ids of the step before keep their rows, whether its backward has ended or not: so timing affects
         nothing.
         """
-        raise NotImplementedError
+        indexes, spans = [table.index for table in self._maps], self._spans(batch)
+        with self._lock:
+            ids = batch.ids.to(self.device, torch.int64).contiguous()
+            if not train:
+                slots, misses = find_all(indexes, ids, spans)
+                return self._stage(ids, slots, spans, misses, None)
+            pinned = [self._pinned(number) for number in range(len(indexes))]
+            if pins_last:
+                steps = [index.step for index in indexes]
+                pinned = [step if own is None else min(own, step) for own, step in zip(pinned, steps, strict=True)]
+            slots, misses = access_all(indexes, ids, spans, self._scores(ids, spans))
+            for number, missed in enumerate(misses):
+                if missed:
+                    at = self._positions(number, spans)
+                    located = slots[at], missed
+                    slots[at] = self._maps[number].slots_for(ids[at], pinned_from=pinned[number], located=located)
+            return self._stage(ids, slots, spans, misses, self._begun([index.step for index in indexes]))
 
-    def _sizes(self) -> list[int]:
-        """Rows of each shard in the inner kernel."""
-        return [shard.num_rows for shard in self.shards]
+    def _scores(self, ids: Tensor, spans: Sequence[Span]) -> Tensor | None:
+        """``[N]`` the scores of ids, for maps that evict by a function. None for none."""
+        return None
 
     def _bind(self, moved: int | None = None) -> None:
         """Gives the maps the memory of the inner kernel, but not map ``moved``, which is about to move its rows."""
 
-    def _refreshed(self, found: Found) -> Found:
-        """A prefetched batch just before its lookup: rows may have changed since."""
-        return found
-
-    def _found_again(self, found: Found, batch: KernelInput) -> Found:
-        """The same batch in the inner kernel of now."""
-        return found._replace(memory=self._memory)
-
-    def _before(self, found: Found, steps: bool) -> None:
-        """Is called before each pass of the inner kernel. ``steps``: the pass is a backward."""
-
-    def _after_step(self, found: Found) -> None:
-        """Is called after each backward pass of the inner kernel."""
-
     # ---- the inner kernel ----
 
     def _build(self) -> None:
-        shards = [replace(own, num_rows=size) for own, size in zip(self.shards, self._sizes(), strict=True)]
+        shards = list(self.shards)
+        for number, table in enumerate(self._maps):
+            shards[number] = replace(shards[number], num_rows=table.index.capacity + self._staging[number])
         self._inner = self._class(self.spec._replace(shards=shards, optimizer=self.optimizer))
 
     def _rebuild(self, moved: int | None = None) -> None:
@@ -151,8 +205,10 @@ class MappedKernel(LookupKernel):
                     for name, state in states.items():
                         larger_states[name][: len(state)] = state
             self._bind(moved)
+        if self.on_grown is not None:
+            self.on_grown()
 
-    def _spans(self, batch: KernelInput) -> list[tuple[int, int, int]]:
+    def _spans(self, batch: KernelInput) -> list[Span]:
         """Of each shard feature its map, and where its ids begin and end."""
         return [(number, *span) for number, span in zip(self.features, batch.spans(), strict=True)]
 
@@ -165,6 +221,106 @@ class MappedKernel(LookupKernel):
         step = Step(numbers)
         self._pending.add(step)
         return step
+
+    # ---- staging rows ----
+
+    def _positions(self, number: int, spans: Sequence[Span]) -> Tensor:
+        """Those of the ids of a map."""
+        return torch.cat([torch.arange(*span, device=self.device) for own, *span in spans if own == number])
+
+    def _stage(
+        self,
+        ids: Tensor,
+        rows: Tensor,
+        spans: Sequence[Span],
+        misses: Sequence[int],
+        step: Step | None,
+    ) -> Found:
+        """A batch with staging rows for the ids of which ``rows`` has -1. It replaces these.
+
+        Args:
+            misses: 0 for maps whose ids all have a row.
+        """
+        staged = {}
+        for number, table in enumerate(self._maps):
+            at = self._positions(number, spans) if misses[number] else ids[:0]
+            at = at[rows[at] < 0]
+            if len(at):
+                staged[number] = own = self._without_row(table, ids[at], step is not None)._replace(positions=at)
+                rows[at] = table.index.capacity + own.places
+        sizes = {number: len(own.ids) for number, own in staged.items() if len(own.ids) > self._staging[number]}
+        for number, size in sizes.items():
+            self._staging[number] = max(size, 2 * self._staging[number], _STAGING)
+        if sizes:
+            self._rebuild()
+        return Found(rows, step, self._memory, staged)
+
+    @staticmethod
+    def _without_row(table: RowMap, ids: Tensor, train: bool) -> Staged:
+        distinct, places = ids.unique(return_inverse=True)
+        rows, trained = table.absent_rows(distinct, train)
+        if rows is None:
+            distinct, places = distinct[:1], torch.zeros_like(places)
+        return Staged(ids, places, distinct, rows, trained)
+
+    def _refreshed(self, found: Found) -> Found:
+        """A prefetched batch just before its lookup: backward has changed rows of slower tiers since."""
+        staged = dict(found.staged)
+        for number, own in staged.items():
+            if own.trained is not None:
+                with self._lock:
+                    rows, trained = self._maps[number].absent_rows(own.ids, True)
+                staged[number] = own._replace(rows=rows, trained=trained)
+        return found._replace(staged=staged)
+
+    def _found_again(self, found: Found, batch: KernelInput) -> Found:
+        """The same batch in the inner kernel of now. Ids that have got a row since are still without one."""
+        with self._lock:
+            ids, spans = batch.ids.to(self.device, torch.int64), self._spans(batch)
+            rows = torch.cat([self._maps[number].index._find(ids[first:end]) for number, first, end in spans])
+            for number, own in found.staged.items():
+                rows[own.positions] = self._maps[number].index.capacity + own.places
+            if not bool((rows < 0).any()):
+                return found._replace(rows=rows, memory=self._memory)
+            for own in found.staged.values():  # an id found no slot, as the hash is very uneven
+                rows[own.positions] = -1
+            return self._stage(ids, rows, spans, [1] * len(self._maps), found.step)
+
+    def _memory_of(self, number: int, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
+        """Some rows of a shard in the inner kernel, and their states. States of the whole table are left out."""
+        weight, states = self._inner.weights()[number], self._inner.optimizer_states()[number]
+        return weight[rows], {name: state[rows] for name, state in states.items() if len(state) == len(weight)}
+
+    def _staging_of(self, number: int, own: Staged) -> tuple[Tensor, dict[str, Tensor]]:
+        first = self._maps[number].index.capacity
+        return self._memory_of(number, slice(first, first + len(own.ids)))
+
+    @torch.no_grad()
+    def _before(self, found: Found, steps: bool) -> None:
+        """Is called before each pass of the inner kernel. ``steps``: the pass is a backward."""
+        for number, own in found.staged.items():
+            weight, states = self._staging_of(number, own)
+            weight.copy_(own.rows) if own.rows is not None else weight.zero_()
+            for name, state in states.items() if steps else ():
+                state.copy_(own.read.states[name]) if own.read is not None else state.zero_()
+
+    def _after_step(self, found: Found) -> None:
+        """Is called after each backward pass of the inner kernel."""
+        for number, own in found.staged.items():
+            if own.read is not None:
+                weight, states = self._staging_of(number, own)
+                self._maps[number].write_rows(own.read._replace(weight=weight, states=states).at(own.trained))
+
+    def _read(self, found: Found) -> Found:
+        """The batch with weights and states of the staging rows that are trained."""
+        staged = dict(found.staged)
+        for number, own in staged.items():
+            if own.trained is not None:
+                read = self._maps[number].read_rows(own.ids)
+                assert own.rows is not None
+                rows = torch.where(own.trained[:, None], read.weight, own.rows.to(read.weight.dtype))
+                staged[number] = own._replace(rows=rows, read=read)
+        return found._replace(staged=staged)
 
     # ---- the two passes ----
 
@@ -196,7 +352,18 @@ class MappedKernel(LookupKernel):
                 saved.found = self._found_again(saved.found, saved.batch)
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
-        """As of `LookupKernel`."""
+        """As of `LookupKernel`. Ids without a row in any tier are not trained. Their weights get gradients."""
+        trains = any(own.trained is not None for own in saved.found.staged.values())
+        with self._lock if trains else nullcontext():
+            if saved.found.staged:
+                if saved.found.memory != self._memory:
+                    saved.found = self._found_again(saved.found, saved.batch)
+                saved.found, saved.inner = self._read(saved.found), None
+            of_weights = self._step_rows(saved, grad, row_norms)
+        saved.found = saved.found._replace(step=None)  # ids of this batch may now lose their rows
+        return of_weights
+
+    def _step_rows(self, saved: Saved, grad: Tensor, row_norms: RowNorms | None) -> Tensor | None:
         while True:
             with self._in_use:
                 if saved.found.memory == self._memory:
@@ -205,10 +372,8 @@ class MappedKernel(LookupKernel):
                         saved.inner = self._inner.remember(saved.rows())
                     of_weights = self._inner.backward(saved.inner, grad, row_norms)
                     self._after_step(saved.found)
-                    break
+                    return of_weights
             saved.found, saved.inner = self._found_again(saved.found, saved.batch), None
-        saved.found = saved.found._replace(step=None)  # ids of this batch may now lose their rows
-        return of_weights
 
     # ---- memory and settings of the inner kernel ----
 

@@ -116,3 +116,13 @@ def test_tables_that_cannot_be_cached_are_refused() -> None:
     for config, sharding, message in tables:
         with pytest.raises(PlanError, match=message):
             choose_kernels([config], [sharding], [sgd], pooled=True, weighted=False, device=cpu, backend=None)
+
+
+def test_a_model_in_eval_is_stepped_as_without_a_cache() -> None:
+    found = []
+    for plan in (cached_jobs.plan_of("table_wise", "fused"), cached_jobs.cached_plan("table_wise")):
+        dmp = cached_jobs.model_of(plan, "exact_sgd").eval()
+        for batch in cached_jobs.batches(3):
+            cached_jobs.step(dmp, batch)
+        found.append(cached_jobs.state_of(dmp))
+    assert cached_jobs.apart(*found) == []

@@ -143,7 +143,7 @@ class ShardLookup:
         )
         self.width = sum(feature.shard.num_cols for feature in features)
         self.end = first + len(self.features)
-        #: of dynamic and cached tables: whether lookups with gradients insert absent ids
+        #: whether lookups with gradients insert absent ids. Rows are cached for their backward in `eval()` too
         self.inserts = True
         #: called before each step with its ids ``[N]`` by shard feature, and their number in each
         self.on_step: Callable[[Tensor, Sequence[int]], None] | None = None
@@ -231,7 +231,7 @@ class ShardLookup:
 
     def remember(self, bags: KernelInput) -> Any:
         """What `backward` needs of a batch that is not looked up here."""
-        return self.kernel.remember(self._there(bags), self.inserts or self.kind.cache is not None)
+        return self.kernel.remember(self._there(bags), self.inserts)
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """Steps the fused optimizer, or adds to ``.grad`` under the dense compute kernel.
@@ -365,9 +365,9 @@ class RankLookup:
         }
 
     def train(self, mode: bool) -> None:
-        """Whether lookups with gradients insert absent ids of dynamic and cached tables."""
+        """Whether lookups with gradients insert absent ids of dynamic tables."""
         for group in self.groups:
-            group.inserts = mode
+            group.inserts = mode or group.kind.cache is not None
 
 
 def choose_kernels(

@@ -2,6 +2,8 @@
 
 An instruction is a whole row (`add_row`, `step_row`, ...), written as vector code of 128 columns, then of fewer: LLVM's
 own vectoriser guards every loop over a row against overlaps and short rows, which costs as much as the row itself.
+Plain numba loops over columns take 1.9x to 2.6x the processor time of a lookup with its backward and step (SGD and
+row-wise Adagrad, uniform and Zipf 1.2 ids, 1 and 2 threads, 4 tables x 100k x 64, batch 2048, pooling 10).
 They work on plain addresses, so that one compiled form serves every table, width and id type. A row of a table is
 float or half; sums and states are float.
 """

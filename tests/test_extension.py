@@ -58,20 +58,10 @@ class Plain(LookupKernel):
         sgd = spec.optimizer is not None and spec.optimizer.optimizer.value == "exact_sgd"
         return None if sgd and spec.pooled and not spec.weighted else "knows only SGD on unweighted bags"
 
-    def __init__(self, spec):
-        super().__init__(spec)
-        self.tables = [torch.zeros(shard.num_rows, shard.num_cols) for shard in spec.shards]
-
-    def weights(self):
-        return self.tables
-
-    def optimizer_states(self):
-        return [{} for _ in self.spec.shards]
-
     def forward(self, batch, train):
         lengths, outs, looked_up = batch.offsets.diff().view(len(self.features), -1), [], []
         for shard, own, rows in zip(self.features, lengths, batch.ids.long().split(batch.counts)):
-            bags, table = torch.repeat_interleave(torch.arange(len(own)), own.long()), self.tables[shard]
+            bags, table = torch.repeat_interleave(torch.arange(len(own)), own.long()), self.weights()[shard]
             outs.append(torch.zeros(len(own), table.shape[1]).index_add_(0, bags, table[rows]))
             looked_up.append((rows, bags))
         return torch.cat(outs, 1), looked_up
@@ -79,7 +69,7 @@ class Plain(LookupKernel):
     def backward(self, saved, grad, row_norms=None):
         grads = grad.split([self.shards[shard].num_cols for shard in self.features], 1)
         for shard, (rows, bags), own in zip(self.features, saved, grads):
-            self.tables[shard].index_add_(0, rows, own[bags], alpha=-self.optimizer.learning_rate)
+            self.weights()[shard].index_add_(0, rows, own[bags], alpha=-self.optimizer.learning_rate)
 '''
 
 VIEW_CELL = """

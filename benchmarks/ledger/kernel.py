@@ -68,18 +68,10 @@ class LedgerKernel(LookupKernel):
         """The inner kernel's weights and states as tensors of the device, the same every time."""
         weights, states = self._inner.weights(), self._inner.optimizer_states()
         if self._on_device:
-            self._weights: list[Tensor] = [wrap(own.detach(), "weights") for own in weights]
-            self._states: list[dict[str, Tensor]] = [
-                {name: wrap(state.detach(), "state") for name, state in own.items()} for own in states
-            ]
+            self._weights = [wrap(own.detach(), "weights") for own in weights]
+            self._states = [{name: wrap(state.detach(), "state") for name, state in own.items()} for own in states]
         else:
             self._weights, self._states = weights, states
-
-    def weights(self) -> list[Tensor]:
-        return self._weights
-
-    def optimizer_states(self) -> list[dict[str, Tensor]]:
-        return self._states
 
     def set_learning_rate(self, lr: float) -> None:
         self._inner.set_learning_rate(lr)

@@ -390,9 +390,9 @@ class ShardedCollection(nn.Module):
         """Dynamic table -> tier, ``"fast"`` first -> what the tier of this rank's shards has counted."""
         found: dict[str, dict[str, dict[str, int]]] = {}
         for kernel in self._dynamic_kernels():
-            for table, tiers in zip(kernel.tables, kernel.tier_counters(), strict=True):
+            for table in kernel.tables:
                 of_table = found.setdefault(table.config.name, {})
-                for tier, counts in tiers.items():
+                for tier, counts in table.tier_counters().items():
                     sums = of_table.setdefault(tier, dict.fromkeys(counts, 0))
                     for name, count in counts.items():
                         sums[name] += count

@@ -435,34 +435,16 @@ def choose_kernels(
         shards = list(zip(sharding.replica_flags, in_host, strict=True))
         for copy, host in sorted(set(shards)):
             own_route, own_norms = ("direct", False) if copy else (route, norms)  # replicas have whole rows
-            of_copy = KernelSpec(
-                [
-                    _spec_of(config, shard)
-                    for shard, there in zip(sharding.shards, in_host, strict=True)
-                    if there == host
-                ],
-                (),
-                optimizer,
-                pooled and own_route != DISTINCT_ROWS,
-                torch.device("cpu") if host else device,
-                weighted,
-                joins_norms=norms,
-            )
+            where, pools = torch.device("cpu") if host else device, pooled and own_route != DISTINCT_ROWS
+            same_memory = [shard for shard, there in zip(sharding.shards, in_host, strict=True) if there == host]
+            specs = [_spec_of(config, shard) for shard in same_memory]
+            of_copy = KernelSpec(specs, (), optimizer, pools, where, weighted, norms)
             kernel = choose_kernel(of_copy, backend)
             others = backend is None and not (cache is None or fbgemm_caches("fbgemm", cache, device))
             if others and kernel.name == "fbgemm":
                 kernel = choose_kernel(of_copy, "native")
-            kinds_of[copy, host] = GroupKind(
-                kernel.name,
-                config.data_type,
-                optimizer,
-                own_norms,
-                own_route,
-                host,
-                dynamic,
-                cache,
-                isinstance(config, ManagedEmbeddingConfig),
-            )
+            how = (own_norms, own_route, host, dynamic, cache, isinstance(config, ManagedEmbeddingConfig))
+            kinds_of[copy, host] = GroupKind(kernel.name, config.data_type, optimizer, *how)
         for number, shard in enumerate(shards):
             own = kinds_of[shard]
             if own not in kinds:

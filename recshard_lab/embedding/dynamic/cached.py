@@ -125,7 +125,12 @@ class CachedRows:
         ``bytes_written``: of the slow tier. ``slots``, ``slots_in_use``: C, and how many have a row.
         """
         own = self.index.counters
-        ids = {"lookups": own.lookups, "hits": own.hits, "misses": own.misses, "admissions": own.inserts}
+        ids: dict[str, float] = {
+            "lookups": own.lookups,
+            "hits": own.hits,
+            "misses": own.misses,
+            "admissions": own.inserts,
+        }
         ids |= {"evictions": own.evictions, "staged": own.overflows}
         return ids | self._moved | {"slots": self.index.capacity, "slots_in_use": self.index.size}
 
@@ -278,23 +283,19 @@ class CachedKernel(MappedKernel):
         self._link.wait()
         return of_weights
 
+    @torch.no_grad()
     def _before(self, found: Found, steps: bool) -> None:
         super()._before(found, steps)
-        self._copy_table_states(to_slow=False)
-
-    def _after_step(self, found: Found) -> None:
-        super()._after_step(found)
-        self._copy_table_states(to_slow=True)
-
-    @torch.no_grad()
-    def _copy_table_states(self, *, to_slow: bool) -> None:
-        """Copies states with one entry for a table, such as steps counted, from one tier to the other."""
         for table in self.tables:
             for fast, slow in table.table_states():
-                if to_slow:
-                    slow.copy_(fast)
-                else:
-                    fast.copy_(slow)
+                fast.copy_(slow)
+
+    @torch.no_grad()
+    def _after_step(self, found: Found) -> None:
+        super()._after_step(found)
+        for table in self.tables:
+            for fast, slow in table.table_states():
+                slow.copy_(fast)
 
     # ---- memory ----
 

@@ -115,7 +115,3 @@ class DynamicKernel(MappedKernel):
     def counters(self) -> list[dict[str, float]]:
         """Per shard what the index of its fast tier has counted, see `Counters`."""
         return [dict(table.counters.as_dict()) for table in self.tables]
-
-    def tier_counters(self) -> list[dict[str, dict[str, int]]]:
-        """Per shard what each tier has counted, see `DynamicTable.tier_counters`."""
-        return [table.tier_counters() for table in self.tables]

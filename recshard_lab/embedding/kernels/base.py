@@ -188,8 +188,20 @@ class LookupKernel(ABC):
         self.spec, self.shards, self.features = spec, tuple(spec.shards), tuple(spec.features)
         self.optimizer, self.pooled, self.device = spec.optimizer, spec.pooled, spec.device
 
-    def _allocate(self) -> None:  # noqa: B027, a subclass may allocate in its __init__ instead
-        """Allocates weights and states, all zeros, for the attributes set by `__init__`."""
+    def _allocate(self) -> None:
+        """Allocates what `weights` and `optimizer_states` return, all zeros."""
+        tables = [self._zeros(shard) for shard in self.shards]
+        self._weights: list[Tensor] = [weight for weight, _ in tables]
+        self._states: list[dict[str, Tensor]] = [states for _, states in tables]
+
+    def _zeros(self, shard: ShardSpec) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weights and states of a shard in separate tensors."""
+        size = (shard.num_rows, shard.num_cols)
+        shapes = {} if self.optimizer is None else self.optimizer.state_shapes(*size)
+        return zeros(size, TORCH_DTYPES[shard.data_type], self.device), {
+            name: zeros(shape, torch.int64 if name == "iter" else torch.float32, self.device)
+            for name, shape in shapes.items()
+        }
 
     @classmethod
     def preference(cls, spec: KernelSpec) -> int:
@@ -206,13 +218,13 @@ class LookupKernel(ABC):
     def refuses(cls, spec: KernelSpec) -> str | None:
         """Why this backend cannot serve such a lookup, or None if it can."""
 
-    @abstractmethod
     def weights(self) -> list[Tensor]:
         """Per shard ``[num_rows, num_cols]``: views to read and write in place, the same on every call."""
+        return self._weights
 
-    @abstractmethod
     def optimizer_states(self) -> list[dict[str, Tensor]]:
         """Per shard its states, under fbgemm's names: views to read and write in place."""
+        return self._states
 
     def set_learning_rate(self, lr: float) -> None:
         """Sets the step size of lookups from the next `forward` on. Backends may also apply it to earlier ones."""

@@ -31,7 +31,6 @@ from torch import Tensor
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels.base import (
     NO_WEIGHTS,
-    TORCH_DTYPES,
     KernelInput,
     KernelSpec,
     LookupKernel,
@@ -135,8 +134,8 @@ class FbgemmKernel(LookupKernel):
         self._shard_features: list[list[int]] = [[] for _ in self.shards]
         for feature, shard in enumerate(self.features):
             self._shard_features[shard].append(feature)
-        self._weights: list[Tensor] = [torch.empty(0, device=self.device)] * len(self.shards)
-        self._states: list[dict[str, Tensor]] = [{}] * len(self.shards)
+        self._weights = [torch.empty(0, device=self.device)] * len(self.shards)
+        self._states = [{}] * len(self.shards)
         self._members = list(self._alike().values())
         # TBE sums the shard features of a shard only if they are neighbours
         groups = [
@@ -163,21 +162,12 @@ class FbgemmKernel(LookupKernel):
             if self._shard_features[index]:
                 members.setdefault(self._key_of(index, shard), []).append(index)
             else:
-                self._hold_unread(index, shard)
+                self._weights[index], self._states[index] = self._zeros(shard)
         return members
 
     def _key_of(self, index: int, shard: ShardSpec) -> tuple[DataType, int]:
         """Equal for shards that one TBE serves."""
         return shard.data_type, 0 if self.pooled else shard.num_cols
-
-    def _hold_unread(self, index: int, shard: ShardSpec) -> None:
-        assert self.optimizer is not None
-        size = (shard.num_rows, shard.num_cols)
-        self._weights[index] = torch.zeros(size, dtype=TORCH_DTYPES[shard.data_type], device=self.device)
-        self._states[index] = {
-            name: torch.zeros(shape, dtype=torch.int64 if name == "iter" else torch.float32, device=self.device)
-            for name, shape in self.optimizer.state_shapes(*size).items()
-        }
 
     def _make_tbe(self, indices: list[int], features: list[int], optimizer: OptimizerSpec) -> Any:
         f = _fbgemm()
@@ -234,12 +224,6 @@ class FbgemmKernel(LookupKernel):
         """Takes the views anew: a copied or unpickled TBE has separate memory."""
         self.__dict__.update(state)
         self._hold_views()
-
-    def weights(self) -> list[Tensor]:
-        return self._weights
-
-    def optimizer_states(self) -> list[dict[str, Tensor]]:
-        return self._states
 
     def set_learning_rate(self, lr: float) -> None:
         for tbe in self._tbes:

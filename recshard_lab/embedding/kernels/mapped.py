@@ -307,7 +307,7 @@ class MappedKernel(LookupKernel):
     def _after_step(self, found: Found) -> None:
         """Is called after each backward pass of the inner kernel."""
         for number, own in found.staged.items():
-            if own.read is not None:
+            if own.read is not None and own.trained is not None:
                 weight, states = self._staging_of(number, own)
                 self._maps[number].write_rows(own.read._replace(weight=weight, states=states).at(own.trained))
 

@@ -129,8 +129,8 @@ class NativeKernel(LookupKernel):
         heavy = list(shapes.values()).count((2, 4)) > 1
         self._chunk_bytes = CHUNK_BYTES // 4 if heavy else CHUNK_BYTES
         groups = [self._make_group(indices, dim, dtype) for (dim, dtype), indices in members.items()]
-        self._weights: list[Tensor] = [torch.empty(0, device=self.device)] * len(self.shards)
-        self._states: list[dict[str, Tensor]] = [{}] * len(self.shards)
+        self._weights = [torch.empty(0, device=self.device)] * len(self.shards)
+        self._states = [{}] * len(self.shards)
         for group in groups:
             used = sum(group.rows)
             parts = {name: tensor[:used].split(group.rows) for name, tensor in group.state.items()}
@@ -164,12 +164,6 @@ class NativeKernel(LookupKernel):
             state={n: zeros(shape, wide, self.device) for n, shape in shapes.items() if n != "iter"},
             iterations=torch.zeros(len(shards), dtype=torch.int64, device=self.device),
         )
-
-    def weights(self) -> list[Tensor]:
-        return self._weights
-
-    def optimizer_states(self) -> list[dict[str, Tensor]]:
-        return self._states
 
     # ---- forward ----
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -31,7 +32,6 @@ from torch import Tensor
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels.base import (
     NO_WEIGHTS,
-    TORCH_DTYPES,
     KernelInput,
     KernelSpec,
     LookupKernel,
@@ -39,7 +39,6 @@ from recshard_lab.embedding.kernels.base import (
     ShardSpec,
     empty,
     register_kernel,
-    zeros,
 )
 from recshard_lab.embedding.kernels.numba.compiled import loop, why_absent
 from recshard_lab.embedding.kernels.numba.threads import cut_evenly, run_all, share_out, threads_for
@@ -103,17 +102,7 @@ class NumbaKernel(LookupKernel):
         return next((reason for shard in spec.shards if (reason := _refuses_shard(shard))), None)
 
     def _allocate(self) -> None:
-        assert self.optimizer is not None  # `refuses` needs one
-        self._weights = [
-            zeros((shard.num_rows, shard.num_cols), TORCH_DTYPES[shard.data_type], self.device) for shard in self.shards
-        ]
-        self._states = [
-            {
-                name: zeros(shape, torch.float32, self.device)
-                for name, shape in self.optimizer.state_shapes(shard.num_rows, shard.num_cols).items()
-            }
-            for shard in self.shards
-        ]
+        super()._allocate()
         self._by_shard: list[list[int]] = [[] for _ in self.shards]
         for feature, shard in enumerate(self.features):
             self._by_shard[shard].append(feature)
@@ -126,12 +115,6 @@ class NumbaKernel(LookupKernel):
         self._most = np.array([self.shards[shard].num_rows for shard in self.features], np.int64)
         for name in ("first_bad_feature", "pool" if self.pooled else "gather", "step_rows"):
             loop(name)  # not in the first step
-
-    def weights(self) -> list[Tensor]:
-        return self._weights
-
-    def optimizer_states(self) -> list[dict[str, Tensor]]:
-        return self._states
 
     def _table(self, saved: _Saved) -> Array:
         """The loops' table of shard features. Reads the addresses anew of tensors that were copied or moved."""
@@ -204,12 +187,12 @@ class NumbaKernel(LookupKernel):
             out = empty((self._flat_starts(saved)[-1],))
             total = saved.ids.numel()
             cuts = cut_evenly([total], threads_for(out.numel()))
-            run_all([_bind("gather", table, *where, out.data_ptr(), *cut) for cut in cuts])
+            run_all([partial(loop("gather"), table, *where, out.data_ptr(), *cut) for cut in cuts])
             return out, saved
         out = empty((saved.batch, self._columns[-1]))
         weight_address = 0 if saved.weights is None else saved.weights.data_ptr()
         rest = (weight_address, out.data_ptr(), self._columns[-1], saved.batch)
-        run_all([_bind("pool", table, *where, *rest, *cut) for cut in self._cuts(saved)])
+        run_all([partial(loop("pool"), table, *where, *rest, *cut) for cut in self._cuts(saved)])
         return out, saved
 
     def _cuts(self, saved: _Saved) -> list[tuple[int, int]]:
@@ -253,7 +236,7 @@ class NumbaKernel(LookupKernel):
     def _weight_grads(self, table: Array, saved: _Saved, grad: Tensor) -> Tensor:
         out = torch.empty(saved.ids.numel())
         batch = (*self._batch(saved), grad.data_ptr(), grad.stride(0), saved.batch, out.data_ptr())
-        run_all([_bind("weight_grads", table, *batch, *cut) for cut in self._cuts(saved)])
+        run_all([partial(loop("weight_grads"), table, *batch, *cut) for cut in self._cuts(saved)])
         return out.to(saved.weights_dtype)
 
     def _batch(self, saved: _Saved) -> tuple[int, int, Array]:
@@ -360,11 +343,6 @@ def _check_shapes(ids: Tensor, offsets: Tensor, weights: Tensor | None, expected
             f"per-sample weights are {list(weights.shape)} on {weights.device}, expected [{ids.numel()}] on cpu, one "
             f"per id"
         )
-
-
-def _bind(name: str, *arguments: Any) -> Any:
-    run = loop(name)
-    return lambda: run(*arguments)
 
 
 def _refuses_shard(shard: ShardSpec) -> str | None:

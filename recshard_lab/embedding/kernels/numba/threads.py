@@ -22,7 +22,7 @@ def threads_for(load: int) -> int:
     return torch.get_num_threads() if load >= _SMALL else 1
 
 
-def run_all(tasks: Sequence[Callable[[], None]]) -> None:
+def run_all(tasks: Sequence[Callable[[], object]]) -> None:
     """Runs tasks in parallel, one of them on this thread. Returns when all are done, and raises an error of any."""
     if not tasks:
         return

@@ -241,6 +241,8 @@ class MappedKernel(LookupKernel):
         Args:
             misses: 0 for maps whose ids all have a row.
         """
+        if not any(misses) or not bool((rows < 0).any()):
+            return Found(rows, step, self._memory)
         staged = {}
         for number, table in enumerate(self._maps):
             at = self._positions(number, spans) if misses[number] else ids[:0]

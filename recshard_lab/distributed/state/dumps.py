@@ -6,31 +6,27 @@ shards: a rank reads the rows and columns of its own.
 Shape letters: N rows, E rows of a table, d columns of a shard.
 """
 
-import mmap
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, from_first_rank, gathered
-from recshard_lab.complete_folders import Staging, described
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.forms import sharded_tensor
-from recshard_lab.distributed.state.moves import Move
-from recshard_lab.distributed.state.table import Part, TableShards, primary_rows
+from recshard_lab.distributed.state.moves import Move, Tiles, in_file, primary_rows, region
+from recshard_lab.distributed.state.table import Part, TableShards
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingCollection, FusedCollection
 from recshard_lab.embedding.dynamic.collections import DynamicCollection
 from recshard_lab.embedding.dynamic.index_rounds import partitions_of
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.dynamic.row_files import (
-    DUMP,
     Dumped,
     DumpError,
     Entry,
@@ -44,12 +40,11 @@ from recshard_lab.embedding.dynamic.row_files import (
     copy_values,
     dtype_name,
     first_step,
-    folders_of,
-    joined,
+    read_dumps,
     read_dynamic,
     refuse_other_tables,
-    safetensors_torch,
     steps_of,
+    write_dump,
     write_dynamic,
     write_rows,
 )
@@ -76,6 +71,9 @@ from recshard_lab.sharding import Shard
 Key: TypeAlias = tuple[str, int]
 """A table's name, and the position of a shard in its list."""
 
+Local: TypeAlias = dict[Key, dict[str, Tensor]]
+"""The matrices of shards on this rank, by part."""
+
 _INDEX = Part("index", "row", torch.int64, 6)
 """Columns: id, score, `Rows.touched`, slot in the tier, buckets of the tier, number of the tier."""
 _BATCH = 1 << 16
@@ -97,29 +95,36 @@ class TierRows:
     """
 
     def __init__(self, collection: ShardedCollection, folder: str | Path | None = None, *, reads: bool = True) -> None:
+        own = collection.table_shards()
         self.folder = folder
+        self.configs: dict[str, Any] = {table.name: table for table in collection.tables if getattr(table, "tiers", ())}
         self.parts = {
-            name: [_INDEX, *(part for part in shards.parts() if part.name == "weight"), *_by_row(shards)]
-            for name, shards in collection.table_shards().items()
-            if getattr(shards.config, "tiers", ())
+            name: [_INDEX, own[name].model_parts()[0], *(p for p in own[name].state_parts if p.extent != "table")]
+            for name in self.configs
         }
-        self.configs = {table.name: table for table in collection.tables if table.name in self.parts}
         self.shards = {name: list(collection.shardings[name].shards) for name in self.parts}
-        self.tables = {key: table for key, table in tables_of(collection).items() if key[0] in self.parts}
-        self.chains = {key: _chain(table) for key, table in self.tables.items()}
-        self.local: dict[Key, dict[str, Tensor]] = {}
-        self.counts = {name: [0] * self.configs[name].partitions for name in self.parts}  # type: ignore[attr-defined]
+        tables = self._tables(collection)
+        self.chains = {key: _chain(table) for key, table in tables.items()}
+        self.local = {key: self._read(key[0], table) for key, table in tables.items()} if reads else {}
+        self.counts = {name: [0] * table.partitions for name, table in self.configs.items()}
         self._new: dict[Key, Chain] = {}
-        self._targets: dict[Key, dict[str, Tensor]] = {}
+        self._targets: Local = {}
         self._cleared = False
-        if reads:
-            self.local = {key: self._read(key, table) for key, table in self.tables.items()}
-        self.tables = {}  # the rows of the fast tier may be freed
+
+    def _tables(self, collection: ShardedCollection) -> dict[Key, DynamicTable]:
+        return {key: table for key, table in tables_of(collection).items() if key[0] in self.parts}
+
+    def _tiles(self, name: str, part: Part, shards: Sequence[Shard] | None = None, local: Local | None = None) -> Tiles:
+        """All rows of a table: those before, or those of other shards."""
+        ranges = self._ranges(name, self.shards[name] if shards is None else shards)
+        local = self.local if local is None else local
+        held = {number: local[name, at][part.name] for number, at in enumerate(ranges) if (name, at) in local}
+        return Tiles(part.dtype, part.shards(list(ranges.values())), held)
 
     # ---- reading ----
 
     @torch.no_grad()
-    def _read(self, key: Key, table: DynamicTable) -> dict[str, Tensor]:
+    def _read(self, name: str, table: DynamicTable) -> dict[str, Tensor]:
         with table.lock:
             chain = _chain(table)
             table._lose(chain.store_waiting())
@@ -129,32 +134,29 @@ class TierRows:
             partition = partitions_of(known, table.index.partitions)
             at = torch.empty_like(order)
             at[partition.argsort(stable=True)] = torch.arange(len(ids))  # of each known id
-            tensors = self._allocate(key, len(ids), table.columns)
+            tensors = self._allocate(name, len(ids), table)
             for level, rows in chain.levels(_BATCH, table._in_fast):
                 to = at[torch.searchsorted(known, rows.ids)]
                 places = chain.stores[level].places(rows.ids)
                 numbers = torch.full_like(rows.ids, level)
                 tensors["index"][to] = torch.stack([*rows[:3], *places.unbind(1), numbers], dim=1)
                 tensors["weight"][to] = rows.weight
-                for part in self.parts[key[0]][2:]:
+                for part in self.parts[name][2:]:
                     tensors[part.name][to] = rows.states[part.name].view(len(to), -1)
         return tensors
 
-    def _allocate(self, key: Key, many: int, columns: tuple[int, int]) -> dict[str, Tensor]:
+    def _allocate(self, name: str, many: int, table: DynamicTable) -> dict[str, Tensor]:
         """Matrices for the rows of a shard, in a file."""
-        shard = Shard(0, (0, many), columns)
-        sizes = {part.name: (part, *_axes(part, shard)) for part in self.parts[key[0]]}
-        total = sum(rows * cols * part.dtype.itemsize for part, rows, cols in sizes.values())
-        if not total:
-            return {name: torch.empty(rows, cols, dtype=part.dtype) for name, (part, rows, cols) in sizes.items()}
-        with tempfile.TemporaryFile(dir=self.folder, prefix="recshard-tiers-") as file:
-            file.truncate(total)
-            mapped = mmap.mmap(file.fileno(), total)
-        found, used = {}, 0
-        for name, (part, rows, cols) in sorted(sizes.items(), key=lambda entry: -entry[1][0].dtype.itemsize):
-            flat = torch.frombuffer(mapped, dtype=part.dtype, count=rows * cols, offset=used)
-            found[name], used = flat.view(rows, cols), used + flat.nbytes
-        return found
+        width = table.columns[1] - table.columns[0]
+        return in_file({p.name: (p.size(many, width), p.dtype) for p in self.parts[name]}, self.folder, "tiers")
+
+    def _allocated(self, collection: ShardedCollection, shards: Mapping[str, Sequence[Shard]]) -> Local:
+        """Matrices for the rows of every shard on this rank."""
+        ranges = {name: self._ranges(name, shards[name]) for name in self.parts}
+        return {
+            key: self._allocate(key[0], ranges[key[0]][key[1]].num_rows if key[1] in ranges[key[0]] else 0, table)
+            for key, table in self._tables(collection).items()
+        }
 
     def exchange(self, env: ShardingEnv) -> None:
         """Counts the rows of all ranks. Collective."""
@@ -191,23 +193,13 @@ class TierRows:
 
     def moves(self, collection: ShardedCollection) -> list[Move]:
         """Everything, from the shards before to those of the collection now. Allocates the latter."""
-        moves = []
-        self._targets = {}
-        for name in self.parts:
-            before, after = self.shards[name], list(collection.shardings[name].shards)
-            sources, targets = self._ranges(name, before), self._ranges(name, after)
-            for key, table in tables_of(collection).items():
-                if key[0] == name:
-                    shard = targets.get(key[1])
-                    self._targets[key] = self._allocate(key, 0 if shard is None else shard.num_rows, table.columns)
-            for part in self.parts[name]:
-                old, new = (
-                    {number: held[name, at][part.name] for number, at in enumerate(ranges) if (name, at) in held}
-                    for ranges, held in ((sources, self.local), (targets, self._targets))
-                )
-                tilings = (part.shards(list(ranges.values())) for ranges in (sources, targets))
-                moves.append(Move(part.dtype, next(tilings), next(tilings), old, new))
-        return moves
+        after = {name: list(collection.shardings[name].shards) for name in self.parts}
+        self._targets = self._allocated(collection, after)
+        return [
+            self._tiles(name, part).to(self._tiles(name, part, after[name], self._targets))
+            for name, parts in self.parts.items()
+            for part in parts
+        ]
 
     def clear(self) -> None:
         """Removes the rows of the shards before from their tiers. All ranks do so before any rank calls `fill`."""
@@ -217,10 +209,9 @@ class TierRows:
 
     def fill(self, collection: ShardedCollection) -> None:
         """Stores what the moves have brought."""
-        for key, table in tables_of(collection).items():
-            if key in self._targets:
-                self._new[key] = _chain(table)
-                self._store(key, table, self._targets[key])
+        for key, table in self._tables(collection).items():
+            self._new[key] = _chain(table)
+            self._store(table, self._targets[key])
 
     def drop(self) -> None:
         """Reverts `fill`. All ranks do so before any rank calls `undo`."""
@@ -229,14 +220,14 @@ class TierRows:
 
     def undo(self, collection: ShardedCollection) -> None:
         """Reverts `clear`, for the shards before, which the collection has again."""
-        for key, table in tables_of(collection).items():
-            if key in self.chains and (self._cleared or table.tiers is not self.chains[key]):
+        for key, table in self._tables(collection).items():
+            if self._cleared or table.tiers is not self.chains[key]:
                 self.chains[key].close()
                 _chain(table).clear()
-                self._store(key, table, self.local[key])
+                self._store(table, self.local[key])
 
     @torch.no_grad()
-    def _store(self, key: Key, table: DynamicTable, tensors: Mapping[str, Tensor]) -> None:
+    def _store(self, table: DynamicTable, tensors: Mapping[str, Tensor]) -> None:
         """Fills the empty tiers of a shard."""
         index = tensors["index"]
         shapes = {name: shape for name, shape, _ in _chain(table).stores[0].format.states}
@@ -258,69 +249,31 @@ class TierRows:
         for name, parts in self.parts.items():
             found[name] = {"partitions": torch.tensor(self.counts[name])}
             total = sum(self.counts[name])
-            ranges = self._ranges(name, self.shards[name])
             for part in parts if total else ():
-                size = part.size(total, self.configs[name].embedding_dim)
-                shards = part.shards(list(ranges.values()))
-                held = [(number, (name, at)) for number, at in enumerate(ranges) if (name, at) in self.local]
-                tensors = {number: self.local[key][part.name] for number, key in held}
-                if env.pg is None:
-                    found[name][part.name] = self._whole(part, shards, tensors, size)
+                tiles, size = self._tiles(name, part), part.size(total, self.configs[name].embedding_dim)
+                if env.pg is not None:
+                    found[name][part.name] = sharded_tensor(tiles.primary(part.extent), size, env)
                     continue
-                primaries, own = [], {}
-                for number, (position, shard) in enumerate(primary_rows(shards, part.extent)):
-                    primaries.append(shard)
-                    if position in tensors:
-                        own[number] = tensors[position]
-                found[name][part.name] = sharded_tensor(primaries, own, size, env, part.dtype)
+                found[name][part.name] = whole = tiles.whole(size)
+                for at, shard in zip(self._ranges(name, self.shards[name]), tiles.shards, strict=True):
+                    self.local[name, at][part.name] = region(whole, shard)  # shares its memory from now on
         return found
-
-    def _whole(
-        self, part: Part, shards: Sequence[Shard], tensors: Mapping[int, Tensor], size: tuple[int, int]
-    ) -> Tensor:
-        """A matrix of one process, which its shards are views of from now on."""
-        whole = torch.empty(size, dtype=part.dtype)
-        for number, tensor in tensors.items():
-            whole[slice(*shards[number].rows), slice(*shards[number].cols)] = tensor
-        for tensors_of_shard in self.local.values():
-            for number, tensor in tensors.items():
-                if tensors_of_shard.get(part.name) is tensor:
-                    tensors_of_shard[part.name] = whole[slice(*shards[number].rows), slice(*shards[number].cols)]
-        return whole
 
     def expect(self, collection: ShardedCollection, counts: Mapping[str, Sequence[int]]) -> None:
         """Allocates memory for the rows of a checkpoint, all zeros. `entries` shares it. Then call `replace`."""
         self.counts = {name: list(own) for name, own in counts.items()}
-        for key, table in tables_of(collection).items():
-            if key[0] in self.parts:
-                shard = self._ranges(key[0], self.shards[key[0]]).get(key[1])
-                self.local[key] = self._allocate(key, 0 if shard is None else shard.num_rows, table.columns)
+        self.local = self._allocated(collection, self.shards)
 
     def copies(self) -> list[Move]:
         """Copies what a checkpoint has once to every column shard. Collective."""
-        moves = []
-        for name, parts in self.parts.items():
-            ranges = self._ranges(name, self.shards[name])
-            for part in parts:
-                shards = part.shards(list(ranges.values()))
-                tensors = {
-                    n: self.local[name, at][part.name] for n, at in enumerate(ranges) if (name, at) in self.local
-                }
-                first = dict(primary_rows(shards, part.extent))
-                others = [number for number in range(len(shards)) if number not in first]
-                if others:
-                    sources = [shards[number] for number in first]
-                    own = {n: tensors[number] for n, number in enumerate(first) if number in tensors}
-                    into = {n: tensors[number] for n, number in enumerate(others) if number in tensors}
-                    moves.append(Move(part.dtype, sources, [shards[number] for number in others], own, into))
-        return moves
+        moves = (self._tiles(name, part).replicas(part.extent) for name, parts in self.parts.items() for part in parts)
+        return [copies for copies in moves if copies is not None]
 
     def replace(self, collection: ShardedCollection) -> None:
         """Makes the rows of a checkpoint those of the tiers."""
-        for key, table in tables_of(collection).items():
-            if key in self.local:
-                _chain(table).clear()
-                self._store(key, table, self.local[key])
+        for key, table in self._tables(collection).items():
+            _chain(table).clear()
+            self._store(table, self.local[key])
 
 
 def tables_of(collection: ShardedCollection) -> dict[Key, DynamicTable]:
@@ -338,16 +291,6 @@ def _chain(table: DynamicTable) -> Chain:
     return table.tiers
 
 
-def _by_row(shards: TableShards) -> Iterator[Part]:
-    return (part for part in shards.state_parts if part.extent != "table")
-
-
-def _axes(part: Part, shard: Shard) -> tuple[int, int]:
-    """Rows and columns of a shard's matrix."""
-    (own,) = part.shards([shard])
-    return own.num_rows, own.num_cols
-
-
 @dataclass
 class _Dynamic:
     """A shard of a dynamic table on this rank, and the first step whose backward is to come."""
@@ -361,25 +304,56 @@ class _Dynamic:
         return self.table.columns[0] == 0
 
 
-@dataclass
-class _Static:
-    """A shard of a static table on this rank.
+class Piece(NamedTuple):
+    """A shard of a table on this rank.
 
     Attributes:
-        key: name of the table's weight in state dicts.
-        size: of the whole table.
-        first_row, columns: of the shard.
+        shard: its rows and columns.
         weight: ``[rows, d]``. states: name -> optimizer state.
         primary: False for a replica that another rank writes.
     """
 
-    key: str
-    size: tuple[int, int]
-    first_row: int
-    columns: tuple[int, int]
+    shard: Shard
     weight: Tensor
     states: Mapping[str, Tensor]
     primary: bool
+
+
+class ModelTable(NamedTuple):
+    """A table with its shards on this rank.
+
+    Attributes:
+        key: name of its weight in state dicts.
+        size: of the whole table.
+        dtype: of its weight.
+        pieces: the shards on this rank.
+        shards: those of all ranks. None if every rank has the whole table.
+    """
+
+    key: str
+    size: tuple[int, int]
+    dtype: torch.dtype
+    pieces: list[Piece]
+    shards: TableShards | None = None
+
+
+def tables_in(path: str, module: nn.Module) -> Iterator[ModelTable]:
+    """The tables of a module that have weights in state dicts, if it is a collection."""
+    prefix = f"{path}." if path else ""
+    if isinstance(module, ShardedCollection):
+        for key, shards in module.shards_by_weight().items():
+            first = {position for position, _ in primary_rows(shards.sharding.shards, "element")}
+            pieces = [
+                Piece(shards.sharding.shards[n], weight, shards.states.get(n, {}), n in first)
+                for n, weight in shards.local_weights.items()
+            ]
+            yield ModelTable(prefix + key, shards.size, shards.model_parts()[0].dtype, pieces, shards)
+    elif isinstance(module, FusedCollection | EmbeddingBagCollection | EmbeddingCollection):
+        states = module.optimizer_states() if isinstance(module, FusedCollection) else {}
+        for key, weight in module.named_parameters(remove_duplicate=False):
+            rows, cols = weight.shape
+            own = Piece(Shard(0, (0, rows), (0, cols)), weight.detach(), states.get(key.split(".")[-2], {}), True)
+            yield ModelTable(prefix + key, (rows, cols), weight.dtype, [own])
 
 
 class _Tables:
@@ -394,54 +368,34 @@ class _Tables:
         self.replica = getattr(model, "replica", 0)
         self.names: list[str] = []
         self.dynamic: dict[str, list[_Dynamic]] = {}
-        self.static: dict[str, list[_Static]] = {}
-        self.keys: dict[str, str] = {}
+        self.static: dict[str, ModelTable] = {}
         for path, module in getattr(model, "_bare", model).named_modules():
-            prefix = f"{path}." if path else ""
             if isinstance(module, ShardedCollection):
-                self._add_sharded(prefix, module)
+                self._know([config.name for config in module.tables])
+                self.dynamic |= {config.name: [] for config in module.tables if config.dynamic}
+                for group in module.executor.lookup.groups:
+                    if isinstance(group.kernel, DynamicKernel):
+                        own = zip(group.shards, group.kernel.tables, group.kernel.pending(), strict=True)
+                        for (number, _), table, pending in own:
+                            self.dynamic[module.tables[number].name].append(_Dynamic(table, pending))
             elif isinstance(module, DynamicCollection):
-                tables = zip(module.tables().items(), module._kernel.pending(), strict=True)
-                for (name, table), pending in tables:
-                    self._known(name)
-                    self.dynamic[name] = [_Dynamic(table, pending)]
-            elif isinstance(module, FusedCollection | EmbeddingBagCollection | EmbeddingCollection):
-                self._add_whole(prefix, module)
-
-    def _known(self, name: str) -> None:
-        if name in self.names:
-            raise ValueError(f"two tables are named {name!r}, and a dump names them alike. Fix: rename one")
-        self.names.append(name)
-
-    def _add_sharded(self, prefix: str, module: ShardedCollection) -> None:
-        for config in module.tables:
-            self._known(config.name)
-            (self.dynamic if config.dynamic else self.static)[config.name] = []
-        for group in module.executor.lookup.groups:
-            if isinstance(group.kernel, DynamicKernel):
-                own = zip(group.shards, group.kernel.tables, group.kernel.pending(), strict=True)
-                for (number, _), table, pending in own:
-                    self.dynamic[module.tables[number].name].append(_Dynamic(table, pending))
-        for key, shards in module.shards_by_weight().items():
-            name = shards.config.name
-            if name in self.dynamic:
+                self._know(module.tables())
+                own = zip(module.tables().items(), module._kernel.pending(), strict=True)
+                self.dynamic |= {name: [_Dynamic(table, pending)] for (name, table), pending in own}
                 continue
-            self.keys[prefix + key] = name
-            first = {position for position, _ in primary_rows(shards.sharding.shards, "element")}
-            for position, weight in shards.local_weights.items():
-                shard, states = shards.sharding.shards[position], shards.states.get(position, {})
-                self.static[name].append(
-                    _Static(prefix + key, shards.size, shard.rows[0], shard.cols, weight, states, position in first)
-                )
+            for found in tables_in(path, module):
+                name = found.key.split(".")[-2]
+                if found.shards is None:
+                    self._know([name])
+                if name not in self.dynamic:
+                    self.static[name] = found
+        self.keys = {table.key: name for name, table in self.static.items()}
 
-    def _add_whole(self, prefix: str, module: Any) -> None:
-        states = module.optimizer_states() if isinstance(module, FusedCollection) else {}
-        for key, weight in module.named_parameters(remove_duplicate=False):
-            name, size = key.split(".")[-2], tuple(weight.shape)
-            self._known(name)
-            self.keys[prefix + key] = name
-            own = _Static(prefix + key, size, 0, (0, size[1]), weight.detach(), states.get(name, {}), True)
-            self.static[name] = [own]
+    def _know(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self.names:
+                raise ValueError(f"two tables are named {name!r}, and a dump names them alike. Fix: rename one")
+            self.names.append(name)
 
 
 @names_wrong_arguments
@@ -470,39 +424,13 @@ def dump_tables(
         ValueError: ``rows`` names no static table; two tables of one name; gradients that wait for a step.
     """
     tables = _ready(model, "dump_tables")
-    env, rows = tables.env, dict(rows or {})
     getattr(model, "level_tables", lambda: None)()  # slots are counted over a table of one size
 
-    staging: Staging | None = None
+    def write(writer: FileWriter) -> list[dict[str, Entry]]:
+        return _written(writer, tables, steps_of(since), dict(rows or {})) if tables.replica == 0 else []
 
-    def started() -> Path:
-        nonlocal staging
-        safetensors_torch()
-        staging = Staging(DUMP, Path(path))
-        return staging.path
-
-    try:
-        folder = from_first_rank(env, started)
-
-        def write() -> tuple[list[dict[str, Entry]], dict[str, Any]]:
-            writer = FileWriter(folder, env.rank)
-            entries = _written(writer, tables, steps_of(since), rows) if tables.replica == 0 else []
-            return entries, described(writer.paths)
-
-        by_rank = gathered(env, write)
-
-        def finish() -> dict[str, Any]:
-            nonlocal staging
-            assert staging is not None
-            written = {name: entry for _, files in by_rank for name, entry in files.items()}
-            staging.commit(written, tables=joined(entry for entries, _ in by_rank for entry in entries))
-            staging = None
-            return DUMP.manifest_of(DUMP.readable(path))
-
-        return Dumped.of(Path(path), from_first_rank(env, finish))
-    finally:
-        if staging is not None:
-            staging.discard()
+    env = tables.env
+    return write_dump(path, write, env.rank, first=partial(from_first_rank, env), every=partial(gathered, env))
 
 
 def _written(writer: FileWriter, tables: _Tables, steps: Any, rows: Mapping[str, Tensor]) -> list[dict[str, Entry]]:
@@ -515,21 +443,21 @@ def _written(writer: FileWriter, tables: _Tables, steps: Any, rows: Mapping[str,
         since = first_step(steps, name)
         entries += [{name: write_dynamic(writer, own.table, since, own.pending, own.primary)} for own in shards]
     for key, ids in rows.items():
-        name = tables.keys[key]
-        for shard in tables.static[name]:
-            if shard.primary:
-                at = (writer, ids, shard.first_row, shard.columns, shard.weight, shard.states)
-                entries.append({name: _static_entry(shard, write_rows(*at))})
+        table = tables.static[tables.keys[key]]
+        for shard, weight, states, primary in table.pieces:
+            if primary:
+                piece = write_rows(writer, ids, shard.rows[0], shard.cols, weight, states)
+                entries.append({tables.keys[key]: _static_entry(table, states, piece)})
     return entries
 
 
-def _static_entry(shard: _Static, piece: Entry) -> Entry:
+def _static_entry(table: ModelTable, states: Iterable[str], piece: Entry) -> Entry:
     return {
         "kind": "static",
-        "rows": shard.size[0],
-        "dim": shard.size[1],
-        "dtype": dtype_name(shard.weight.dtype),
-        "states": sorted(shard.states),
+        "rows": table.size[0],
+        "dim": table.size[1],
+        "dtype": dtype_name(table.dtype),
+        "states": sorted(states),
         "step": 0,
         "since": None,
         "next": {},
@@ -556,16 +484,13 @@ def load_tables(path: Paths, model: nn.Module, *, optimizer_state: bool = True) 
         ValueError: two tables of one name; gradients that wait for a step.
     """
     tables = _ready(model, "load_tables")
-    env, result = tables.env, Restored({}, {})
-    for one in [path] if isinstance(path, str | Path) else list(path):
-        folder, entries = agreed(env, partial(_opened, one, tables, optimizer_state))
-        result = result.then(agreed(env, partial(_filled, folder, entries, tables, optimizer_state)))
-    return result
+    check, fill = (partial(each, tables=tables, optimizer_state=optimizer_state) for each in (_check, _filled))
+    ranks = tables.env.rank, tables.env.world_size
+    return read_dumps(path, check, fill, ranks, together=partial(agreed, tables.env))
 
 
-def _opened(path: str | Path, tables: _Tables, optimizer_state: bool) -> tuple[Path, dict[str, Entry]]:
-    """The folder and tables of a dump, which fit the model."""
-    ((folder, entries, _),) = folders_of(path, tables.env.rank, tables.env.world_size)
+def _check(folder: Path, entries: Mapping[str, Entry], tables: _Tables, optimizer_state: bool) -> None:
+    """Raises DumpError if the tables of a dump do not fit the model."""
     refuse_other_tables(folder, entries, tables.dynamic)
     for name, entry in entries.items():
         if name not in tables.names:
@@ -574,14 +499,14 @@ def _opened(path: str | Path, tables: _Tables, optimizer_state: bool) -> tuple[P
             )
         for shard in tables.dynamic.get(name, ()):
             check_dynamic(folder, name, entry, shard.table, optimizer_state)
-        for own in tables.static.get(name, ()):
-            states = own.states if optimizer_state else {}
-            check_shape(folder, name, entry, own.size[1], own.weight.dtype, states)
-            if entry["kind"] != "static" or entry["rows"] != own.size[0]:
-                raise DumpError(
-                    f"{folder} has a {entry['kind']} table {name!r}, and the model a static one of {own.size[0]:,} rows"
-                )
-    return folder, entries
+        table = tables.static.get(name)
+        for piece in () if table is None else table.pieces:
+            states = piece.states if optimizer_state else {}
+            check_shape(folder, name, entry, table.size[1], table.dtype, states)
+        if table is not None and (entry["kind"] != "static" or entry["rows"] != table.size[0]):
+            raise DumpError(
+                f"{folder} has a {entry['kind']} table {name!r}, and the model a static one of {table.size[0]:,} rows"
+            )
 
 
 @torch.no_grad()
@@ -592,22 +517,19 @@ def _filled(folder: Path, entries: Mapping[str, Entry], tables: _Tables, optimiz
             read, gone = read_dynamic(folder, entry, shard.table, optimizer_state)
             rows[name] += read * shard.primary
             lost[name] += gone * shard.primary
-        for own in tables.static.get(name, ()):
-            rows[name] += _read_static(folder, entry, own, optimizer_state)
+        for piece in tables.static[name].pieces if name in tables.static else ():
+            rows[name] += _read_static(FileReader(folder, entry), piece, optimizer_state)
     return Restored(rows, lost)
 
 
-def _read_static(folder: Path, entry: Entry, shard: _Static, optimizer_state: bool) -> int:
+def _read_static(reader: FileReader, piece: Piece, optimizer_state: bool) -> int:
     """Overwrites the rows of a shard that a dump has. Returns how many, of the first columns."""
-    reader, many = FileReader(folder, entry), 0
-    for columns, files in reader.pieces((0, shard.size[1])):
-        for file in reader.opened(files):
-            local = file.get_tensor("ids").to(shard.weight.device) - shard.first_row
-            own = ((local >= 0) & (local < len(shard.weight))).nonzero().squeeze(1)
-            states = shard.states if optimizer_state else {}
-            at = (shard.columns, own, local[own], shard.weight, states)
-            copy_values(file, set(file.keys()), columns, *at)
-            many += len(own) if columns[0] == 0 and shard.columns[0] == 0 else 0
+    shard, weight, many = piece.shard, piece.weight, 0
+    for columns, file, ids in reader.rows((0, reader.entry["dim"])):
+        local = ids.to(weight.device) - shard.rows[0]
+        own = ((local >= 0) & (local < shard.num_rows)).nonzero().squeeze(1)
+        copy_values(file, columns, shard.cols, own, local[own], weight, piece.states if optimizer_state else {})
+        many += len(own) if columns[0] == 0 and shard.cols[0] == 0 else 0
     return many
 
 

@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor
 
 from recshard_lab.comm import ShardingEnv
+from recshard_lab.distributed.state.moves import Tiles
 from recshard_lab.sharding import Shard
 from recshard_lab.sharding.plan.types import DDR
 
@@ -76,6 +76,11 @@ def form_of(default: StateForm) -> StateForm:
     return _requested.get() or default
 
 
+def size_of(value: Any) -> tuple[int, ...]:
+    """The size of a whole tensor in any form."""
+    return tuple(value.metadata().size if hasattr(value, "metadata") else value.shape)
+
+
 def torch_call(function: str) -> Mapping[str, Any] | None:
     """Arguments and variables of a running function of ``torch.distributed.checkpoint.state_dict``, or None.
 
@@ -124,8 +129,7 @@ def _axis(shards: Sequence[Shard]) -> int | None:
 
 
 def dtensor(
-    shards: Sequence[Shard],
-    tensors: Mapping[int, Tensor],
+    tiles: Tiles,
     size: tuple[int, int],
     env: ShardingEnv,
     device: torch.device,
@@ -138,8 +142,7 @@ def dtensor(
     not gather them: ``full_tensor()`` and the DTensor's ``dtype`` (always torch's default) are unreliable.
 
     Args:
-        shards: the shards on all ranks, split along one axis (`check_placements`).
-        tensors: position -> matrix, for the shards on this rank.
+        tiles: the matrix, split along one axis (`check_placements`).
         size: size of the whole matrix.
         env: the ranks.
         device: the rank's device.
@@ -150,7 +153,7 @@ def dtensor(
     from torch.distributed.tensor import Shard as Split
     from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
-    axis = _axis(shards)
+    shards, tensors, axis = tiles.shards, tiles.tensors, _axis(tiles.shards)
     assert axis is not None, "check_placements precedes"
     axes = 2 if matrix else 1
     wrapper = LocalShardsWrapper(
@@ -173,22 +176,13 @@ def dtensor(
     return whole
 
 
-def sharded_tensor(
-    shards: Sequence[Shard],
-    tensors: Mapping[int, Tensor],
-    size: tuple[int, int],
-    env: ShardingEnv,
-    dtype: torch.dtype,
-    matrix: bool = True,
-) -> Any:
-    """torch's ``ShardedTensor`` over these shards. It shares memory with ``tensors``.
+def sharded_tensor(tiles: Tiles, size: tuple[int, int], env: ShardingEnv, matrix: bool = True) -> Any:
+    """torch's ``ShardedTensor`` over a matrix. It shares memory with its tensors.
 
     Args:
-        shards: the shards on all ranks.
-        tensors: position -> matrix, for the shards on this rank.
+        tiles: the matrix.
         size: size of the whole matrix.
         env: the ranks.
-        dtype: its dtype, also if this rank stores no shard.
         matrix: whether the result has two axes; False turns a single column into one axis.
     """
     from torch.distributed._shard.metadata import ShardMetadata
@@ -196,6 +190,7 @@ def sharded_tensor(
     from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
     from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
+    shards, tensors = tiles.shards, tiles.tensors
     kind = next((tensor.device.type for tensor in tensors.values() if tensor.device.type != "cpu"), "cpu")
     ranks = torch.distributed.get_process_group_ranks(env.pg)  # placements use ranks of the default group
     axes = 2 if matrix else 1
@@ -219,7 +214,7 @@ def sharded_tensor(
         ShardedTensorMetadata(
             shards_metadata=metadata,
             size=torch.Size(size[:axes]),
-            tensor_properties=TensorProperties(dtype=dtype, requires_grad=False),
+            tensor_properties=TensorProperties(dtype=tiles.dtype, requires_grad=False),
         ),
         process_group=env.pg,
     )

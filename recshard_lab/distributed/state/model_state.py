@@ -230,9 +230,8 @@ class ModelState:
         for name, parts in self._split_states(optimizer).items():
             shards, states = self.tables[name], self.dense.setdefault(name, {})
             for part, matrices in parts:
-                primaries, tensors = shards.primary_shards(part, matrices)
-                size = part.size(*shards.size)
-                states[part.name] = sharded_tensor(primaries, tensors, size, shards.env, part.dtype)
+                primary = shards.tiles(part, matrices).primary(part.extent)
+                states[part.name] = sharded_tensor(primary, part.size(*shards.size), shards.env)
 
     def _is_split(self, shards: TableShards) -> bool:
         return not shards.sharding.replicated and self.env.pg is not None

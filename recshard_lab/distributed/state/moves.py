@@ -6,9 +6,16 @@ a running model. Each target reads a replicated source from the nearest rank.
 Shape letters: E rows, D columns, W ranks.
 """
 
+import mmap
+import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +25,8 @@ from recshard_lab.sharding.plan.sharding_plan import Shard
 from recshard_lab.sharding.plan.tiling import Rect
 from recshard_lab.sharding.plan.transfers import Transfer as Transfer
 from recshard_lab.sharding.plan.transfers import transfers as transfers
+
+_K = TypeVar("_K")
 
 DEFAULT_ROUND_BYTES = 8 * 2**20  # larger messages exceed the caches: 1.5x slower on 4 ranks
 
@@ -39,6 +48,85 @@ class Move:
     targets: Sequence[Shard]
     source_tensors: Mapping[int, Tensor]
     target_tensors: Mapping[int, Tensor]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One matrix over all ranks. Several shards may have the same elements.
+
+    Attributes:
+        dtype: its dtype.
+        shards: its shards on all ranks.
+        tensors: position in ``shards`` -> tensor, for the shards on this rank.
+    """
+
+    dtype: torch.dtype
+    shards: Sequence[Shard]
+    tensors: Mapping[int, Tensor]
+
+    def to(self, target: "Tiles") -> Move:
+        """The move that fills another tiling."""
+        return Move(self.dtype, self.shards, target.shards, self.tensors, target.tensors)
+
+    def whole(self, size: tuple[int, int]) -> Tensor:
+        """The matrix, a copy. All shards must be on this rank."""
+        first = next(iter(self.tensors.values()), None)
+        whole = torch.empty(size, dtype=self.dtype, device=None if first is None else first.device)
+        for position, tensor in self.tensors.items():
+            region(whole, self.shards[position]).copy_(tensor)
+        return whole
+
+    def primary(self, extent: str) -> "Tiles":
+        """Shards that cover each element once, as in state dicts.
+
+        Replicas are copies, and so are states with one number per row or table under column splits. The first shard
+        in the list is the primary one.
+        """
+        primaries, tensors = [], {}
+        for number, (position, shard) in enumerate(primary_rows(self.shards, extent)):
+            primaries.append(shard)
+            if position in self.tensors:
+                own, tensor = self.shards[position], self.tensors[position]
+                # it may have grown since the ranks agreed on its size
+                tensors[number] = tensor if shard.rows == own.rows else _view(tensor, own, shard.rect)
+        return Tiles(self.dtype, primaries, tensors)
+
+    def replicas(self, extent: str) -> Move | None:
+        """Copies each primary shard to its replicas. None without replicas."""
+        primary = {position: shard.rows for position, shard in primary_rows(self.shards, extent)}
+        copies = [position for position, shard in enumerate(self.shards) if primary.get(position) != shard.rows]
+        if not copies:
+            return None
+        tensors = {number: self.tensors[position] for number, position in enumerate(copies) if position in self.tensors}
+        return self.primary(extent).to(Tiles(self.dtype, [self.shards[position] for position in copies], tensors))
+
+
+def region(whole: Tensor, shard: Shard) -> Tensor:
+    """The elements of a shard in a whole matrix."""
+    return whole[slice(*shard.rows), slice(*shard.cols)]
+
+
+def primary_rows(shards: Sequence[Shard], extent: str = "row") -> list[tuple[int, Shard]]:
+    """The primary copies of a tiling with copies: (position, its primary rows), each element exactly once.
+
+    For extents "row" and "table", the first shard in the list that contains a row; for "element", the first of equal
+    shards.
+
+    >>> primary_rows([Shard(1, (0, 4), (0, 1)), Shard(0, (0, 2), (0, 1)), Shard(0, (2, 6), (0, 1))])
+    [(0, Shard(rank=1, rows=(0, 4), cols=(0, 1))), (2, Shard(rank=0, rows=(4, 6), cols=(0, 1)))]
+    """
+    if extent == "element":
+        distinct = {shard.rect: number for number, shard in reversed(list(enumerate(shards)))}
+        return [(number, shards[number]) for number in sorted(distinct.values())]
+    primaries: list[tuple[int, Shard]] = []
+    for start, end in pairwise(sorted({edge for shard in shards for edge in shard.rows})):
+        position = next((n for n, shard in enumerate(shards) if shard.rows[0] <= start and end <= shard.rows[1]), None)
+        if position is None:
+            continue
+        if primaries and primaries[-1][0] == position and primaries[-1][1].rows[1] == start:
+            start = primaries.pop()[1].rows[0]
+        primaries.append((position, replace(shards[position], rows=(start, end))))
+    return primaries
 
 
 @dataclass(frozen=True)
@@ -164,14 +252,43 @@ def _row_chunks(transfer: Transfer, elements: int) -> Iterator[Transfer]:
     (r0, r1), cols = transfer.rect
     step = max(1, elements // (cols[1] - cols[0]))
     for start in range(r0, r1, step):
-        rect = ((start, min(start + step, r1)), cols)
-        yield Transfer(transfer.source, transfer.target, transfer.source_rank, transfer.target_rank, rect)
+        yield replace(transfer, rect=((start, min(start + step, r1)), cols))
 
 
 def _view(tensor: Tensor, shard: Shard, rect: Rect) -> Tensor:
     (r0, r1), (c0, c1) = rect
     top, left = shard.rows[0], shard.cols[0]
     return tensor[r0 - top : r1 - top, c0 - left : c1 - left]
+
+
+def in_file(
+    shapes: Mapping[_K, tuple[tuple[int, ...], torch.dtype]], folder: str | Path | None, name: str
+) -> dict[_K, Tensor]:
+    """Memory for tensors in an unnamed file, which is deleted with the last of them.
+
+    Args:
+        shapes: key -> shape and dtype.
+        folder: folder of the file. Default: the system's folder for temporary files.
+        name: of the file while it is created.
+
+    Raises:
+        OSError: the disk is full, or the folder does not exist.
+    """
+    sizes = {key: prod(shape) * dtype.itemsize for key, (shape, dtype) in shapes.items()}
+    total, used = sum(sizes.values()), 0
+    found = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in shapes.items() if not sizes[key]}
+    if not total:
+        return found
+    with tempfile.TemporaryFile(dir=folder, prefix=f"recshard-{name}-") as file:
+        file.truncate(total)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, total)  # a full disk raises here; a later write would kill the process
+        mapped = mmap.mmap(file.fileno(), total)
+    for key, (shape, dtype) in sorted(shapes.items(), key=lambda entry: -entry[1][1].itemsize):  # aligned
+        if sizes[key]:
+            found[key] = torch.frombuffer(mapped, dtype=dtype, count=prod(shape), offset=used).view(shape)
+            used += sizes[key]
+    return found
 
 
 # Changes the number of replicas over the same ranks: R sharding groups become more, fewer, or one.
@@ -185,11 +302,10 @@ def _view(tensor: Tensor, shard: Shard, rect: Rect) -> Tensor:
 #                                              ...
 
 
-@dataclass(frozen=True)
-class Regrouping:
+class Regrouping(NamedTuple):
     """Two layouts of the same ranks. All replicas of the first are equal.
 
-    Args:
+    Attributes:
         before: the current layout.
         after: the new layout.
     """
@@ -208,22 +324,9 @@ class Regrouping:
         )
 
 
-def by_rank(amounts: Sequence[int], grid: ReplicaGrid) -> list[int]:
-    """Amounts per position in a sharding group as amounts per rank."""
-    totals = [0] * grid.world.world_size
-    for group in grid.sharding_groups:
-        for rank, amount in zip(group, amounts, strict=True):
-            totals[rank] = amount
-    return totals
-
-
 def _everywhere(shards: Sequence[Shard], grid: ReplicaGrid) -> list[Shard]:
     """A group's shards in each replica, replica after replica."""
-    return [
-        Shard(ranks[shard.rank], shard.rows, shard.cols, shard.tier)
-        for ranks in grid.sharding_groups
-        for shard in shards
-    ]
+    return [replace(shard, rank=ranks[shard.rank]) for ranks in grid.sharding_groups for shard in shards]
 
 
 def _local(tensors: Mapping[int, Tensor], count: int, grid: ReplicaGrid) -> dict[int, Tensor]:

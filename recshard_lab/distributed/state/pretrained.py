@@ -4,15 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
-from recshard_lab.distributed.sharded_collections import ShardedCollection
-from recshard_lab.distributed.state.moves import Move, move
-from recshard_lab.distributed.state.table import TableShards
-from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingCollection, FusedCollection
+from recshard_lab.distributed.state.dumps import ModelTable, tables_in
+from recshard_lab.distributed.state.moves import Move, Tiles, move
 from recshard_lab.saved.sources import CheckpointSource, Pretrained, Source, source_of
 from recshard_lab.sharding import Shard
 
@@ -53,7 +51,7 @@ def load_pretrained(model: nn.Module, tables: Mapping[str, Pretrained | None], *
     env = sharded.env if sharded is not None else ShardingEnv.from_local(1, 0)
     world = sharded.dense_env if sharded is not None else env  # all replicas, if there are several
     loads = agreed(world, lambda: _checked(model, tables, env, cast))
-    by_rank = all_gather_object([(load.key, load.described) for load in loads], world)
+    by_rank = all_gather_object([(load.table.key, load.described) for load in loads], world)
     agreed(world, lambda: _same_everywhere(by_rank, sendable=world.world_size == env.world_size))
 
     def read() -> list[Move]:
@@ -77,11 +75,7 @@ def load_pretrained(model: nn.Module, tables: Mapping[str, Pretrained | None], *
 class _Load:
     """One table and its source."""
 
-    key: str  # in the model's state dict
-    dtype: torch.dtype
-    size: tuple[int, int]
-    local_shards: list[tuple[Shard, Tensor]]  # on this rank
-    shards: TableShards | None  # None if every rank has the whole table
+    table: ModelTable
     source: Source | None  # None if another rank has it
 
     @property
@@ -91,7 +85,7 @@ class _Load:
 
     def from_rows(self) -> None:
         assert self.source is not None
-        for shard, weight in self.local_shards:
+        for shard, weight, *_ in self.table.pieces:
             block = max(1, _BLOCK_BYTES // max(1, shard.num_cols * self.source.dtype.itemsize))
             for start in range(*shard.rows, block):
                 end = min(start + block, shard.rows[1])
@@ -99,23 +93,24 @@ class _Load:
                 weight[start - shard.rows[0] : end - shard.rows[0]] = rows.to(weight.dtype)
 
     def from_rank(self, owner: int, env: ShardingEnv) -> Move:
-        full = ((0, self.size[0]), (0, self.size[1]))
-        sources = {}
-        if self.source is not None:
-            sources[0] = self.source.read(slice(*full[0]), slice(*full[1])).to(self.dtype)
-        if self.shards is not None:
-            shards, targets = list(self.shards.sharding.shards), dict(self.shards.local_weights)
-        else:
-            shards = [Shard(rank, *full) for rank in range(env.world_size)]
-            targets = {env.rank: self.local_shards[0][1]}
-        return Move(self.dtype, [Shard(owner, *full)], shards, sources, targets)
+        (rows, cols), dtype, shards = self.table.size, self.table.dtype, self.table.shards
+        source = {} if self.source is None else {0: self.source.read(slice(rows), slice(cols)).to(dtype)}
+        targets = Tiles(
+            dtype,
+            [Shard(rank, (0, rows), (0, cols)) for rank in range(env.world_size)],
+            {env.rank: self.table.pieces[0].weight} if shards is None else {},
+        )
+        whole = Tiles(dtype, [Shard(owner, (0, rows), (0, cols))], source)
+        return whole.to(targets if shards is None else shards.tiles(shards.model_parts()[0]))
 
 
-def _checked(model: nn.Module, tables: Mapping[str, Pretrained | None], env: ShardingEnv, cast: bool) -> list[_Load]:
+def _checked(model: nn.Module, values: Mapping[str, Pretrained | None], env: ShardingEnv, cast: bool) -> list[_Load]:
     """Every table with its opened source, in the model's order."""
-    known = _tables_of(model)
+    bare = getattr(model, "_bare", model)
+    tables = (table for path, module in bare.named_modules() for table in tables_in(path, module))
+    known = {table.key: table for table in tables}
     chosen: dict[str, tuple[str, Pretrained | None]] = {}
-    for name, value in tables.items():
+    for name, value in values.items():
         keys = [key for key in known if key == name or key.split(".")[-2] == name]
         if len(keys) != 1:
             matches = f"{len(keys)} tables are" if keys else "no table is"
@@ -123,17 +118,16 @@ def _checked(model: nn.Module, tables: Mapping[str, Pretrained | None], env: Sha
         chosen[keys[0]] = (name, value)
     loads = []
     for key, (name, value) in sorted(chosen.items()):
-        load = known[key]
-        load.source = None if value is None else source_of(value, key.split(".")[-2], env.rank, env.world_size)
-        if load.source is not None:
-            _check_fit(load, load.source, name, cast)
+        source = None if value is None else source_of(value, key.split(".")[-2], env.rank, env.world_size)
+        if source is not None:
+            _check_fit(known[key], source, name, cast)
         elif env.world_size == 1:
             raise ValueError(f"table {name!r} is None, but this is the only rank. Fix: pass its rows")
-        loads.append(load)
+        loads.append(_Load(known[key], source))
     return loads
 
 
-def _check_fit(load: _Load, source: Source, name: str, cast: bool) -> None:
+def _check_fit(load: ModelTable, source: Source, name: str, cast: bool) -> None:
     if source.size != load.size:
         shape = " x ".join(f"{n:,}" for n in source.size)
         raise ValueError(
@@ -164,21 +158,3 @@ def _same_everywhere(by_rank: list[list[tuple[str, tuple[bool, str] | None]]], s
                 f"{key} has a source on {len(sources)} of {len(by_rank)} ranks. Fix: pass it on all ranks, or a tensor "
                 f"or array on one rank and None on the others (checkpoints and sources of replicas: on all ranks)"
             )
-
-
-def _tables_of(model: nn.Module) -> dict[str, _Load]:
-    """Name in the state dict -> table, for all embedding collections."""
-    loads: dict[str, _Load] = {}
-    bare = model._bare if isinstance(model, DistributedModelParallel) else model
-    for path, module in bare.named_modules():
-        prefix = f"{path}." if path else ""
-        if isinstance(module, ShardedCollection):
-            for name, shards in module.shards_by_weight().items():
-                key, dtype = prefix + name, shards.parts()[0].dtype
-                loads[key] = _Load(key, dtype, shards.size, list(shards.shards()), shards, None)
-        elif isinstance(module, EmbeddingBagCollection | EmbeddingCollection | FusedCollection):
-            for name, weight in module.named_parameters(remove_duplicate=False):
-                key, (rows, cols) = prefix + name, weight.shape
-                shard = (Shard(0, (0, rows), (0, cols)), weight.detach())
-                loads[key] = _Load(key, weight.dtype, (rows, cols), [shard], None, None)
-    return loads

@@ -1,24 +1,30 @@
 """Moves the torch optimizer's states of tables on the dense kernel when the tables move."""
 
 import gc
-import mmap
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.comm import ShardingEnv, agreed, all_gather_object, gathered, refuse_differences, times_note
+from recshard_lab.comm import (
+    ReplicaGrid,
+    ShardingEnv,
+    agreed,
+    all_gather_object,
+    gathered,
+    refuse_differences,
+    times_note,
+)
 from recshard_lab.distributed.discover import plan_facts
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
 from recshard_lab.distributed.state.dumps import TierRows, tables_of
-from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES, Move, Regrouping, by_rank, move
+from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES, Move, Regrouping, Tiles, in_file, move
 from recshard_lab.distributed.state.table import Part, TableShards
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, PlanError, ShardingPlan
 
@@ -118,19 +124,17 @@ class DenseStates:
         """Moves that fill the states of the new tables."""
         moves = []
         for name, shards in tables.items():
-            entry = self.entries[name]
-            new = list(shards.local_parameters().values())
-            states: list[dict[str, Tensor]] = [{} for _ in new]
+            entry, parameters = self.entries[name], shards.local_parameters()
+            states: dict[int, dict[str, Tensor]] = {position: {} for position in parameters}
             for part, axes, kind in entry.states:
-                tensors: dict[int, Tensor] = {}
-                for (position, weight), state in zip(shards.local_weights.items(), states, strict=True):
-                    target = "cpu" if kind == "cpu" else device
-                    state[part.name] = torch.empty(_shape(part, axes, weight), dtype=part.dtype, device=target)
-                    tensors[position] = part.matrix(state[part.name])
-                sources = part.shards(self.old_shards[name])
-                targets = part.shards(shards.sharding.shards)
-                moves.append(Move(part.dtype, sources, targets, self.sources.get((name, part.name), {}), tensors))
-            self.replacements.append((entry, self.old[name], new, states))
+                for position, weight in shards.local_weights.items():
+                    shape = _shape(part, axes, weight)
+                    on = "cpu" if kind == "cpu" else device
+                    states[position][part.name] = torch.empty(shape, dtype=part.dtype, device=on)
+                tensors = {position: part.matrix(state[part.name]) for position, state in states.items()}
+                old = Tiles(part.dtype, part.shards(self.old_shards[name]), self.sources.get((name, part.name), {}))
+                moves.append(old.to(shards.tiles(part, tensors)))
+            self.replacements.append((entry, self.old[name], list(parameters.values()), list(states.values())))
         return moves
 
     def finish(self) -> None:
@@ -185,7 +189,6 @@ def _shape(part: Part, axes: int, weight: Tensor) -> tuple[int, ...]:
 
 MESSAGES = 2  # in memory at the same time: one sent, one received
 _MIN_ROUND_BYTES = 2**18
-_CHUNK_BYTES = 8 * 2**20  # of a parked tensor
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
@@ -238,16 +241,9 @@ class Bound:
         """
         if self.max_extra_bytes is None:
             return
-        widest = max(
-            (
-                part.bytes_of(shard) // shard.num_rows
-                for collection in collections.values()
-                for shards in collection.table_shards().values()
-                for part in shards.parts()
-                for shard in shards.sharding.shards
-            ),
-            default=0,
-        )
+        tables = [shards for collection in collections.values() for shards in collection.table_shards().values()]
+        rows = [(part, shard) for own in tables for part in own.parts() for shard in own.sharding.shards]
+        widest = max((part.bytes_of(shard) // shard.num_rows for part, shard in rows), default=0)
         if self.max_extra_bytes < MESSAGES * widest:
             raise ValueError(
                 f"max_extra_bytes={self.max_extra_bytes!r} is less than {MESSAGES} messages of one row "
@@ -481,9 +477,8 @@ class _Migration:
         self.changed_dense = [n for n in dense if regrouping is not None or shardings[n] != dense[n].sharding]
         self.kept_dense = {n: list(s.parameters()) for n, s in dense.items() if n not in self.changed_dense}
         self.dense = DenseStates(optimizers, {name: dense[name] for name in self.changed_dense})
-        self.sources = {name: list(shards.sharding.shards) for name, shards in before.items()}
-        self.parts = {name: shards.parts() for name, shards in before.items()}
-        self.tensors = {(n, p.name): dict(before[n].matrices(p)) for n, parts in self.parts.items() for p in parts}
+        #: (table, part) -> its shards before
+        self.before = {(name, part): shards.tiles(part) for name, shards in before.items() for part in shards.parts()}
         self.parameters = {name: list(shards.parameters()) for name, shards in before.items()}
         self.frozen = [name for name, shards in before.items() if shards.is_frozen]
         #: restores the collection while its old kernels exist; None once they are freed
@@ -493,36 +488,31 @@ class _Migration:
 
     def current_and_needed(self) -> tuple[list[int], list[int]]:
         """Bytes of weights and states per rank, before and after."""
-        old, new = self.collection.shardings, self.shardings
-        if self.regrouping is None:
-            return self._bytes_by_rank(old, self.env), self._bytes_by_rank(new, self.env)
-        before, after = self.regrouping.before, self.regrouping.after
-        current = by_rank(self._bytes_by_rank(old, before.sharding), before)
-        return current, by_rank(self._bytes_by_rank(new, after.sharding), after)
+        before, after = (None, None) if self.regrouping is None else self.regrouping
+        return self._bytes_by_rank(self.collection.shardings, before), self._bytes_by_rank(self.shardings, after)
 
-    def _bytes_by_rank(self, shardings: Shardings, env: ShardingEnv) -> list[int]:
-        totals = [0] * env.world_size
-        for name, parts in self.parts.items():
-            for part in parts:
-                for shard in self.collection.sharding_now(name, shardings[name]).shards:
-                    totals[shard.rank] += part.bytes_of(shard)
+    def _bytes_by_rank(self, shardings: Shardings, grid: ReplicaGrid | None) -> list[int]:
+        totals = [0] * self.env.world_size
+        groups = [range(self.env.world_size)] if grid is None else grid.sharding_groups
+        for name, part in self.before:
+            for shard in self.collection.sharding_now(name, shardings[name]).shards:
+                for ranks in groups:
+                    totals[ranks[shard.rank]] += part.bytes_of(shard)
         return totals
 
     def park(self, folder: str | Path | None) -> None:
         """Copies this rank's tensors to a file. Changes nothing else."""
-        flat: dict[Any, Tensor] = {
-            (*key, n): tensor for key, tensors in self.tensors.items() for n, tensor in tensors.items()
-        }
+        tensors = {(key, n): tensor for key, tiles in self.before.items() for n, tensor in tiles.tensors.items()}
         try:
-            copies = parked(flat, folder)
+            copies = parked(tensors, folder)
         except OSError as error:
-            size = sum(tensor.nbytes for tensor in flat.values())
+            size = sum(tensor.nbytes for tensor in tensors.values())
             raise OSError(
                 f"cannot park {size:,} bytes in {folder or 'the temporary folder'}: {error}. Nothing was moved. Fix: "
                 f"free disk space, or pass another park_dir"
             ) from error
-        for (name, part, n), tensor in copies.items():
-            self.tensors[name, part][n] = tensor
+        for key, tiles in self.before.items():
+            self.before[key] = replace(tiles, tensors={n: copies[key, n] for n in tiles.tensors})
 
     def release(self) -> None:
         """Frees the old kernels, whose contents are in the file."""
@@ -546,17 +536,7 @@ class _Migration:
     def moves(self) -> list[Move]:
         """Weights and states of every table, from the old shards to the new ones."""
         after = self.collection.table_shards()
-        moves = [
-            Move(
-                part.dtype,
-                part.shards(self.sources[name]),
-                part.shards(after[name].sharding.shards),
-                self.tensors[name, part.name],
-                after[name].matrices(part),
-            )
-            for name, parts in self.parts.items()
-            for part in parts
-        ]
+        moves = [tiles.to(after[name].tiles(part)) for (name, part), tiles in self.before.items()]
         moves += self.tiers.moves(self.collection)
         moves += self.dense.moves({name: after[name] for name in self.changed_dense}, self.device)
         return moves if self.regrouping is None else [self.regrouping.over_all_ranks(move) for move in moves]
@@ -593,10 +573,9 @@ class _Migration:
         collection.env = self.old_env
         try:
             collection.place(self.old_shardings)
-            for name, shards in collection.table_shards().items():
-                for part in self.parts[name]:
-                    for position, matrix in shards.matrices(part).items():
-                        matrix.copy_(self.tensors[name, part.name][position])
+            for (name, part), tiles in self.before.items():
+                for position, matrix in collection.table_shards()[name].matrices(part).items():
+                    matrix.copy_(tiles.tensors[position])
             for table in tables_of(collection).values():
                 table.recount()
             self.tiers.undo(collection)
@@ -635,10 +614,10 @@ class _Snapshot:
 
 
 def parked(tensors: Mapping[_K, Tensor], folder: str | Path | None = None) -> dict[_K, Tensor]:
-    """Copies of the tensors on disk; do not write to them. The file is deleted with the last copy.
+    """Copies of the tensors on disk. The file is deleted with the last copy.
 
     Args:
-        tensors: contiguous along their rows.
+        tensors: of any device.
         folder: folder of the file. Default: the system's folder for temporary files.
 
     Raises:
@@ -647,29 +626,10 @@ def parked(tensors: Mapping[_K, Tensor], folder: str | Path | None = None) -> di
     >>> parked({"t": torch.arange(3)})["t"].tolist()
     [0, 1, 2]
     """
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    if not total:
-        return {key: tensor.cpu() for key, tensor in tensors.items()}
-    with tempfile.TemporaryFile(dir=folder, prefix="recshard-parked-") as file:
-        for tensor in tensors.values():
-            rows = max(1, _CHUNK_BYTES * max(1, tensor.shape[0]) // max(1, tensor.nbytes)) if tensor.dim() else 1
-            for chunk in tensor.detach().split(rows) if tensor.dim() else [tensor.detach().view(1)]:
-                file.write(chunk.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        file.flush()
-        mapped = mmap.mmap(file.fileno(), total)
-    copies, position = {}, 0
+    copies = in_file({key: (tuple(tensor.shape), tensor.dtype) for key, tensor in tensors.items()}, folder, "parked")
     for key, tensor in tensors.items():
-        count = tensor.numel()
-        copies[key] = tensor.new_empty(tensor.shape, device="cpu") if not count else _mapped(mapped, tensor, position)
-        position += tensor.nbytes
+        copies[key].copy_(tensor)
     return copies
-
-
-def _mapped(mapped: mmap.mmap, tensor: Tensor, position: int) -> Tensor:
-    flat = torch.frombuffer(mapped, dtype=torch.uint8, count=tensor.nbytes, offset=position)
-    if position % tensor.element_size():
-        flat = flat.clone()  # unaligned: after an odd number of half-precision numbers
-    return flat.view(tensor.dtype).view(tensor.shape)
 
 
 _IN_FILE = (

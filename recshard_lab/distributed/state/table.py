@@ -12,7 +12,6 @@ As matrices they are tilings (with copies) that `moves.move` can move.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, Literal, Self, TypeAlias, cast
 
@@ -27,8 +26,9 @@ from recshard_lab.distributed.state.forms import (
     dtensor,
     form_of,
     sharded_tensor,
+    size_of,
 )
-from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.distributed.state.moves import Move, Tiles, move, primary_rows, region
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.dynamic.config import SLOTS, DynamicEmbeddingConfig
 from recshard_lab.embedding.kernels import TORCH_DTYPES
@@ -77,7 +77,7 @@ class Part:
         extents: list[tuple[Extent, list[tuple[int, ...]]]] = [
             ("element", [(num_rows, num_cols)]),
             ("row", [(num_rows,), (num_rows, 1)]),
-            ("table", [(), (1,)]),
+            ("table", [(), (1,), (1, 1)]),
         ]
         for extent, shapes in extents:
             if shape in shapes:
@@ -98,8 +98,8 @@ class Part:
         if self.extent == "row":
             many, each = self.ratio
             rows = [(shard.rows[0] * many // each, shard.rows[1] * many // each) for shard in shards]
-            return [Shard(s.rank, own, (0, self.width), s.tier) for s, own in zip(shards, rows, strict=True)]
-        return [Shard(shard.rank, (0, 1), (0, 1), shard.tier) for shard in shards]
+            return [replace(s, rows=own, cols=(0, self.width)) for s, own in zip(shards, rows, strict=True)]
+        return [replace(shard, rows=(0, 1), cols=(0, 1)) for shard in shards]
 
     def size(self, num_rows: int, num_cols: int) -> tuple[int, int]:
         """Shape of the whole matrix of a table ``[num_rows, num_cols]``."""
@@ -110,38 +110,6 @@ class Part:
         """Bytes per shard."""
         rows, cols = self.size(shard.num_rows, shard.num_cols)
         return rows * cols * self.dtype.itemsize
-
-
-def primary_rows(shards: Sequence[Shard], extent: Extent = "row") -> list[tuple[int, Shard]]:
-    """The primary copies of a tiling with copies: (position, its primary rows), each element exactly once.
-
-    For extents "row" and "table", the first shard in the list that contains a row; for "element", the first of equal
-    shards.
-
-    >>> primary_rows([Shard(1, (0, 4), (0, 1)), Shard(0, (0, 2), (0, 1)), Shard(0, (2, 6), (0, 1))])
-    [(0, Shard(rank=1, rows=(0, 4), cols=(0, 1))), (2, Shard(rank=0, rows=(4, 6), cols=(0, 1)))]
-    """
-    if extent == "element":
-        distinct = {shard.rect: number for number, shard in reversed(list(enumerate(shards)))}
-        return [(number, shards[number]) for number in sorted(distinct.values())]
-    primaries = []
-    edges = sorted({edge for shard in shards for edge in shard.rows})
-    starts: dict[int, list[int]] = {}
-    for start, end in pairwise(edges):
-        position = next((n for n, shard in enumerate(shards) if shard.rows[0] <= start and end <= shard.rows[1]), None)
-        if position is not None:
-            if position in starts and starts[position][1] == start:
-                starts[position][1] = end
-                continue
-            if position in starts:
-                primaries.append((position, _rows(shards[position], *starts.pop(position))))
-            starts[position] = [start, end]
-    primaries += [(position, _rows(shards[position], *span)) for position, span in starts.items()]
-    return sorted(primaries, key=lambda entry: entry[1].rows)
-
-
-def _rows(shard: Shard, start: int, end: int) -> Shard:
-    return Shard(shard.rank, (start, end), shard.cols, shard.tier)
 
 
 # This rank's shards of one table: parameters, and their form in a state dict.
@@ -177,8 +145,11 @@ class StateEntries(nn.Module):
         return dict.fromkeys(self.entries, "_state_names")
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if not are_tiers_apart():
-            self.of.refuse_tiers("save_checkpoint and load_checkpoint, or dmp.dump and dmp.load, which have them")
+        if getattr(self.of.config, "tiers", ()) and not are_tiers_apart():
+            raise ValueError(
+                f"table {self.of.config.name!r} has tiers, whose rows are not in its shards. Fix: save_checkpoint and "
+                f"load_checkpoint, or dmp.dump and dmp.load, which have them"
+            )
         for name, part in self.entries.items():
             destination[prefix + name] = self.of.state(part)
 
@@ -195,18 +166,17 @@ class StateEntries(nn.Module):
     ) -> None:
         table = self.of
         for name, part in self.entries.items():
-            key = prefix + name
+            key, problem = prefix + name, None
             if key in state_dict:
-                table._fit(state_dict[key], part)
-            problem = table._copy_from(state_dict[key], part) if key in state_dict else None
+                problem = table._copy_from(state_dict[key], part)
+            elif strict:
+                missing_keys.append(key)
+            if problem is not None:
+                error_msgs.append(problem)
             copies = None if table.is_whole else table.replica_move(part)
             ready = key in state_dict and problem is None
             if copies is not None and all(gathered(table.env, lambda ready=ready: ready)):  # type: ignore[misc]
                 move([copies], table.env, table.device)
-            if key not in state_dict and strict:
-                missing_keys.append(key)
-            if problem is not None:
-                error_msgs.append(problem)
 
 
 class TableShards(StateEntries):
@@ -335,24 +305,10 @@ class TableShards(StateEntries):
         """Whether this rank stores the whole table: it is replicated, or this is the only rank."""
         return self.sharding.replicated or self.env.pg is None
 
-    def primary_shards(
-        self, part: Part, matrices: Mapping[int, Tensor] | None = None
-    ) -> tuple[list[Shard], dict[int, Tensor]]:
-        """A part without copies, as in state dicts: shards that cover each element once, and this rank's tensors.
-
-        Replicas are copies, and so are states with one number per row or table under column splits. The first shard
-        in the list is the primary one.
-        """
-        shards = part.shards(self.sharding.shards)
-        matrices = self.matrices(part) if matrices is None else matrices
-        primaries, tensors = [], {}
-        for number, (position, shard) in enumerate(primary_rows(shards, part.extent)):
-            primaries.append(shard)
-            if position in matrices:
-                top, matrix = shards[position].rows[0], matrices[position]
-                whole = shard.rows == shards[position].rows  # it may have grown since the ranks agreed on its size
-                tensors[number] = matrix if whole else matrix[shard.rows[0] - top : shard.rows[1] - top]
-        return primaries, tensors
+    def tiles(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Tiles:
+        """A part over all ranks. ``matrices``: this rank's tensors of it. Default: `matrices`."""
+        tensors = self.matrices(part) if matrices is None else matrices
+        return Tiles(part.dtype, part.shards(self.sharding.shards), tensors)
 
     def replica_move(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
         """Copies each primary shard to its replicas, also if every rank stores the whole table. None without replicas.
@@ -361,15 +317,7 @@ class TableShards(StateEntries):
             part: the part to copy.
             matrices: this rank's tensors of the part. Default: `matrices`.
         """
-        shards = part.shards(self.sharding.shards)
-        matrices = self.matrices(part) if matrices is None else matrices
-        primary = {position: shard.rows for position, shard in primary_rows(shards, part.extent)}
-        copies = [position for position, shard in enumerate(shards) if primary.get(position) != shard.rows]
-        if not copies:
-            return None
-        sources, tensors = self.primary_shards(part, matrices)
-        targets = {number: matrices[position] for number, position in enumerate(copies) if position in matrices}
-        return Move(part.dtype, sources, [shards[position] for position in copies], tensors, targets)
+        return self.tiles(part, matrices).replicas(part.extent)
 
     def whole_on(self, rank: int) -> Shard:
         """The whole table as one shard on a rank."""
@@ -383,14 +331,12 @@ class TableShards(StateEntries):
             ranks: the ranks that receive it. All others receive None.
             device: device of the tensor.
         """
-        whole = None
-        if self.env.rank in ranks:
-            whole = torch.empty(part.size(*self.size), dtype=part.dtype, device=device)
-        targets = {} if whole is None else {ranks.index(self.env.rank): whole}
-        sources = part.shards(self.sharding.shards)
         everywhere = part.shards([self.whole_on(rank) for rank in ranks])
-        moved = Move(part.dtype, sources, everywhere, self.matrices(part), targets)
-        return moved, whole if whole is None or part.is_matrix else whole.view(-1)
+        if self.env.rank not in ranks:
+            return self.tiles(part).to(Tiles(part.dtype, everywhere, {})), None
+        whole = torch.empty(part.size(*self.size), dtype=part.dtype, device=device)
+        gathering = self.tiles(part).to(Tiles(part.dtype, everywhere, {ranks.index(self.env.rank): whole}))
+        return gathering, whole if part.is_matrix else whole.view(-1)
 
     def keep(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replaces this module's parameter objects with these, which then share its weights."""
@@ -477,18 +423,17 @@ class TableShards(StateEntries):
         Raises:
             ValueError: a DTensor cannot describe the shards.
         """
-        matrices, is_matrix = self.matrices(part), part.is_matrix
+        tiles, size = self.tiles(part), part.size(*self.size)
         self._check_level()
         if self.is_whole:
-            whole = next(iter(matrices.values())) if len(matrices) == 1 else self.joined(part)
-            return whole if is_matrix else whole.view(-1)
-        shards, tensors = self.primary_shards(part)
-        size = part.size(*self.size)
+            whole = next(iter(tiles.tensors.values())) if len(tiles.tensors) == 1 else tiles.whole(size)
+            return whole if part.is_matrix else whole.view(-1)
+        primary = tiles.primary(part.extent)
         if form_of(self.form) == "sharded_tensor":
-            return sharded_tensor(shards, tensors, size, self.env, part.dtype, is_matrix)
-        primary, _ = self.primary_shards(self.parts()[0])
-        check_placements(self.config.name, self.sharding.sharding_type, primary, self.device)
-        return dtensor(shards, tensors, size, self.env, self.device, is_matrix)
+            return sharded_tensor(primary, size, self.env, part.is_matrix)
+        weights = [shard for _, shard in primary_rows(self.sharding.shards, "element")]
+        check_placements(self.config.name, self.sharding.sharding_type, weights, self.device)
+        return dtensor(primary, size, self.env, self.device, part.is_matrix)
 
     def set_size(self, config: BaseEmbeddingConfig, sharding: ParameterSharding, index_parts: Sequence[Part]) -> None:
         """Replaces the config and the shards, see `sized`."""
@@ -505,38 +450,29 @@ class TableShards(StateEntries):
                     f"ranks last agreed on its size. Fix: call state_dict() on all ranks instead, which agrees anew"
                 )
 
-    def _fit(self, value: Any, part: Part) -> None:
-        """Gives a table that grows the size of a table in a state dict. Other sizes are reported by the caller."""
-        if self._resize is None or part.extent == "table" or part.ratio != (1, 1):
-            return
-        size = tuple(value.metadata().size if hasattr(value, "metadata") else value.shape)
-        if size and size[0] != self.size[0] and size[1:] == part.size(*self.size)[1 : len(size)]:
-            self._resize(size[0])
-
-    def refuse_tiers(self, fix: str) -> None:
-        """Raises ValueError if the table has rows in slower tiers, which are not among its tensors."""
-        if getattr(self.config, "tiers", ()):
-            raise ValueError(f"table {self.config.name!r} has tiers, whose rows are not in its shards. Fix: {fix}")
-
     def _copy_from(self, value: Any, part: Part) -> str | None:
-        """Fills this rank's primary shards of a part from a tensor in any form. Returns an error text or None."""
-        axes = 2 if part.is_matrix else 1
+        """Fills this rank's primary shards of a part from a tensor in any form. Returns an error text or None.
+
+        Gives a table that grows the size of the tensor first.
+        """
+        axes, size = 2 if part.is_matrix else 1, size_of(value)
+        grows = self._resize is not None and part.extent != "table" and part.ratio == (1, 1)
+        if grows and size and size[0] != self.size[0] and size[1:] == part.size(*self.size)[1 : len(size)]:
+            self._resize(size[0])  # type: ignore[misc]
         expected = part.size(*self.size)[:axes]
-        size = tuple(value.metadata().size if hasattr(value, "metadata") else value.shape)
         if size != expected:
             if part.name == "weight":
                 return f"table {self.config.name!r} is {self.size[0]} x {self.size[1]}, the state has {size}"
             return f"{part.name!r} of table {self.config.name!r} is {expected}, the state has {size}"
-        saved = local_shards(value)
+        saved, tiles = local_shards(value), self.tiles(part)
         if saved is None:
-            every, whole = part.shards(self.sharding.shards), part.matrix(value)
-            for position, matrix in self.matrices(part).items():
-                matrix.copy_(whole[slice(*every[position].rows), slice(*every[position].cols)])
+            for position, matrix in tiles.tensors.items():
+                matrix.copy_(region(part.matrix(value), tiles.shards[position]))
             return None
-        shards, tensors = self.primary_shards(part)
+        primary = tiles.primary(part.extent)
         local: dict[tuple[int, ...], Tensor] = {
-            (shards[n].rows[0], shards[n].cols[0])[:axes]: tensor if part.is_matrix else tensor.view(-1)
-            for n, tensor in tensors.items()
+            (primary.shards[n].rows[0], primary.shards[n].cols[0])[:axes]: tensor if part.is_matrix else tensor.view(-1)
+            for n, tensor in primary.tensors.items()
         }
         if {offsets: tensor.shape for offsets, tensor in saved} != {at: weight.shape for at, weight in local.items()}:
             return (
@@ -550,11 +486,7 @@ class TableShards(StateEntries):
 
     def joined(self, part: Part) -> Tensor:
         """A part of the whole table as one matrix, a copy. All shards must be on this rank."""
-        shards, matrices = part.shards(self.sharding.shards), self.matrices(part)
-        whole = next(iter(matrices.values())).new_empty(part.size(*self.size))
-        for position, matrix in matrices.items():
-            whole[slice(*shards[position].rows), slice(*shards[position].cols)] = matrix
-        return whole
+        return self.tiles(part).whole(part.size(*self.size))
 
 
 def sized(

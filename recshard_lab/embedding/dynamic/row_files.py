@@ -14,10 +14,12 @@ Shape letters: M rows of a file, K ids, d columns.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -146,6 +148,15 @@ class FileReader:
             if first < columns[1] and columns[0] < end:
                 yield (first, end), piece["files"]
 
+    def rows(
+        self, columns: tuple[int, int], span: tuple[int, int] | None = None
+    ) -> Iterator[tuple[tuple[int, int], Any, Tensor]]:
+        """Its columns, the opened file and its ids, for every file with rows of some of these columns."""
+        for own, files in self.pieces(columns):
+            for file in self.opened(files, span):
+                if "ids" in set(file.keys()):
+                    yield own, file, file.get_tensor("ids")
+
     def opened(self, files: Iterable[Entry], span: tuple[int, int] | None = None) -> Iterator[Any]:
         """Every file that may have ids in these 64ths of the hash, as safetensors opens it."""
         for file in files:
@@ -250,41 +261,34 @@ def write_dynamic(
         The table in the manifest.
     """
     with table.lock:
-        return _written(writer, table, since, pending, primary)
-
-
-def _written(
-    writer: FileWriter,
-    table: DynamicTable,
-    since: Mapping[str, int] | int | None,
-    pending: int | None,
-    primary: bool,
-) -> Entry:
-    index, counts = table.index, table.admission_counts
-    own = since if isinstance(since, Mapping) else {"rows": since, "admission": None}
-    step = index.step
-    entry: Entry = {
-        "kind": "dynamic",
-        "dim": table.config.embedding_dim,
-        "dtype": dtype_name(table.weight.dtype),
-        "states": sorted(table.states),
-        "settings": settings_of(table.config),
-        "step": step,
-        "epoch": index.epoch,
-        "since": own["rows"],
-        "next": {
-            "rows": step + 1 if pending is None else min(pending, step + 1),
-            "admission": 0 if counts is None else counts.step + 1,
-        },
-        "geometry": _geometry(index),
-        "pieces": [{"columns": list(table.columns), "files": list(_row_files(writer, table, own["rows"], primary))}],
-        "counts": [],
-    }
-    if counts is not None:
-        entry |= {"counts_step": counts.step, "counts_geometry": _geometry(counts)}
-    if counts is not None and primary:
-        entry["counts"] = list(_index_files(writer, counts, own["admission"]))
-    return entry
+        index, counts = table.index, table.admission_counts
+        own = since if isinstance(since, Mapping) else {"rows": since, "admission": None}
+        step = index.step
+        entry: Entry = {
+            "kind": "dynamic",
+            "dim": table.config.embedding_dim,
+            "dtype": dtype_name(table.weight.dtype),
+            "states": sorted(table.states),
+            "settings": settings_of(table.config),
+            "step": step,
+            "epoch": index.epoch,
+            "since": own["rows"],
+            "next": {
+                "rows": step + 1 if pending is None else min(pending, step + 1),
+                "admission": 0 if counts is None else counts.step + 1,
+            },
+            "geometry": _geometry(index),
+            "pieces": [
+                {"columns": list(table.columns), "files": list(_row_files(writer, table, own["rows"], primary))}
+            ],
+            "counts": [],
+        }
+        if counts is not None:
+            entry |= {"counts_step": counts.step, "counts_geometry": _geometry(counts)}
+        if counts is not None and primary:
+            files = _index_files(counts, own["admission"], True, FILE_BYTES // 32)
+            entry["counts"] = [writer.index_file(tensors) for _, tensors in files]
+        return entry
 
 
 def write_rows(
@@ -307,7 +311,7 @@ def write_rows(
     local = rows.to(weight.device) - first_row
     local = local[(local >= 0) & (local < len(weight))]
     files = []
-    for part in local.split(_rows_a_file(weight, states)) if len(local) else (local,):
+    for part in local.split(_rows_a_file(weight, states)):
         tensors = {"ids": part + first_row} | _values(part, weight, states, columns[0] == 0)
         files.append(writer.index_file(tensors, hashed=False))
     return {"columns": list(columns), "files": files}
@@ -319,67 +323,43 @@ def _geometry(index: ScoredIndex) -> dict[str, int]:
 
 
 def _row_files(writer: FileWriter, table: DynamicTable, since: int | None, primary: bool) -> Iterator[Entry]:
-    index = table.index
-    fresh, kept = _split(index, since)
-    if primary:
-        yield from _kept_files(writer, index, kept)
-    for slots in fresh.split(_rows_a_file(table.weight, table.states)) if len(fresh) else (fresh,):
-        tensors = _index_values(index, slots) if primary else {"ids": index.keys[slots]}
-        yield writer.index_file(tensors | _values(slots, table.weight, table.states, primary))
-    if table.tiers is not None:
-        yield from _files_below(writer, table, since, primary)
-
-
-def _files_below(writer: FileWriter, table: DynamicTable, since: int | None, primary: bool) -> Iterator[Entry]:
-    """The files of rows in the tiers below the fast one. Their slot is -1."""
-    assert table.tiers is not None
-    for rows in table.tiers.batches(_rows_a_file(table.weight, table.states), table._in_fast):
+    """The files of a table's rows. Those in tiers below the fast one have slot -1."""
+    many = _rows_a_file(table.weight, table.states)
+    for slots, tensors in _index_files(table.index, since, primary, many):
+        if slots is not None:
+            tensors |= _values(slots, table.weight, table.states, primary)
+        yield writer.index_file(tensors)
+    for rows in () if table.tiers is None else table.tiers.batches(many, table._in_fast):
         fresh = torch.ones_like(rows.ids, dtype=torch.bool) if since is None else rows.touched >= since
-        kept = rows.ids[~fresh]
+        kept, own = rows.ids[~fresh], rows.at(fresh)
         if primary and len(kept):
             yield writer.index_file({"kept_ids": kept, "kept_slots": torch.full_like(kept, -1)})
-        own = rows.at(fresh)
-        if not len(own.ids):
-            continue
-        tensors = {"ids": own.ids, "weight": own.weight}
-        if primary:
-            tensors |= {"scores": own.scores, "touched": own.touched, "slots": torch.full_like(own.ids, -1)}
-        for name, state in own.states.items():
-            if primary or state.shape == own.weight.shape:
-                tensors[f"states.{name}"] = state
-        yield writer.index_file(tensors)
+        if len(own.ids):
+            tensors = {"ids": own.ids} | _values(slice(None), own.weight, own.states, primary)
+            if primary:
+                tensors |= {"scores": own.scores, "touched": own.touched, "slots": torch.full_like(own.ids, -1)}
+            yield writer.index_file(tensors)
 
 
-def _index_files(writer: FileWriter, index: ScoredIndex, since: int | None) -> Iterator[Entry]:
-    """The files of an index without rows."""
-    fresh, kept = _split(index, since)
-    yield from _kept_files(writer, index, kept)
-    for slots in fresh.split(FILE_BYTES // 32) if len(fresh) else (fresh,):
-        yield writer.index_file(_index_values(index, slots))
+def _index_files(
+    index: ScoredIndex, since: int | None, primary: bool, many: int
+) -> Iterator[tuple[Tensor | None, dict[str, Tensor]]]:
+    """What the files of an index have: ids and slots that a delta leaves, then slots touched since a step.
 
-
-def _kept_files(writer: FileWriter, index: ScoredIndex, kept: Tensor) -> Iterator[Entry]:
-    for slots in kept.split(FILE_BYTES // 16) if len(kept) else ():
-        yield writer.index_file({"kept_ids": index.keys[slots], "kept_slots": _in_table(index, slots)})
-
-
-def _split(index: ScoredIndex, since: int | None) -> tuple[Tensor, Tensor]:
-    """The slots touched at a step or later, and the others in use."""
+    Yields those slots, at most ``many`` at a time, or None, and the tensors of a file. Others than the ``primary``
+    shard write only ids.
+    """
     slots = index.slots()
-    if since is None:
-        return slots, slots[:0]
-    fresh = index.touched[slots] >= since
-    return slots[fresh], slots[~fresh]
-
-
-def _index_values(index: ScoredIndex, slots: Tensor) -> dict[str, Tensor]:
-    accesses = index.accesses[slots]
-    return {
-        "ids": index.keys[slots],
-        "scores": accesses[:, 0],
-        "touched": accesses[:, 1],
-        "slots": _in_table(index, slots),
-    }
+    fresh = torch.ones_like(slots, dtype=torch.bool) if since is None else index.touched[slots] >= since
+    kept = slots[~fresh]
+    for some in kept.split(FILE_BYTES // 16) if primary and len(kept) else ():
+        yield None, {"kept_ids": index.keys[some], "kept_slots": _in_table(index, some)}
+    for some in slots[fresh].split(many):
+        tensors = {"ids": index.keys[some]}
+        if primary:
+            scores, touched = index.accesses[some].unbind(1)
+            tensors |= {"scores": scores, "touched": touched, "slots": _in_table(index, some)}
+        yield some, tensors
 
 
 def _in_table(index: ScoredIndex, slots: Tensor) -> Tensor:
@@ -388,7 +368,7 @@ def _in_table(index: ScoredIndex, slots: Tensor) -> Tensor:
     return slots.int() if index.partitions * index.buckets * SLOTS < 2**31 else slots
 
 
-def _values(rows: Tensor, weight: Tensor, states: Mapping[str, Tensor], primary: bool) -> dict[str, Tensor]:
+def _values(rows: Tensor | slice, weight: Tensor, states: Mapping[str, Tensor], primary: bool) -> dict[str, Tensor]:
     """Weight and optimizer states of rows. Numbers that belong to whole rows or the table are written once."""
     values = {"weight": weight[rows]}
     for name, state in states.items():
@@ -493,66 +473,38 @@ def read_dynamic(folder: Path, entry: Entry, table: DynamicTable, optimizer_stat
         Rows in the files, and rows that the table lost: those without a slot, or with tiers without a place in them.
     """
     with table.lock:
-        return _read_dynamic(FileReader(folder, entry), table, optimizer_state)
-
-
-def _read_dynamic(reader: FileReader, table: DynamicTable, optimizer_state: bool) -> tuple[int, int]:
-    entry, index = reader.entry, table.index
-    span = _span(index)
-    first = [file for columns, files in reader.pieces((0, 1)) for file in files]
-    fresh, (ids, scores, touched, slots), kept = _index_of(reader, first, index, span, table.tiers is not None)
-    new = len(ids)
-    _leave_below(table, kept[0])
-    before = index._find(kept[0])
-    there = before >= 0
-    kept_ids, kept_slots, before = kept[0][there], kept[1][there], before[there]
-    ids = torch.cat([ids, kept_ids])
-    scores, touched = torch.cat([scores, index.scores[before]]), torch.cat([touched, index.touched[before]])
-    old = table.weight, dict(table.states)
-    by_row = {name for name, state in old[1].items() if is_by_row(state, old[0])}
-    slots, placed = torch.cat([slots, kept_slots]), torch.full_like(ids, -1)
-    here = slots >= 0 if table.tiers is not None else torch.ones_like(slots, dtype=torch.bool)
-    placed[here] = index.refill(ids[here], scores[here], touched[here], slots[here], entry["geometry"])
-    lost = (placed < 0).nonzero().squeeze(1)
-    left = lost[lost >= new]
-    kept_rows = table._rows(ids[left], scores[left], touched[left], before[left - new])
-    _move_rows(table, old, by_row, before, placed[new:])
-    del old
-    if not optimizer_state:
-        some = placed[:new][placed[:new] >= 0]
-        for _, state in table._by_row():
-            state[some] = 0
-    gone = len(lost) if table.tiers is None else 0
-    _read_values(reader, table, span, optimizer_state)
-    if _reads_lost(table):
-        for rows in _rows_without_slot(reader, table, span, optimizer_state):
-            gone += _store_below(table, rows)
-        gone += _store_below(table, kept_rows)
-    index.step, index.epoch = entry["step"], entry["epoch"]
-    counts = table.admission_counts
-    if counts is not None:
-        _read_counts(reader, counts)
-    return fresh, gone
-
-
-def _reads_lost(table: DynamicTable) -> bool:
-    """Whether rows without a slot go anywhere."""
-    return table.on_evict is not None or table.tiers is not None
-
-
-def _store_below(table: DynamicTable, rows: Rows) -> int:
-    """Stores rows in the tiers, if there are any. Returns how many these lose. `DynamicTable.on_evict` is passed them.
-
-    Rows that a table without tiers loses were counted when they found no slot.
-    """
-    lost: Rows | None = rows if len(rows.ids) else None
-    if table.tiers is None:
-        table._lose(lost)
-        return 0
-    if lost is not None:
-        lost = table.tiers.put(lost.to("cpu"))
-    table._lose(lost)
-    return 0 if lost is None else len(lost.ids)
+        reader, index = FileReader(folder, entry), table.index
+        span = _span(index)
+        first = [file for columns, files in reader.pieces((0, 1)) for file in files]
+        fresh, (ids, scores, touched, slots), kept = _index_of(reader, first, index, span, table.tiers is not None)
+        new = len(ids)
+        _leave_below(table, kept[0])
+        before = index._find(kept[0])
+        there = before >= 0
+        kept_ids, kept_slots, before = kept[0][there], kept[1][there], before[there]
+        ids = torch.cat([ids, kept_ids])
+        scores, touched = torch.cat([scores, index.scores[before]]), torch.cat([touched, index.touched[before]])
+        slots, placed = torch.cat([slots, kept_slots]), torch.full_like(ids, -1)
+        here = slots >= 0 if table.tiers is not None else torch.ones_like(slots, dtype=torch.bool)
+        placed[here] = index.refill(ids[here], scores[here], touched[here], slots[here], entry["geometry"])
+        lost = (placed < 0).nonzero().squeeze(1)
+        left = lost[lost >= new]
+        kept_rows = table._rows(ids[left], scores[left], touched[left], before[left - new])
+        _move_rows(table, before, placed[new:])
+        if not optimizer_state:
+            some = placed[:new][placed[:new] >= 0]
+            for _, state in table._by_row():
+                state[some] = 0
+        _read_values(reader, table, span, optimizer_state)
+        gone = len(lost)
+        if table.tiers is not None or table.on_evict is not None:
+            below = (table._put_below(rows) for rows in _rows_without_slot(reader, table, span, optimizer_state))
+            gone = sum(len(rows.ids) for rows in chain(below, [table._put_below(kept_rows)]) if rows is not None)
+        index.step, index.epoch = entry["step"], entry["epoch"]
+        counts = table.admission_counts
+        if counts is not None:
+            _read_counts(reader, counts)
+        return fresh, gone
 
 
 def _leave_below(table: DynamicTable, kept: Tensor) -> None:
@@ -603,28 +555,15 @@ def _index_of(
     return many, values, (torch.cat([none, *kept[0]]), torch.cat([none, *kept[1]]))
 
 
-def _move_rows(
-    table: DynamicTable, old: tuple[Tensor, dict[str, Tensor]], by_row: set[str], before: Tensor, after: Tensor
-) -> None:
+def _move_rows(table: DynamicTable, before: Tensor, after: Tensor) -> None:
     """Moves the rows that a delta leaves to their new slots, in new memory if the index has another size."""
-    there = after >= 0
-    before, after = before[there], after[there]
-    grown = len(table.weight) != table.index.capacity
-    if grown:
-        table.weight, table.states = table._memory()
-        sizes = FILE_BYTES
-    else:
-        moves = before != after  # slots of one memory may change places, so that all are copied first
-        before, after = before[moves], after[moves]
-        sizes = max(1, len(before)) * max(1, old[0][:1].nbytes)
-    for some, to in zip(*(own.split(max(1, sizes // old[0][:1].nbytes)) for own in (before, after)), strict=True):
-        weight, states = old[0][some], {name: old[1][name][some] for name in by_row}
-        table.weight[to] = weight
-        for name in by_row:
-            table.states[name][to] = states[name]
-    for name, state in table.states.items():
-        if name not in by_row and state is not old[1][name]:
-            state.copy_(old[1][name])
+    if len(table.weight) != table.index.capacity:
+        table._resize(before, after)
+        return
+    moves = (after >= 0) & (before != after)
+    before, after = before[moves], after[moves]
+    for tensor in (table.weight, *(state for _, state in table._by_row())):
+        tensor[after] = tensor[before]  # slots may change places: all rows are copied first
 
 
 def positions(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -637,16 +576,11 @@ def positions(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 def _read_values(reader: FileReader, table: DynamicTable, span: tuple[int, int], optimizer_state: bool) -> None:
     """Reads weights and states of the table's columns, of the rows that have a slot."""
     index, targets = table.index, (table.weight, dict(table.states) if optimizer_state else {})
-    for columns, files in reader.pieces((0, table.config.embedding_dim)):
-        for file in reader.opened(files, span):
-            keys = set(file.keys())
-            if "ids" not in keys:
-                continue
-            ids = file.get_tensor("ids").to(index.device)
-            own = _of_shard(index, ids).nonzero().squeeze(1)
-            slots = index._find(ids[own])
-            present = slots >= 0
-            copy_values(file, keys, columns, table.columns, own[present], slots[present], *targets)
+    for columns, file, ids in reader.rows((0, table.config.embedding_dim), span):
+        own = _of_shard(index, ids).nonzero().squeeze(1)
+        slots = index._find(ids[own].to(index.device))
+        present = slots >= 0
+        copy_values(file, columns, table.columns, own[present.cpu()], slots[present], *targets)
 
 
 def _rows_without_slot(
@@ -657,27 +591,19 @@ def _rows_without_slot(
     If the dump has the table's columns in several files, they are joined, for which some files are read repeatedly.
     """
     index, whole = table.index, table.columns
-    pieces = list(reader.pieces((0, 1)))
-    joins = any(columns[1] < whole[1] for columns, _ in pieces)
+    joins = any(columns[1] < whole[1] for columns, _ in reader.pieces((0, 1)))
     waiting: list[tuple[Tensor, Tensor, Tensor]] = []
-    for columns, files in pieces:
-        for file in reader.opened(files, span):
-            keys = set(file.keys())
-            if "ids" not in keys:
-                continue
-            ids = file.get_tensor("ids").to(index.device)
-            own = _of_shard(index, ids)
-            own[own.clone()] = index._find(ids[own]) < 0
-            at = own.nonzero().squeeze(1)
-            if not len(at):
-                continue
-            known = ids[at], *(file.get_tensor(name).to(index.device)[at] for name in ("scores", "touched"))
-            if joins:
-                waiting.append(known)
-                continue
+    for columns, file, ids in reader.rows((0, 1), span):
+        own = _of_shard(index, ids)
+        own[own.clone()] = (index._find(ids[own].to(index.device)) < 0).cpu()
+        at = own.nonzero().squeeze(1)
+        known = ids[at], file.get_tensor("scores")[at], file.get_tensor("touched")[at]
+        if joins:
+            waiting.append(known)
+        elif len(at):
             rows = _empty_rows(table, *known)
             states = rows.states if optimizer_state else {}
-            copy_values(file, keys, columns, whole, at, torch.arange(len(at), device=index.device), rows.weight, states)
+            copy_values(file, columns, whole, at, torch.arange(len(at), device=index.device), rows.weight, states)
             yield rows
     if not waiting:
         return
@@ -694,24 +620,20 @@ def _rows_without_slot(
 
 def _empty_rows(table: DynamicTable, ids: Tensor, scores: Tensor, touched: Tensor) -> Rows:
     states = {name: state.new_zeros(len(ids), *state.shape[1:]) for name, state in table._by_row()}
-    return Rows(ids, scores, touched, table.weight.new_zeros(len(ids), table.weight.shape[1]), states)
+    known = (own.to(table.device) for own in (ids, scores, touched))
+    return Rows(*known, table.weight.new_zeros(len(ids), table.weight.shape[1]), states)
 
 
 def _fill(reader: FileReader, table: DynamicTable, rows: Rows, span: tuple[int, int], optimizer_state: bool) -> None:
     """Reads weights and states of rows, whose ids ascend, from every file that may have them."""
     states = rows.states if optimizer_state else {}
-    for columns, files in reader.pieces((0, table.config.embedding_dim)):
-        for file in reader.opened(files, span):
-            keys = set(file.keys())
-            if "ids" in keys:
-                at, found = positions(rows.ids, file.get_tensor("ids").to(rows.ids.device))
-                own = found.nonzero().squeeze(1)
-                copy_values(file, keys, columns, table.columns, own, at, rows.weight, states)
+    for columns, file, ids in reader.rows((0, table.config.embedding_dim), span):
+        at, found = positions(rows.ids, ids.to(rows.ids.device))
+        copy_values(file, columns, table.columns, found.nonzero().squeeze(1), at, rows.weight, states)
 
 
 def copy_values(
     file: Any,
-    keys: set[str],
     columns: tuple[int, int],
     target: tuple[int, int],
     rows: Tensor,
@@ -723,14 +645,13 @@ def copy_values(
 
     Args:
         file: as safetensors opens it.
-        keys: its tensors.
         columns: of the file. target: of the shard.
         rows: ``[M]`` of the file. slots: ``[M]`` where they go.
         weight, states: of the shard.
     """
     low, high = max(columns[0], target[0]), min(columns[1], target[1])
     source, into = slice(low - columns[0], high - columns[0]), slice(low - target[0], high - target[0])
-    whole = slots.dtype == torch.int64 and len(rows) > 0
+    keys, whole = set(file.keys()), slots.dtype == torch.int64 and len(rows) > 0
 
     def part(name: str) -> Tensor:
         return file.get_tensor(name)[rows.cpu()].to(weight.device)
@@ -768,71 +689,137 @@ def _read_counts(reader: FileReader, counts: ScoredIndex) -> None:
     counts.step = entry["counts_step"]
 
 
-# Dumps of the tables of one process.
+# Whole dumps. Ranks pass how they call a function together; one process just calls it.
 
 
 Since = int | str | Path | None
 Paths = str | Path | Iterable[str | Path]
+T = TypeVar("T")
+
+
+def _call(function: Callable[[], T]) -> T:
+    return function()
+
+
+def write_dump(
+    path: str | Path,
+    write: Callable[[FileWriter], list[dict[str, Entry]]],
+    rank: int = 0,
+    *,
+    first: Callable[[Callable[[], Any]], Any] = _call,
+    every: Callable[[Callable[[], T]], list[T]] = lambda function: [function()],
+) -> Dumped:
+    """Writes a dump to a folder.
+
+    Args:
+        path: the folder.
+        write: writes what this rank has of each table. Returns the tables in the manifest.
+        rank: its number.
+        first: returns what a function returns on the first rank, which calls it.
+        every: returns what a function returns on each rank.
+    """
+    staging: Staging | None = None
+
+    def started() -> Path:
+        nonlocal staging
+        safetensors_torch()
+        staging = Staging(DUMP, Path(path))
+        return staging.path
+
+    def written() -> tuple[list[dict[str, Entry]], dict[str, Any]]:
+        writer = FileWriter(folder, rank)
+        return write(writer), described(writer.paths)
+
+    def finished() -> dict[str, Any]:
+        assert staging is not None
+        files = {name: entry for _, own in by_rank for name, entry in own.items()}
+        staging.commit(files, tables=joined(entry for entries, _ in by_rank for entry in entries))
+        return DUMP.manifest_of(DUMP.readable(path))
+
+    try:
+        folder = first(started)
+        by_rank: Any = every(written)  # type: ignore[arg-type]
+        return Dumped.of(Path(path), first(finished))
+    finally:
+        if staging is not None:
+            staging.discard()
+
+
+def read_dumps(
+    paths: Paths,
+    check: Callable[[Path, dict[str, Entry]], object],
+    fill: Callable[[Path, dict[str, Entry]], Restored],
+    ranks: tuple[int, int] = (0, 1),
+    *,
+    together: Callable[[Callable[[], Any]], Any] = _call,
+) -> Restored:
+    """Reads dumps in order.
+
+    Args:
+        paths: their folders.
+        check: checks that the tables of a dump fit.
+        fill: reads them.
+        ranks: this one, and how many there are.
+        together: calls a function on every rank. An error on one is raised on all.
+    """
+    result = Restored({}, {})
+
+    def opened(path: str | Path) -> tuple[Path, dict[str, Entry]]:
+        ((folder, entries),) = folders_of(path, *ranks)
+        check(folder, entries)
+        return folder, entries
+
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        result = result.then(together(partial(fill, *together(partial(opened, path)))))
+    return result
 
 
 def dump_tables(
     tables: Mapping[str, DynamicTable], pending: Mapping[str, int], path: str | Path, since: Since
 ) -> Dumped:
-    """Writes tables to a folder.
+    """Writes the tables of one process to a folder.
 
     Args:
         tables: name -> table.
         pending: name -> the first step whose backward is to come, if there is any.
         path, since: as of `DynamicCollection.dump`.
     """
-    safetensors_torch()
     steps = steps_of(since)
-    staging = Staging(DUMP, Path(path))
-    try:
-        writer = FileWriter(staging.path, 0)
-        entries = {
-            name: write_dynamic(writer, table, first_step(steps, name), pending.get(name))
-            for name, table in tables.items()
-        }
-        staging.commit(described(writer.paths), tables=joined([entries]))
-    except BaseException:
-        staging.discard()
-        raise
-    return Dumped.of(Path(path), DUMP.manifest_of(DUMP.readable(path)))
+
+    def write(writer: FileWriter) -> list[dict[str, Entry]]:
+        own = tables.items()
+        return [{n: write_dynamic(writer, table, first_step(steps, n), pending.get(n))} for n, table in own]
+
+    return write_dump(path, write)
 
 
 def load_tables(tables: Mapping[str, DynamicTable], paths: Paths, optimizer_state: bool) -> Restored:
-    """Fills tables from folders, see `DynamicCollection.load`."""
-    result = Restored({}, {})
-    for folder, entries, _ in folders_of(paths):
+    """Fills the tables of one process from folders, see `DynamicCollection.load`."""
+
+    def check(folder: Path, entries: dict[str, Entry]) -> None:
         refuse_other_tables(folder, entries, tables)
         for name, table in tables.items():
             check_dynamic(folder, name, entries[name], table, optimizer_state)
-        counts = {name: read_dynamic(folder, entries[name], table, optimizer_state) for name, table in tables.items()}
-        rows, lost = ({name: pair[part] for name, pair in counts.items()} for part in range(2))
-        result = result.then(Restored(rows, lost))
-    return result
+
+    def fill(folder: Path, entries: dict[str, Entry]) -> Restored:
+        counts = {n: read_dynamic(folder, entries[n], table, optimizer_state) for n, table in tables.items()}
+        return Restored({n: rows for n, (rows, _) in counts.items()}, {n: lost for n, (_, lost) in counts.items()})
+
+    return read_dumps(paths, check, fill)
 
 
-def folders_of(
-    paths: Paths, rank: int = 0, world_size: int = 1
-) -> Iterator[tuple[Path, dict[str, Entry], dict[str, Any]]]:
-    """The folder, the tables and the manifest of each dump. Compares its files with their checksums first."""
+def folders_of(paths: Paths, rank: int = 0, world_size: int = 1) -> Iterator[tuple[Path, dict[str, Entry]]]:
+    """The folder and the tables of each dump. Compares its files with their checksums first."""
     for path in [paths] if isinstance(paths, str | Path) else paths:
         folder = DUMP.readable(path)
         manifest = DUMP.manifest_of(folder)
         DUMP.check_files(folder, manifest["files"], rank, world_size)
-        yield folder, _checked_entries(folder, manifest), manifest
-
-
-def _checked_entries(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Entry]:
-    """The tables of a manifest, which name only files of the folder."""
-    entries = dict(manifest["tables"])
-    for entry in entries.values():
-        for file in [file for piece in entry["pieces"] for file in piece["files"]] + entry["counts"]:
-            if file["file"] not in manifest["files"]:
-                raise DumpError(f"{folder / MANIFEST} names {file['file']!r}, which is not a file of the dump")
-    return entries
+        entries = dict(manifest["tables"])
+        for entry in entries.values():
+            for file in [file for piece in entry["pieces"] for file in piece["files"]] + entry["counts"]:
+                if file["file"] not in manifest["files"]:
+                    raise DumpError(f"{folder / MANIFEST} names {file['file']!r}, which is not a file of the dump")
+        yield folder, entries
 
 
 def refuse_other_tables(folder: Path, entries: Mapping[str, Entry], tables: Iterable[str]) -> None:
@@ -852,9 +839,3 @@ def first_step(steps: Mapping[str, Entry] | int | None, table: str) -> Any:
     if table not in steps:
         raise DumpError(f"the dump of since= has no table {table!r}. Fix: omit since, which dumps everything")
     return steps[table]
-
-
-# Dumps of tables: everything, or the rows that changed since an earlier dump.
-#
-# In walking order: `files` (what a dump's folder contains), `write`, `read`, `collection` (one process), and for ranks
-# `distributed.state.dumps`.

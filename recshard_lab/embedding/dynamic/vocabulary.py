@@ -452,7 +452,7 @@ def _of_dumps(tables: Sequence[DynamicEmbeddingConfig], path: str | Path | Seque
     """The rows of tables after a dump and its deltas."""
     found: dict[str, Exported] = {}
     steps = dict.fromkeys([table.name for table in tables], 0)
-    for folder, entries, _ in folders_of(path):
+    for folder, entries in folders_of(path):
         refuse_other_tables(folder, entries, steps)
         for table in tables:
             name, entry = table.name, entries[table.name]
@@ -492,10 +492,8 @@ def _left(reader: FileReader, name: str, kept: Tensor, before: Exported | None) 
 
 def _written(reader: FileReader, table: DynamicEmbeddingConfig) -> Iterator[_Part]:
     """The rows that a dump has, a file at a time."""
-    for columns, files in reader.pieces((0, table.embedding_dim)):
-        for file in reader.opened(files):
-            if "ids" in set(file.keys()):
-                yield file.get_tensor("ids"), columns[0], file.get_tensor("weight")
+    for columns, file, ids in reader.rows((0, table.embedding_dim)):
+        yield ids, columns[0], file.get_tensor("weight")
 
 
 def _ascending(parts: Iterable[Tensor]) -> Tensor:

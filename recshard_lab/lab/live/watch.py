@@ -192,13 +192,13 @@ def _table(shards: Any) -> dict[str, Any]:
         "rows": shards.config.num_embeddings,
         "cols": shards.config.embedding_dim,
         "tiers": sorted({_tier(shards, shard) for shard, _ in shards.shards()}),
-        "weights": _part(shards.matrices(weight), shards.primary_shards(weight)[1]),
+        "weights": _part(shards.matrices(weight), shards.tiles(weight).primary(weight.extent).tensors),
         "states": {},
     }
     for part in states:
         if _is_dynamic(shards) and not part.dtype.is_floating_point and part.name != "iter":
             continue  # belongs to the index, not to the optimizer
-        matrices, primary = shards.matrices(part), shards.primary_shards(part)[1]
+        matrices, primary = shards.matrices(part), shards.tiles(part).primary(part.extent).tensors
         if part.extent == "table":
             found["steps"] = max((int(matrix.max()) for matrix in matrices.values()), default=0)
             continue

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +27,7 @@ def id_bytes(ids: Tensor) -> list[bytes]:
     return [data[at : at + 8] for at in range(0, len(data), 8)]
 
 
-def ids_of(parts: list[bytes]) -> Tensor:
+def ids_of(parts: Sequence[bytes]) -> Tensor:
     """``[M]`` int64 of what `id_bytes` returned."""
     return torch.from_numpy(np.frombuffer(b"".join(parts), ">i8").astype(np.int64))
 
@@ -76,13 +79,80 @@ def _edges(part: str) -> list[tuple[int, int]]:
     return [(int(first), int(end)) for _, first, end in (axis.split("-") for axis in part.split("_"))]
 
 
-def check_place(name: str, stored: str, own: str) -> None:
-    """Raises ValueError if a state names another place than this tier's."""
-    if stored != own:
-        raise ValueError(
-            f"the state's tier {name!r} is {stored}, and the table's is {own}. Fix: build the table with the tier of "
-            f"the state"
-        )
+def _package(package: str, name: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ImportError(f'tier {name!r} needs {package}. Fix: pip install "recshard-lab[tiers]"') from error
+
+
+class OutsideStore(RowStore):
+    """Rows that outlive the process: a record of fixed size for the 8 bytes of each id. They are never lost for lack of
+    capacity.
+
+    Attributes:
+        place: where the rows of the shard are.
+        place_name: its name in `state`.
+    """
+
+    place: str
+    place_name: ClassVar[str]
+
+    @abstractmethod
+    def _read(self, keys: list[bytes]) -> list[bytes | None]:
+        """The record of each key."""
+
+    @abstractmethod
+    def _write(self, items: list[tuple[bytes, bytes]]) -> int:
+        """Stores records. Returns how many keys are new."""
+
+    @abstractmethod
+    def _scan(self, size: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """All keys and their records, up to ``size`` at a time."""
+
+    @abstractmethod
+    def _remove(self) -> None:
+        """Removes the rows, and what tells other shards that this one is here."""
+
+    def _get(self, ids: Tensor) -> tuple[Rows, Tensor]:
+        values = self._read(id_bytes(ids))
+        return self.format.unpacked(ids, records_of(values, self.format)), _present(values)
+
+    def _contains(self, ids: Tensor) -> Tensor:
+        return _present(self._read(id_bytes(ids)))
+
+    def _put(self, rows: Rows) -> Stored:
+        data, width = self.format.packed(rows).numpy().tobytes(), self.format.record_bytes
+        records = (data[first : first + width] for first in range(0, len(data), width))
+        return Stored(self._write(list(zip(id_bytes(rows.ids), records, strict=True))))
+
+    def _batches(self, size: int) -> Iterator[Rows]:
+        for items in self._scan(size):
+            keys, values = zip(*items, strict=True)
+            yield self.format.unpacked(ids_of(keys), records_of(values, self.format))
+
+    def state(self) -> dict[str, Any]:
+        """The place's name, after everything was written out. The rows are not in the state."""
+        return {self.place_name: self.place, "counters": self.counters.as_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Checks that the state names this place, which then has the rows of now, not those of `state`'s time."""
+        if state[self.place_name] != self.place:
+            raise ValueError(
+                f"the state's tier {self.name!r} is {state[self.place_name]}, and the table's is {self.place}. Fix: "
+                f"build the table with the tier of the state"
+            )
+        self.counters = type(self.counters)(**state["counters"])
+
+    def clear(self) -> None:
+        """Removes everything."""
+        self.counters.erasures += len(self)
+        self._remove()
+        self.close()
+
+
+def _present(values: Sequence[bytes | None]) -> Tensor:
+    return torch.tensor([value is not None for value in values]).bool()
 
 
 # Rows on disk, in an LMDB database: id -> record of fixed size.
@@ -94,8 +164,8 @@ _FORMAT = b"format"  # its value names the format of all rows; ids have keys of 
 _FIRST_BYTES = 1 << 26  # size of the memory map at first; it doubles when it is full
 
 
-class DiskStore(RowStore):
-    """Rows in a folder, which are kept between runs. They are never lost for lack of capacity.
+class DiskStore(OutsideStore):
+    """Rows in a folder, which are kept between runs.
 
     Writes are atomic: a process that ends in mid-call leaves all of its rows or none. They reach the disk when the
     operating system writes them out, and at `state` and `close`. A row that moves to the fast tier is deleted with the
@@ -112,12 +182,15 @@ class DiskStore(RowStore):
         ValueError: at the first call: the folder has rows of another format or sharding, or this process has opened it.
     """
 
+    place_name = "path"
+
     def __init__(self, format: RowFormat, folder: str | Path, part: str, **options: Any) -> None:
         super().__init__(format, **options)
         self.path = Path(folder, part)
+        self.place = str(self.path)
         self._open: Any = None
         self._dropped: list[bytes] = []  # deleted with the next write, which saves a transaction
-        _lmdb(self.name)
+        _package("lmdb", self.name)
 
     def __getstate__(self) -> dict[str, Any]:
         self.close()
@@ -127,37 +200,29 @@ class DiskStore(RowStore):
 
     def __len__(self) -> int:
         """Rows in the store."""
-        self._write([])
+        self._change()
         return int(self._database().stat()["entries"]) - 1
 
-    def _get(self, ids: Tensor) -> tuple[Rows, Tensor]:
-        self._write([])
-        with self._database().begin(buffers=True) as transaction:
-            values = [transaction.get(key) for key in id_bytes(ids)]
-            records = records_of(values, self.format)
-        return self.format.unpacked(ids, records), torch.tensor([value is not None for value in values]).bool()
+    def _read(self, keys: list[bytes]) -> list[bytes | None]:
+        self._change()
+        with self._database().begin() as transaction:
+            return [transaction.get(key) for key in keys]
 
-    def _contains(self, ids: Tensor) -> Tensor:
-        self._write([])
-        with self._database().begin(buffers=True) as transaction:
-            return torch.tensor([transaction.get(key) is not None for key in id_bytes(ids)]).bool()
-
-    def _put(self, rows: Rows) -> Stored:
-        items = list(zip(id_bytes(rows.ids), self.format.packed(rows).numpy(), strict=True))
-        return Stored(self._write(items)[1])
+    def _write(self, items: list[tuple[bytes, bytes]]) -> int:
+        return self._change(items)[1]
 
     def _delete(self, ids: Tensor) -> int:
-        return self._write([], id_bytes(ids))[0]
+        return self._change(gone=id_bytes(ids))[0]
 
     def _drop(self, ids: Tensor) -> int:
         self._dropped += id_bytes(ids)
         return len(ids)
 
-    def _write(self, items: Sequence[tuple[bytes, Any]], gone: Sequence[bytes] = ()) -> tuple[int, int]:
+    def _change(self, items: list[tuple[bytes, bytes]] | None = None, gone: Sequence[bytes] = ()) -> tuple[int, int]:
         """Deletes what was dropped, deletes other keys, then puts items. Returns how many rows went, and came."""
         if not (items or gone or self._dropped):
             return 0, 0
-        lmdb, database = _lmdb(self.name), self._database()
+        lmdb, database = _package("lmdb", self.name), self._database()
         while True:
             try:
                 with database.begin(write=True) as transaction:
@@ -173,57 +238,45 @@ class DiskStore(RowStore):
             except lmdb.MapFullError:
                 database.set_mapsize(2 * database.info()["map_size"])
 
-    def _batches(self, size: int) -> Iterator[Rows]:
-        self._write([])
+    def _scan(self, size: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        self._change()
         after = b""
         while True:
-            keys: list[bytes] = []
-            values: list[bytes] = []
+            items: list[tuple[bytes, bytes]] = []
             with self._database().begin() as transaction:
                 cursor = transaction.cursor()
-                more = cursor.set_range(after)
-                while more and len(keys) < size:
-                    key, value = cursor.item()
-                    if key != _FORMAT:
-                        keys.append(key)
-                        values.append(value)
-                    after = key + b"\0"
-                    more = cursor.next()
-            if not keys:
+                if cursor.set_range(after):
+                    known = (item for item in cursor.iternext() if item[0] != _FORMAT)
+                    items = list(islice(known, size))
+            if not items:
                 return
-            yield self.format.unpacked(ids_of(keys), records_of(values, self.format))
+            after = items[-1][0] + b"\0"
+            yield items
 
     # ---- the file ----
 
     def state(self) -> dict[str, Any]:
-        """The folder's name, after everything was written out. The rows are not in the state."""
-        self._write([])
+        """As of `OutsideStore`."""
+        self._change()
         self._database().sync(True)
-        return {"path": str(self.path), "counters": self.counters.as_dict()}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Checks that the state names this folder, which then has the rows of now, not those of `state`'s time."""
-        check_place(self.name, state["path"], str(self.path))
-        self.counters = type(self.counters)(**state["counters"])
+        return super().state()
 
     def close(self) -> None:
         """Writes everything out and closes the file. The next call opens it again."""
         if self._open is not None:
-            self._write([])
+            self._change()
             self._open.sync(True)
             self._open.close()
             self._open = None
 
-    def clear(self) -> None:
-        """Removes the folder."""
-        self.counters.erasures += len(self)
+    def _remove(self) -> None:
         self.close()
         shutil.rmtree(self.path)
 
     def _database(self) -> Any:
         """The open database."""
         if self._open is None:
-            lmdb = _lmdb(self.name)
+            lmdb = _package("lmdb", self.name)
             folder = self.path.parent
             shards = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
             check_parts(self.name, str(folder), self.path.name, shards)
@@ -247,14 +300,6 @@ class DiskStore(RowStore):
         return self._open
 
 
-def _lmdb(name: str) -> Any:
-    try:
-        import lmdb
-    except ImportError as error:
-        raise ImportError(f'tier {name!r} needs lmdb. Fix: pip install "recshard-lab[tiers]"') from error
-    return lmdb
-
-
 # Rows in a Redis server: one hash for each shard of a table, id -> record of fixed size.
 #
 # Shape letters: M ids.
@@ -263,8 +308,8 @@ def _lmdb(name: str) -> Any:
 _AT_ONCE = 4096  # ids of one command
 
 
-class RedisStore(RowStore):
-    """Rows in a Redis server, which keeps them as it is configured to. They are never lost for lack of capacity.
+class RedisStore(OutsideStore):
+    """Rows in a Redis server, which keeps them as it is configured to.
 
     Configure the server with ``maxmemory-policy noeviction``, its default. A call sends one command for each 4,096 ids,
     and all of them in one message.
@@ -282,11 +327,13 @@ class RedisStore(RowStore):
         ValueError: at the first call: the hash has rows of another format or sharding.
     """
 
+    place_name = "key"
+
     def __init__(self, format: RowFormat, url: str, key: str, part: str, **options: Any) -> None:
         super().__init__(format, **options)
-        self.url, self._shards, self._part, self.key = url, key, part, f"{key}/{part}"
+        self.url, self._shards, self._part, self.place = url, key, part, f"{key}/{part}"
         self._connected: Any = None
-        _redis(self.name)
+        _package("redis", self.name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connected": None}
@@ -295,50 +342,27 @@ class RedisStore(RowStore):
 
     def __len__(self) -> int:
         """Rows in the store."""
-        return int(self._server().hlen(self.key))
+        return int(self._server().hlen(self.place))
 
-    def _get(self, ids: Tensor) -> tuple[Rows, Tensor]:
-        values = [value for some in self._send("hmget", id_bytes(ids)) for value in some]
-        rows = self.format.unpacked(ids, records_of(values, self.format))
-        return rows, torch.tensor([value is not None for value in values]).bool()
+    def _read(self, keys: list[bytes]) -> list[bytes | None]:
+        parts = self._send(lambda pipeline, some: pipeline.hmget(self.place, some), keys)
+        return [value for some in parts for value in some]
 
-    def _put(self, rows: Rows) -> Stored:
-        data, width = self.format.packed(rows).numpy().tobytes(), self.format.record_bytes
-        items: list[bytes] = []
-        for number, field in enumerate(id_bytes(rows.ids)):
-            items += (field, data[number * width : (number + 1) * width])
-        return Stored(sum(self._send("hset", items, 2 * _AT_ONCE, items=True)))
+    def _write(self, items: list[tuple[bytes, bytes]]) -> int:
+        fields = [part for item in items for part in item]
+        return sum(self._send(lambda pipeline, some: pipeline.hset(self.place, items=some), fields, 2 * _AT_ONCE))
 
     def _delete(self, ids: Tensor) -> int:
-        return sum(self._send("hdel", id_bytes(ids)))
+        return sum(self._send(lambda pipeline, some: pipeline.hdel(self.place, *some), id_bytes(ids)))
 
-    def _batches(self, size: int) -> Iterator[Rows]:
+    def _scan(self, size: int) -> Iterator[list[tuple[bytes, bytes]]]:
         seen: set[bytes] = set()  # a scan may return a field twice
-        fields, values = [], []
-        for field, value in self._server().hscan_iter(self.key, count=_AT_ONCE):
-            if field not in seen:
-                seen.add(field)
-                fields.append(field)
-                values.append(value)
-            if len(fields) == size:
-                yield self._rows(fields, values)
-                fields, values = [], []
-        if fields:
-            yield self._rows(fields, values)
-
-    def _rows(self, fields: list[bytes], values: list[bytes]) -> Rows:
-        return self.format.unpacked(ids_of(fields), records_of(values, self.format))
+        found = self._server().hscan_iter(self.place, count=_AT_ONCE)
+        new = (item for item in found if not (item[0] in seen or seen.add(item[0])))  # type: ignore[func-returns-value]
+        while items := list(islice(new, size)):
+            yield items
 
     # ---- the server ----
-
-    def state(self) -> dict[str, Any]:
-        """The hash's name. The rows are not in the state."""
-        return {"key": self.key, "counters": self.counters.as_dict()}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Checks that the state names this hash, which then has the rows of now, not those of `state`'s time."""
-        check_place(self.name, state["key"], self.key)
-        self.counters = type(self.counters)(**state["counters"])
 
     def close(self) -> None:
         """Closes the connection. The next call opens one again."""
@@ -346,51 +370,38 @@ class RedisStore(RowStore):
             self._connected.close()
             self._connected = None
 
-    def clear(self) -> None:
-        """Removes the hash, its format and its name among the shards."""
-        self.counters.erasures += len(self)
+    def _remove(self) -> None:
         server = self._server()
-        server.delete(self.key, f"{self.key}/format")
+        server.delete(self.place, f"{self.place}/format")
         server.srem(self._shards, self._part)
-        self.close()
 
-    def _send(self, command: str, arguments: list[bytes], at_once: int = _AT_ONCE, **options: Any) -> list[Any]:
+    def _send(
+        self, command: Callable[[Any, list[bytes]], object], arguments: list[bytes], at_once: int = _AT_ONCE
+    ) -> list[Any]:
         """The results of a command for each part of the arguments."""
         if not arguments:
             return []
         pipeline = self._server().pipeline(transaction=False)
         for first in range(0, len(arguments), at_once):
-            some = arguments[first : first + at_once]
-            if options:
-                getattr(pipeline, command)(self.key, items=some)
-            else:
-                getattr(pipeline, command)(self.key, *([some] if command == "hmget" else some))
+            command(pipeline, arguments[first : first + at_once])
         return list(pipeline.execute())
 
     def _server(self) -> Any:
         """The connection, after its first check of the format."""
         if self._connected is None:
-            redis = _redis(self.name)
+            redis = _package("redis", self.name)
             server = redis.Redis.from_url(self.url)
             try:
                 shards = [shard.decode() for shard in server.smembers(self._shards)]
                 check_parts(self.name, f"{self.url} {self._shards!r}", self._part, shards)
                 server.sadd(self._shards, self._part)
-                known = server.set(f"{self.key}/format", str(self.format), nx=True, get=True)
+                known = server.set(f"{self.place}/format", str(self.format), nx=True, get=True)
             except redis.exceptions.ConnectionError as error:
                 raise ConnectionError(
                     f"tier {self.name!r} cannot reach the Redis server at {self.url}: {error} Fix: start it, or pass "
                     f"its url"
                 ) from error
             if known is not None:
-                check_format(self.name, f"hash {self.key!r}", known.decode(), self.format)
+                check_format(self.name, f"hash {self.place!r}", known.decode(), self.format)
             self._connected = server
         return self._connected
-
-
-def _redis(name: str) -> Any:
-    try:
-        import redis
-    except ImportError as error:
-        raise ImportError(f'tier {name!r} needs redis. Fix: pip install "recshard-lab[tiers]"') from error
-    return redis

@@ -63,13 +63,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
     if len(parts) == 1:
         return parts[0]
     states = {name: torch.cat([part.states[name] for part in parts]) for name in parts[0].states}
-    return Rows(
-        torch.cat([part.ids for part in parts]),
-        torch.cat([part.scores for part in parts]),
-        torch.cat([part.touched for part in parts]),
-        torch.cat([part.weight for part in parts]),
-        states,
-    )
+    return Rows(*(torch.cat(own) for own in zip(*(part[:4] for part in parts), strict=True)), states)  # type: ignore[call-arg]
 
 
 def copy_rows(source: Rows, target: Rows, at: Tensor) -> None:

@@ -91,11 +91,8 @@ class Restored:
 
     def then(self, later: Restored) -> Restored:
         """Both loads, one after the other."""
-        return Restored(_added(self.rows, later.rows), _added(self.lost, later.lost))
-
-
-def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in dict.fromkeys([*one, *other])}
+        pairs = (self.rows, later.rows), (self.lost, later.lost)
+        return Restored(*({n: one.get(n, 0) + other.get(n, 0) for n in one | other} for one, other in pairs))
 
 
 class FileWriter:
@@ -385,15 +382,16 @@ def is_by_row(state: Tensor, weight: Tensor) -> bool:
 
 
 def _rows_a_file(weight: Tensor, states: Mapping[str, Tensor]) -> int:
-    by_row = [weight, *(state for state in states.values() if is_by_row(state, weight))]
-    row_bytes = 32 + sum(each.element_size() * each[:1].numel() for each in by_row)
-    return max(1, FILE_BYTES // row_bytes)
+    by_row = {name: state for name, state in states.items() if is_by_row(state, weight)}
+    return max(1, FILE_BYTES // (32 + RowFormat.of(weight, by_row).row_bytes))
 
 
 # Reads tables. A table may have another size, other columns and other partitions than the one that was dumped.
 #
 # Shape letters: M rows, K ids, C slots, d columns.
 
+
+_COLUMNS = ("ids", "scores", "touched", "slots"), ("kept_ids", "kept_slots")
 
 _DEPENDS = {
     "seed": "the rows of new ids",
@@ -473,19 +471,12 @@ def read_dynamic(folder: Path, entry: Entry, table: DynamicTable, optimizer_stat
         Rows in the files, and rows that the table lost: those without a slot, or with tiers without a place in them.
     """
     with table.lock:
-        reader, index = FileReader(folder, entry), table.index
-        span = _span(index)
-        first = [file for columns, files in reader.pieces((0, 1)) for file in files]
-        fresh, (ids, scores, touched, slots), kept = _index_of(reader, first, index, span, table.tiers is not None)
-        new = len(ids)
-        _leave_below(table, kept[0])
-        before = index._find(kept[0])
-        there = before >= 0
-        kept_ids, kept_slots, before = kept[0][there], kept[1][there], before[there]
-        ids = torch.cat([ids, kept_ids])
-        scores, touched = torch.cat([scores, index.scores[before]]), torch.cat([touched, index.touched[before]])
-        slots, placed = torch.cat([slots, kept_slots]), torch.full_like(ids, -1)
-        here = slots >= 0 if table.tiers is not None else torch.ones_like(slots, dtype=torch.bool)
+        reader, index, has_tiers = FileReader(folder, entry), table.index, table.tiers is not None
+        first = [file for _, files in reader.pieces((0, 1)) for file in files]
+        fresh, (ids, scores, touched, slots), before, kept = _next_index(reader, first, index, has_tiers)
+        _leave_below(table, kept)
+        new, placed = len(ids) - len(before), torch.full_like(ids, -1)
+        here = slots >= 0 if has_tiers else torch.ones_like(slots, dtype=torch.bool)
         placed[here] = index.refill(ids[here], scores[here], touched[here], slots[here], entry["geometry"])
         lost = (placed < 0).nonzero().squeeze(1)
         left = lost[lost >= new]
@@ -495,15 +486,17 @@ def read_dynamic(folder: Path, entry: Entry, table: DynamicTable, optimizer_stat
             some = placed[:new][placed[:new] >= 0]
             for _, state in table._by_row():
                 state[some] = 0
-        _read_values(reader, table, span, optimizer_state)
+        _read_values(reader, table, optimizer_state)
         gone = len(lost)
-        if table.tiers is not None or table.on_evict is not None:
-            below = (table._put_below(rows) for rows in _rows_without_slot(reader, table, span, optimizer_state))
+        if has_tiers or table.on_evict is not None:
+            below = (table._put_below(rows) for rows in _rows_without_slot(reader, table, optimizer_state))
             gone = sum(len(rows.ids) for rows in chain(below, [table._put_below(kept_rows)]) if rows is not None)
         index.step, index.epoch = entry["step"], entry["epoch"]
-        counts = table.admission_counts
-        if counts is not None:
-            _read_counts(reader, counts)
+        if table.admission_counts is not None:
+            counts = table.admission_counts
+            _, values, *_ = _next_index(reader, entry["counts"], counts)
+            counts.refill(*values, entry["counts_geometry"])
+            counts.step = entry["counts_step"]
         return fresh, gone
 
 
@@ -530,29 +523,37 @@ def _of_shard(index: ScoredIndex, ids: Tensor) -> Tensor:
     return (part >= index.shard[0]) & (part < index.shard[1])
 
 
-def _index_of(
-    reader: FileReader, files: list[Entry], index: ScoredIndex, span: tuple[int, int], slots_only: bool = False
-) -> tuple[int, tuple[Tensor, ...], tuple[Tensor, Tensor]]:
-    """The number of a shard's rows in the dump; ids, scores, steps and slots of them; ids and slots of those it leaves.
+def _next_index(
+    reader: FileReader, files: list[Entry], index: ScoredIndex, slots_only: bool = False
+) -> tuple[int, list[Tensor], Tensor, Tensor]:
+    """What an index has after a dump.
 
-    ``slots_only``: without the rows that had no slot.
+    Returns:
+        Rows of the shard in the dump. Ids, scores, steps and slots: of the dump, then of ids that it leaves and that
+        have a slot here. The slots of the latter here. All ids that it leaves. ``slots_only``: without rows of the dump
+        that had no slot.
     """
-    fresh: list[list[Tensor]] = [[] for _ in range(4)]
-    kept: list[list[Tensor]] = [[], []]
+    own: dict[str, list[Tensor]] = {name: [] for names in _COLUMNS for name in names}
     many = 0
-    for file in reader.opened(files, span):
+    for file in reader.opened(files, _span(index)):
         keys = set(file.keys())
-        for names, parts in ((("ids", "scores", "touched", "slots"), fresh), (("kept_ids", "kept_slots"), kept)):
-            if names[0] in keys:
-                own = _of_shard(index, file.get_tensor(names[0]))
-                many += int(own.sum()) * (parts is fresh)
-                if slots_only and parts is fresh:
-                    own &= file.get_tensor("slots") >= 0
-                for name, part in zip(names, parts, strict=True):
-                    part.append(file.get_tensor(name)[own].to(index.device, torch.int64))
+        for names in _COLUMNS:
+            if names[0] not in keys:
+                continue
+            here = _of_shard(index, file.get_tensor(names[0]))
+            if names[0] == "ids":
+                many += int(here.sum())
+                here &= (file.get_tensor("slots") >= 0) | (not slots_only)
+            for name in names:
+                own[name].append(file.get_tensor(name)[here].to(index.device, torch.int64))
     none = torch.empty(0, dtype=torch.int64, device=index.device)
-    values = tuple(torch.cat([none, *part]) for part in fresh)
-    return many, values, (torch.cat([none, *kept[0]]), torch.cat([none, *kept[1]]))
+    ids, scores, touched, slots, kept, kept_slots = (torch.cat([none, *parts]) for parts in own.values())
+    before = index._find(kept)
+    there = before >= 0
+    before = before[there]
+    left = kept[there], index.scores[before], index.touched[before], kept_slots[there]
+    pairs = zip((ids, scores, touched, slots), left, strict=True)
+    return many, [torch.cat(pair) for pair in pairs], before, kept
 
 
 def _move_rows(table: DynamicTable, before: Tensor, after: Tensor) -> None:
@@ -573,63 +574,61 @@ def positions(ordered: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return at[found], found
 
 
-def _read_values(reader: FileReader, table: DynamicTable, span: tuple[int, int], optimizer_state: bool) -> None:
+def _read_values(reader: FileReader, table: DynamicTable, optimizer_state: bool) -> None:
     """Reads weights and states of the table's columns, of the rows that have a slot."""
     index, targets = table.index, (table.weight, dict(table.states) if optimizer_state else {})
-    for columns, file, ids in reader.rows((0, table.config.embedding_dim), span):
+    for columns, file, ids in reader.rows((0, table.config.embedding_dim), _span(index)):
         own = _of_shard(index, ids).nonzero().squeeze(1)
         slots = index._find(ids[own].to(index.device))
         present = slots >= 0
         copy_values(file, columns, table.columns, own[present.cpu()], slots[present], *targets)
 
 
-def _rows_without_slot(
-    reader: FileReader, table: DynamicTable, span: tuple[int, int], optimizer_state: bool
-) -> Iterator[Rows]:
+def _rows_without_slot(reader: FileReader, table: DynamicTable, optimizer_state: bool) -> Iterator[Rows]:
     """The rows of a shard in the dump that have no slot, at most those of a file at a time.
 
     If the dump has the table's columns in several files, they are joined, for which some files are read repeatedly.
     """
-    index, whole = table.index, table.columns
-    joins = any(columns[1] < whole[1] for columns, _ in reader.pieces((0, 1)))
-    waiting: list[tuple[Tensor, Tensor, Tensor]] = []
-    for columns, file, ids in reader.rows((0, 1), span):
+    index = table.index
+    joins = any(columns[1] < table.columns[1] for columns, _ in reader.pieces((0, 1)))
+    waiting: list[tuple[Tensor, ...]] = []
+    for columns, file, ids in reader.rows((0, 1), _span(index)):
         own = _of_shard(index, ids)
         own[own.clone()] = (index._find(ids[own].to(index.device)) < 0).cpu()
         at = own.nonzero().squeeze(1)
-        known = ids[at], file.get_tensor("scores")[at], file.get_tensor("touched")[at]
-        if joins:
-            waiting.append(known)
-        elif len(at):
-            rows = _empty_rows(table, *known)
-            states = rows.states if optimizer_state else {}
-            copy_values(file, columns, whole, at, torch.arange(len(at), device=index.device), rows.weight, states)
-            yield rows
-    if not waiting:
+        at = at[ids[at].argsort()]
+        waiting.append((ids[at], file.get_tensor("scores")[at], file.get_tensor("touched")[at]))
+        if not joins and len(at):
+            yield _filled(table, *waiting.pop(), [(columns, file, ids)], optimizer_state)
+    if not joins or not waiting:
         return
     ids, scores, touched = (torch.cat(parts) for parts in zip(*waiting, strict=True))
     order = ids.argsort()
     order = order[partitions_of(ids[order], MOST_PARTITIONS).argsort(stable=True)]
-    for some in order.split(max(1, FILE_BYTES // RowFormat.of(table.weight, dict(table._by_row())).row_bytes)):
+    for some in order.split(_rows_a_file(table.weight, table.states)) if len(order) else ():
         some = some[ids[some].argsort()]
-        rows = _empty_rows(table, ids[some], scores[some], touched[some])
-        parts = partitions_of(rows.ids, MOST_PARTITIONS)
-        _fill(reader, table, rows, (int(parts.min()), int(parts.max()) + 1), optimizer_state)
-        yield rows
+        parts = partitions_of(ids[some], MOST_PARTITIONS)
+        files = reader.rows((0, table.config.embedding_dim), (int(parts.min()), int(parts.max()) + 1))
+        yield _filled(table, ids[some], scores[some], touched[some], files, optimizer_state)
 
 
-def _empty_rows(table: DynamicTable, ids: Tensor, scores: Tensor, touched: Tensor) -> Rows:
+def _filled(
+    table: DynamicTable,
+    ids: Tensor,
+    scores: Tensor,
+    touched: Tensor,
+    files: Iterable[tuple[tuple[int, int], Any, Tensor]],
+    optimizer_state: bool,
+) -> Rows:
+    """The rows of ids, which ascend, with weights and states from files that may have them."""
     states = {name: state.new_zeros(len(ids), *state.shape[1:]) for name, state in table._by_row()}
-    known = (own.to(table.device) for own in (ids, scores, touched))
-    return Rows(*known, table.weight.new_zeros(len(ids), table.weight.shape[1]), states)
-
-
-def _fill(reader: FileReader, table: DynamicTable, rows: Rows, span: tuple[int, int], optimizer_state: bool) -> None:
-    """Reads weights and states of rows, whose ids ascend, from every file that may have them."""
-    states = rows.states if optimizer_state else {}
-    for columns, file, ids in reader.rows((0, table.config.embedding_dim), span):
-        at, found = positions(rows.ids, ids.to(rows.ids.device))
-        copy_values(file, columns, table.columns, found.nonzero().squeeze(1), at, rows.weight, states)
+    weight = table.weight.new_zeros(len(ids), table.weight.shape[1])
+    rows = Rows(*(own.to(table.device) for own in (ids, scores, touched)), weight, states)
+    for columns, file, known in files:
+        at, found = positions(rows.ids, known.to(table.device))
+        own = found.nonzero().squeeze(1)
+        copy_values(file, columns, table.columns, own, at, weight, states if optimizer_state else {})
+    return rows
 
 
 def copy_values(
@@ -651,42 +650,18 @@ def copy_values(
     """
     low, high = max(columns[0], target[0]), min(columns[1], target[1])
     source, into = slice(low - columns[0], high - columns[0]), slice(low - target[0], high - target[0])
-    keys, whole = set(file.keys()), slots.dtype == torch.int64 and len(rows) > 0
-
-    def part(name: str) -> Tensor:
-        return file.get_tensor(name)[rows.cpu()].to(weight.device)
-
-    if whole and low < high:
-        weight[slots, into] = part("weight")[:, source]
-    for name, state in states.items():
-        key = f"states.{name}"
-        if key not in keys:
+    keys, targets = set(file.keys()), {"weight": weight} | {f"states.{name}": state for name, state in states.items()}
+    for key, own in targets.items():
+        if own is not weight and key not in keys:
             continue
-        if state.shape == weight.shape:
-            if whole and low < high:
-                state[slots, into] = part(key)[:, source]
-        elif is_by_row(state, weight):
-            if whole:
-                state[slots] = part(key).view(-1, *state.shape[1:])
-        else:
-            state.copy_(file.get_tensor(key).view(state.shape))
-
-
-def _read_counts(reader: FileReader, counts: ScoredIndex) -> None:
-    """Makes the counts of absent ids those of a dump."""
-    entry = reader.entry
-    _, (ids, scores, touched, slots), kept = _index_of(reader, entry["counts"], counts, _span(counts))
-    before = counts._find(kept[0])
-    there = before >= 0
-    before = before[there]
-    counts.refill(
-        torch.cat([ids, kept[0][there]]),
-        torch.cat([scores, counts.scores[before]]),
-        torch.cat([touched, counts.touched[before]]),
-        torch.cat([slots, kept[1][there]]),
-        entry["counts_geometry"],
-    )
-    counts.step = entry["counts_step"]
+        if own.shape != weight.shape and not is_by_row(own, weight):
+            own.copy_(file.get_tensor(key).view(own.shape))
+        elif len(rows):
+            part = file.get_tensor(key)[rows.cpu()].to(weight.device)
+            if own.shape != weight.shape:
+                own[slots] = part.view(-1, *own.shape[1:])
+            elif low < high:
+                own[slots, into] = part[:, source]
 
 
 # Whole dumps. Ranks pass how they call a function together; one process just calls it.

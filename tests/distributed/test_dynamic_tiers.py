@@ -256,8 +256,8 @@ def failed_move(folder: str, park: bool) -> None:
     before = rows_of_all_tiers(dmp)
     fill = TierRows.fill
 
-    def failing(self: TierRows, collection: Any) -> None:
-        fill(self, collection)
+    def failing(self: TierRows) -> None:
+        fill(self)
         if world()[0] == 1:
             raise OSError("disk full")
 

@@ -11,11 +11,12 @@ import os
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 from weakref import WeakKeyDictionary
 
@@ -33,6 +34,7 @@ from recshard_lab import complete_folders
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, from_first_rank, gathered
 from recshard_lab.comm.env import host_env, subgroups
+from recshard_lab.distributed.state.forms import shape_of
 from recshard_lab.distributed.state.model_state import ModelState
 from recshard_lab.optim.keyed import local_shards
 from recshard_lab.saved.files import CHECKPOINT
@@ -62,7 +64,7 @@ class BlockPlanner(DefaultSavePlanner):
 
     def __init__(self) -> None:
         super().__init__(flatten_sharded_tensors=False)
-        self._blocks: dict[tuple[Any, ...], Tensor] = {}
+        self._blocks: dict[MetadataIndex, Tensor] = {}
 
     def create_local_plan(self) -> SavePlan:
         plan = super().create_local_plan()
@@ -75,32 +77,26 @@ class BlockPlanner(DefaultSavePlanner):
         tensor = self.lookup_object(item.index).detach()
         count = max(1, BLOCK_BYTES * tensor.shape[0] // tensor.nbytes) if tensor.dim() and tensor.nbytes else 1
         if tensor.nbytes <= BLOCK_BYTES or count >= tensor.shape[0]:
-            self._blocks[_key(item.index)] = tensor
+            self._blocks[item.index] = tensor
             return [item]
         blocks = []
         for start, rows in zip(range(0, tensor.shape[0], count), tensor.split(count), strict=True):
             offsets = torch.Size([written.chunk.offsets[0] + start, *written.chunk.offsets[1:]])
             chunk = ChunkStorageMetadata(offsets, rows.shape)
             index = MetadataIndex(item.index.fqn, offsets)
-            self._blocks[_key(index)] = rows
+            self._blocks[index] = rows
             data = TensorWriteData(chunk, written.properties, written.size)
             blocks.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
         return blocks
 
     def stage(self, plan: SavePlan) -> None:
         """Copies the blocks of a plan to the CPU and drops all references to the model."""
-        kept = {_key(item.index) for item in plan.items}
-        blocks = {key: block for key, block in self._blocks.items() if key in kept}
-        self._blocks = {key: block.to("cpu", copy=True) for key, block in blocks.items()}
+        self._blocks = {item.index: self._blocks[item.index].to("cpu", copy=True) for item in plan.items}
         self.state_dict = {}
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
         """A block, once: a staged copy is freed after it is written."""
-        return self._blocks.pop(_key(write_item.index))
-
-
-def _key(index: MetadataIndex) -> tuple[Any, ...]:
-    return index.fqn, tuple(index.offset or ())
+        return self._blocks.pop(write_item.index)
 
 
 class BlockWriter(FileSystemWriter):
@@ -428,14 +424,8 @@ def trouble(error: BaseException) -> str:
 # Loads checkpoints that were saved under any plan by any number of ranks. Compares everything before it changes it.
 
 
-_SECTIONS = {
-    "model": 2,
-    "fused": 3,
-    "optimizer": 3,
-    "tiers": 3,
-    "settings": 1,
-    "extra": 1,
-}  # name -> length of its key paths
+#: name -> length of its key paths
+_SECTIONS = {"model": 2, "fused": 3, "optimizer": 3, "tiers": 3, "settings": 1, "extra": 1}
 _PLAIN = ("settings", "extra")  # sections that are bytes
 
 
@@ -498,7 +488,7 @@ def load_checkpoint(
         expected |= {("fused", key, name): value for key, entry in state.fused.items() for name, value in entry.items()}
     rows_saved = {key[1]: entry.size[0] for key, entry in saved.items() if _is_weight(key, entry)}
     sizes = agreed(env, lambda: state.other_sizes(rows_saved))
-    agreed(env, lambda: _compare(folder, expected, saved, state, state.rows_at(sizes)))
+    agreed(env, lambda: _compare(folder, expected, saved, state.weights, state.rows_at(sizes)))
     read: dict[str, Any] = {name: torch.empty(tuple(saved[name,].size), dtype=torch.uint8) for name in _PLAIN}
     tiers = agreed(env, lambda: _tiers(folder, saved, state))
     if tiers:
@@ -545,10 +535,9 @@ def read_extra(path: str | Path) -> Any:
     """
     folder = CHECKPOINT.readable(path)
     metadata = _metadata(folder, CHECKPOINT.manifest_of(folder)["files"])
-    size = tuple(tensors_in(metadata)["extra",].size)
-    read: dict[str, Any] = {"extra": torch.empty(size, dtype=torch.uint8)}
-    read_into(read, folder, metadata, ShardingEnv.from_local(1, 0))
-    return unpacked(read["extra"], "extra")
+    data = torch.empty(tuple(tensors_in(metadata)["extra",].size), dtype=torch.uint8)
+    read_into({"extra": data}, folder, metadata, ShardingEnv.from_local(1, 0))
+    return unpacked(data, "extra")
 
 
 def _checked(path: Path, env: ShardingEnv) -> tuple[Path, Any]:
@@ -596,41 +585,38 @@ def _compare(
     folder: Path,
     expected: Mapping[tuple[str, ...], Any],
     saved: Mapping[tuple[str, ...], Any],
-    state: Any,
-    rows: Mapping[tuple[str, ...], int] | None = None,
+    weights: Collection[str] | None,
+    rows: Mapping[tuple[str, ...], int] = MappingProxyType({}),
 ) -> None:
-    """Compares tensors of the model with those of a checkpoint. ``rows``: of tensors that will have other rows."""
+    """Compares tensors of the model with those of a checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+        expected: key -> tensor of the model.
+        saved: key -> metadata.
+        weights: names of all weights of the model, if the checkpoint may have no others.
+        rows: of tensors that will have other rows.
+    """
     wrong = []
     for key, value in expected.items():
         name = ".".join(key[1:])
         if key not in saved:
             wrong.append(f"{name} is not in the checkpoint")
             continue
-        sharded = hasattr(value, "local_shards")
-        size = tuple(value.metadata().size if sharded else value.shape)
-        size = (rows[key], *size[1:]) if rows and key in rows else size
-        dtype = value.metadata().tensor_properties.dtype if sharded else value.dtype
-        entry = saved[key]
-        if tuple(entry.size) != size or entry.properties.dtype != dtype:
-            wrong.append(
-                f"{name} is {_text(size, dtype)} in the model and {_text(entry.size, entry.properties.dtype)} in the "
-                f"checkpoint"
-            )
-    known = set(state.weights) if state is not None else {key[1] for key in saved if key[0] == "model"}
-    wrong += [
-        f"{key[1]} is in the checkpoint and not in the model"
-        for key in saved
-        if key[0] == "model" and key[1] not in known
-    ]
+        size, dtype = shape_of(value)
+        here = (rows[key], *size[1:]) if key in rows else size, dtype
+        there = tuple(saved[key].size), saved[key].properties.dtype
+        if here != there:
+            wrong.append(f"{name} is {_text(*here)} in the model and {_text(*there)} in the checkpoint")
+    if weights is not None:
+        left = (key[1] for key in saved if key[0] == "model" and key[1] not in weights)
+        wrong += [f"{name} is in the checkpoint and not in the model" for name in left]
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        only_weights = all(key[0] == "model" for key in expected)
+        fix = "" if only_weights else ". Fix: optimizer_state=False loads only the weights"
         raise CheckpointError(
-            f"{folder} does not match the model: {'; '.join(wrong[:5])}{more}. Nothing was changed"
-            + (
-                ""
-                if all(key[0] == "model" for key in expected)
-                else ". Fix: optimizer_state=False loads only the weights"
-            )
+            f"{folder} does not match the model: {'; '.join(wrong[:5])}{more}. Nothing was changed{fix}"
         )
 
 
@@ -665,11 +651,9 @@ def _tier_rows(
         raise CheckpointError(f"{folder} is damaged: it has a negative number of rows in a partition")
     content: dict[str, dict[str, Any]] = {}
     for name, entry in state.expect_tiers(counts).items():
-        matrices = {key: value for key, value in entry.items() if key != "partitions"}
-        if not optimizer_state:
-            matrices = {key: value for key, value in matrices.items() if key in ("index", "weight")}
-        expected: dict[tuple[str, ...], Any] = {("tiers", name, key): value for key, value in matrices.items()}
-        _compare(folder, expected, saved, None)
+        read = set(entry) - {"partitions"} if optimizer_state else {"index", "weight"}
+        matrices = {key: value for key, value in entry.items() if key in read}
+        _compare(folder, {("tiers", name, key): value for key, value in matrices.items()}, saved, None)
         if matrices:
             content[name] = matrices
     return content

@@ -96,14 +96,14 @@ class TierRows:
 
     def __init__(self, collection: ShardedCollection, folder: str | Path | None = None, *, reads: bool = True) -> None:
         own = collection.table_shards()
-        self.folder = folder
+        self.collection, self.folder = collection, folder
         self.configs: dict[str, Any] = {table.name: table for table in collection.tables if getattr(table, "tiers", ())}
         self.parts = {
             name: [_INDEX, own[name].model_parts()[0], *(p for p in own[name].state_parts if p.extent != "table")]
             for name in self.configs
         }
         self.shards = {name: list(collection.shardings[name].shards) for name in self.parts}
-        tables = self._tables(collection)
+        tables = self._tables()
         self.chains = {key: _chain(table) for key, table in tables.items()}
         self.local = {key: self._read(key[0], table) for key, table in tables.items()} if reads else {}
         self.counts = {name: [0] * table.partitions for name, table in self.configs.items()}
@@ -111,8 +111,8 @@ class TierRows:
         self._targets: Local = {}
         self._cleared = False
 
-    def _tables(self, collection: ShardedCollection) -> dict[Key, DynamicTable]:
-        return {key: table for key, table in tables_of(collection).items() if key[0] in self.parts}
+    def _tables(self) -> dict[Key, DynamicTable]:
+        return {key: table for key, table in tables_of(self.collection).items() if key[0] in self.parts}
 
     def _tiles(self, name: str, part: Part, shards: Sequence[Shard] | None = None, local: Local | None = None) -> Tiles:
         """All rows of a table: those before, or those of other shards."""
@@ -150,12 +150,12 @@ class TierRows:
         width = table.columns[1] - table.columns[0]
         return in_file({p.name: (p.size(many, width), p.dtype) for p in self.parts[name]}, self.folder, "tiers")
 
-    def _allocated(self, collection: ShardedCollection, shards: Mapping[str, Sequence[Shard]]) -> Local:
+    def _allocated(self, shards: Mapping[str, Sequence[Shard]]) -> Local:
         """Matrices for the rows of every shard on this rank."""
         ranges = {name: self._ranges(name, shards[name]) for name in self.parts}
         return {
             key: self._allocate(key[0], ranges[key[0]][key[1]].num_rows if key[1] in ranges[key[0]] else 0, table)
-            for key, table in self._tables(collection).items()
+            for key, table in self._tables().items()
         }
 
     def exchange(self, env: ShardingEnv) -> None:
@@ -191,10 +191,10 @@ class TierRows:
 
     # ---- moving ----
 
-    def moves(self, collection: ShardedCollection) -> list[Move]:
+    def moves(self) -> list[Move]:
         """Everything, from the shards before to those of the collection now. Allocates the latter."""
-        after = {name: list(collection.shardings[name].shards) for name in self.parts}
-        self._targets = self._allocated(collection, after)
+        after = {name: list(self.collection.shardings[name].shards) for name in self.parts}
+        self._targets = self._allocated(after)
         return [
             self._tiles(name, part).to(self._tiles(name, part, after[name], self._targets))
             for name, parts in self.parts.items()
@@ -207,9 +207,9 @@ class TierRows:
         for chain in self.chains.values():
             chain.clear()
 
-    def fill(self, collection: ShardedCollection) -> None:
+    def fill(self) -> None:
         """Stores what the moves have brought."""
-        for key, table in self._tables(collection).items():
+        for key, table in self._tables().items():
             self._new[key] = _chain(table)
             self._store(table, self._targets[key])
 
@@ -218,9 +218,9 @@ class TierRows:
         for chain in self._new.values():
             chain.clear()
 
-    def undo(self, collection: ShardedCollection) -> None:
+    def undo(self) -> None:
         """Reverts `clear`, for the shards before, which the collection has again."""
-        for key, table in self._tables(collection).items():
+        for key, table in self._tables().items():
             if self._cleared or table.tiers is not self.chains[key]:
                 self.chains[key].close()
                 _chain(table).clear()
@@ -259,19 +259,19 @@ class TierRows:
                     self.local[name, at][part.name] = region(whole, shard)  # shares its memory from now on
         return found
 
-    def expect(self, collection: ShardedCollection, counts: Mapping[str, Sequence[int]]) -> None:
+    def expect(self, counts: Mapping[str, Sequence[int]]) -> None:
         """Allocates memory for the rows of a checkpoint, all zeros. `entries` shares it. Then call `replace`."""
         self.counts = {name: list(own) for name, own in counts.items()}
-        self.local = self._allocated(collection, self.shards)
+        self.local = self._allocated(self.shards)
 
     def copies(self) -> list[Move]:
         """Copies what a checkpoint has once to every column shard. Collective."""
         moves = (self._tiles(name, part).replicas(part.extent) for name, parts in self.parts.items() for part in parts)
         return [copies for copies in moves if copies is not None]
 
-    def replace(self, collection: ShardedCollection) -> None:
+    def replace(self) -> None:
         """Makes the rows of a checkpoint those of the tiers."""
-        for key, table in self._tables(collection).items():
+        for key, table in self._tables().items():
             _chain(table).clear()
             self._store(table, self.local[key])
 

@@ -20,32 +20,24 @@ StateForm: TypeAlias = Literal["sharded_tensor", "dtensor"]
 _requested: ContextVar[StateForm | None] = ContextVar("requested form", default=None)
 
 
-def check_form(form: str) -> None:
-    """Raises ValueError if ``form`` is not a form of state dicts.
-
-    >>> check_form("tensor")
-    Traceback (most recent call last):
-    ...
-    ValueError: form='tensor' is not supported. Supported: sharded_tensor, dtensor. Fix: use one of them
-    """
-    if form not in get_args(StateForm):
-        raise ValueError(
-            f"form={form!r} is not supported. Supported: {', '.join(get_args(StateForm))}. Fix: use one of them"
-        )
-
-
 @contextmanager
 def requested(form: StateForm | None) -> Iterator[None]:
     """State dicts have this form inside the block. None leaves each table its sharder's form.
 
     Raises:
         ValueError: ``form`` is not a form of state dicts.
+
+    >>> with requested("tensor"):
+    ...     pass
+    Traceback (most recent call last):
+    ...
+    ValueError: form='tensor' is not supported. Supported: sharded_tensor, dtensor. Fix: use one of them
     """
-    if form is None:
-        yield
-        return
-    check_form(form)
-    token = _requested.set(form)
+    if form not in (None, *get_args(StateForm)):
+        raise ValueError(
+            f"form={form!r} is not supported. Supported: {', '.join(get_args(StateForm))}. Fix: use one of them"
+        )
+    token = _requested.set(_requested.get() if form is None else form)
     try:
         yield
     finally:
@@ -76,9 +68,11 @@ def form_of(default: StateForm) -> StateForm:
     return _requested.get() or default
 
 
-def size_of(value: Any) -> tuple[int, ...]:
-    """The size of a whole tensor in any form."""
-    return tuple(value.metadata().size if hasattr(value, "metadata") else value.shape)
+def shape_of(value: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    """Size and dtype of a whole tensor in any form. torch warns about the attributes of its sharded tensors."""
+    if not hasattr(value, "metadata"):
+        return tuple(value.shape), value.dtype
+    return tuple(value.metadata().size), value.metadata().tensor_properties.dtype
 
 
 def torch_call(function: str) -> Mapping[str, Any] | None:

@@ -14,7 +14,6 @@ Tensors share memory with the model where possible, so a checkpoint is read dire
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -157,53 +156,44 @@ class ModelState:
 
     def read_tiers(self) -> Entries:
         """The rows of tiers, copied to files. Collective."""
-        read = agreed(self.env, lambda: self._tier_rows(reads=True))
-        for own in read.values():
+        agreed(self.env, lambda: self._open_tiers(reads=True))
+        for own, _ in self._tiers:
             own.exchange(self.env)
-        return self._tier_entries(read)
+        return self._tier_entries()
 
-    def _tier_rows(self, reads: bool) -> dict[str, TierRows]:
-        collections = {} if self.sharded is None else self.sharded.collections
-        return {path: TierRows(collection, reads=reads) for path, collection in collections.items()}
+    def _open_tiers(self, reads: bool) -> None:
+        collections = [] if self.sharded is None else self.sharded.collections.items()
+        self._tiers = [
+            (TierRows(own, reads=reads), f"{path}." * bool(path) + f"{own.tables_name}.") for path, own in collections
+        ]
 
-    def _tier_entries(self, read: Mapping[str, TierRows]) -> Entries:
+    def _tier_entries(self) -> Entries:
         return {
-            self._tier_key(path, name): entry
-            for path, own in read.items()
+            f"{prefix}{name}.weight": entry
+            for own, prefix in self._tiers
             for name, entry in own.entries(self.env).items()
         }
 
-    def _tier_key(self, path: str, table: str) -> str:
-        assert self.sharded is not None
-        named = self.sharded.collections[path].shards_by_weight().items()
-        return f"{path}." * bool(path) + next(key for key, shards in named if shards.config.name == table)
-
     def tiers(self) -> dict[str, int]:
         """Name of the weight of each table with tiers -> its partitions."""
+        self._open_tiers(reads=False)
         return {
-            self._tier_key(path, name): len(counts)
-            for path, own in self._tier_rows(reads=False).items()
-            for name, counts in own.counts.items()
+            f"{prefix}{name}.weight": len(counts) for own, prefix in self._tiers for name, counts in own.counts.items()
         }
 
     def expect_tiers(self, counts: Mapping[str, Sequence[int]]) -> Entries:
         """Allocates memory for rows of tiers, by table and partition. `adopt_tiers` stores what is read into it."""
-        self._expected = self._tier_rows(reads=False)
-        for path, own in self._expected.items():
-            assert self.sharded is not None
-            named = {name: counts[self._tier_key(path, name)] for name in own.counts}
-            own.expect(self.sharded.collections[path], named)
-        return self._tier_entries(self._expected)
+        self._open_tiers(reads=False)
+        for own, prefix in self._tiers:
+            own.expect({name: counts[f"{prefix}{name}.weight"] for name in own.counts})
+        return self._tier_entries()
 
     def adopt_tiers(self) -> None:
         """Makes the rows that were read those of the tiers. Collective, after `adopt`."""
-        if self.sharded is None:
-            return
-        for path, own in self._expected.items():
-            collection = self.sharded.collections[path]
+        for own, _ in self._tiers if self.sharded is not None else ():
             move(own.copies(), self.env, self.sharded.device)
-            agreed(self.env, partial(own.replace, collection))
-            for table in tables_of(collection).values():
+            agreed(self.env, own.replace)
+            for table in tables_of(own.collection).values():
                 table.recount()
 
     # ---- the torch optimizer ----

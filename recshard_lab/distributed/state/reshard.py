@@ -3,7 +3,7 @@
 import gc
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -191,7 +191,6 @@ MESSAGES = 2  # in memory at the same time: one sent, one received
 _MIN_ROUND_BYTES = 2**18
 
 _K = TypeVar("_K")
-_T = TypeVar("_T")
 Shardings: TypeAlias = Mapping[str, ParameterSharding]
 
 
@@ -286,9 +285,8 @@ def agreed_plan(
         if collections:
             tables = {path: c.tables for path, c in collections.items()}
             whole = whole.resolved(tables, env.world_size, env.local_world_size)
-        changed = {
-            path: dict(whole.plan[path]) for path, c in collections.items() if dict(whole.plan[path]) != c.shardings
-        }
+        new = {path: dict(whole.plan[path]) for path in collections}
+        changed = {path: own for path, own in new.items() if own != collections[path].shardings}
         for path, shardings in changed.items():
             _check_kernels(collections[path], shardings, optimizers is not None)
         bound.check(collections)
@@ -300,7 +298,7 @@ def agreed_plan(
     facts = {"plan": plan_facts(whole), "arguments of reshard": others}
     refuse_differences(everyone, facts, PlanError, "Nothing was moved. ")
     create_route_groups(whole, env)
-    agreed(everyone, lambda: _each(changed, lambda path: collections[path].check(changed[path], env)))
+    agreed(everyone, lambda: [collections[path].check(changed[path], env) for path in changed])
     return whole, changed
 
 
@@ -364,7 +362,7 @@ def migrate(
     everyone = everyone or env
     start = time.perf_counter()
 
-    agreed(everyone, lambda: _each(collections.values(), lambda collection: collection.settle()))
+    agreed(everyone, lambda: [collection.settle() for collection in collections.values()])
     for path in changed:
         collections[path].level_tables()
     steps = agreed(
@@ -376,7 +374,7 @@ def migrate(
     for step in steps:
         step.dense.exchange(env)
         step.tiers.exchange(env)
-    agreed(everyone, lambda: _each(steps, lambda step: step.dense.check()))
+    agreed(everyone, lambda: [step.dense.check() for step in steps])
     current, needed = [0] * env.world_size, [0] * env.world_size
     for step in steps:
         for totals, amounts in zip((current, needed), step.current_and_needed(), strict=True):
@@ -395,7 +393,7 @@ def migrate(
 
     try:
         if not beside:
-            agreed(everyone, lambda: _each(steps, lambda step: step.park(bound.folder)))
+            agreed(everyone, lambda: [step.park(bound.folder) for step in steps])
             fused.release()
             for step in steps:
                 step.release()
@@ -404,12 +402,12 @@ def migrate(
         moved = agreed(everyone, lambda: move(moves, env, device, round_bytes))
         extra = moved.buffer_bytes + (min(current[env.rank], needed[env.rank]) if beside else 0)
         totals = all_gather_object((moved.bytes_sent, time.perf_counter() - start, extra), everyone)
-        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.clear()))
-        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.fill(step.collection)))
+        agreed(everyone, lambda: [step.tiers.clear() for step in steps])
+        agreed(everyone, lambda: [step.tiers.fill() for step in steps])
         agreed(everyone, finished)
     except BaseException as error:
         _clear_frames(error)  # they reference the new kernels
-        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.drop()))
+        agreed(everyone, lambda: [step.tiers.drop() for step in steps])
         agreed(everyone, lambda: _restore(steps, collections, fused))
         raise
     for step in steps:
@@ -417,11 +415,6 @@ def migrate(
     tables = tuple(name for step in steps for name in step.tables)
     sent, seconds, peaks = zip(*totals, strict=True)
     return Resharded(sum(sent), max(seconds), max(peaks), tables)
-
-
-def _each(items: Iterable[_T], action: Callable[[_T], None]) -> None:
-    for item in items:
-        action(item)
 
 
 def _restore(
@@ -537,7 +530,7 @@ class _Migration:
         """Weights and states of every table, from the old shards to the new ones."""
         after = self.collection.table_shards()
         moves = [tiles.to(after[name].tiles(part)) for (name, part), tiles in self.before.items()]
-        moves += self.tiers.moves(self.collection)
+        moves += self.tiers.moves()
         moves += self.dense.moves({name: after[name] for name in self.changed_dense}, self.device)
         return moves if self.regrouping is None else [self.regrouping.over_all_ranks(move) for move in moves]
 
@@ -566,7 +559,7 @@ class _Migration:
         collection = self.collection
         if self.snapshot is not None:
             self.snapshot.restore(collection)
-            self.tiers.undo(collection)
+            self.tiers.undo()
             return
         collection.release()
         gc.collect()
@@ -578,7 +571,7 @@ class _Migration:
                     matrix.copy_(tiles.tensors[position])
             for table in tables_of(collection).values():
                 table.recount()
-            self.tiers.undo(collection)
+            self.tiers.undo()
         except BaseException as error:
             collection.executor = _Parked(self)  # type: ignore[assignment]
             collection.hold_tables(_ParkedTables())

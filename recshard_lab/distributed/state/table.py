@@ -25,8 +25,8 @@ from recshard_lab.distributed.state.forms import (
     check_placements,
     dtensor,
     form_of,
+    shape_of,
     sharded_tensor,
-    size_of,
 )
 from recshard_lab.distributed.state.moves import Move, Tiles, move, primary_rows, region
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
@@ -455,7 +455,7 @@ class TableShards(StateEntries):
 
         Gives a table that grows the size of the tensor first.
         """
-        axes, size = 2 if part.is_matrix else 1, size_of(value)
+        axes, (size, _) = 2 if part.is_matrix else 1, shape_of(value)
         grows = self._resize is not None and part.extent != "table" and part.ratio == (1, 1)
         if grows and size and size[0] != self.size[0] and size[1:] == part.size(*self.size)[1 : len(size)]:
             self._resize(size[0])  # type: ignore[misc]

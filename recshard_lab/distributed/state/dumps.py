@@ -38,7 +38,6 @@ from recshard_lab.embedding.dynamic.row_files import (
     check_dynamic,
     check_shape,
     copy_values,
-    dtype_name,
     first_step,
     read_dumps,
     read_dynamic,
@@ -46,7 +45,7 @@ from recshard_lab.embedding.dynamic.row_files import (
     steps_of,
     write_dump,
     write_dynamic,
-    write_rows,
+    write_static,
 )
 from recshard_lab.embedding.dynamic.stores import Chain, Rows
 from recshard_lab.embedding.dynamic.table import DynamicTable
@@ -363,8 +362,8 @@ class _Tables:
         ValueError: two tables of one name.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.env: ShardingEnv = getattr(model, "dense_env", ShardingEnv.from_local(1, 0))
+    def __init__(self, model: nn.Module, env: ShardingEnv) -> None:
+        self.env = env
         self.replica = getattr(model, "replica", 0)
         self.names: list[str] = []
         self.dynamic: dict[str, list[_Dynamic]] = {}
@@ -446,24 +445,9 @@ def _written(writer: FileWriter, tables: _Tables, steps: Any, rows: Mapping[str,
         table = tables.static[tables.keys[key]]
         for shard, weight, states, primary in table.pieces:
             if primary:
-                piece = write_rows(writer, ids, shard.rows[0], shard.cols, weight, states)
-                entries.append({tables.keys[key]: _static_entry(table, states, piece)})
+                own = write_static(writer, ids, table.size, shard.rows[0], shard.cols, weight, states)
+                entries.append({tables.keys[key]: own})
     return entries
-
-
-def _static_entry(table: ModelTable, states: Iterable[str], piece: Entry) -> Entry:
-    return {
-        "kind": "static",
-        "rows": table.size[0],
-        "dim": table.size[1],
-        "dtype": dtype_name(table.dtype),
-        "states": sorted(states),
-        "step": 0,
-        "since": None,
-        "next": {},
-        "pieces": [piece],
-        "counts": [],
-    }
 
 
 @names_wrong_arguments
@@ -541,6 +525,6 @@ def _ready(model: nn.Module, action: str) -> _Tables:
         fused = getattr(model, "fused_optimizer", None)
         if fused is not None:
             fused.refuse_deferred(action)
-        return _Tables(model)
+        return _Tables(model, env)
 
     return agreed(env, read)

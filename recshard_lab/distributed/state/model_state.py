@@ -94,9 +94,10 @@ class ModelState:
         if self.sharded is not None:
             return dict(self.sharded.fused_optimizer.state_dict("sharded_tensor")["state"])
         entries: Entries = {}
-        for path, collection in _fused_collections(self.model):
+        fused = ((path, own) for path, own in self.model.named_modules() if isinstance(own, FusedCollection))
+        for path, collection in fused:
             for table, states in collection.optimizer_states().items():
-                key = f"{path}{collection.tables_name}.{table}.weight"
+                key = f"{path}." * bool(path) + f"{collection.tables_name}.{table}.weight"
                 entries[key] = {f"{table}.{STATE_NAMES.get(name, name)}": value for name, value in states.items()}
         return entries
 
@@ -333,11 +334,3 @@ class ModelState:
                 else:
                     state = torch.zeros(size, dtype=dtype, device="cpu" if scalar else parameter.device)
                 self.optimizer.state[parameter][key] = state
-
-
-def _fused_collections(model: nn.Module) -> list[tuple[str, FusedCollection]]:
-    return [
-        (f"{path}." if path else "", module)
-        for path, module in model.named_modules()
-        if isinstance(module, FusedCollection)
-    ]

@@ -42,9 +42,6 @@ def tensor_state(value: Any, name: str, key: str) -> Tensor:
     return value
 
 
-_Local = dict[str, tuple[int, int, list[tuple[Part, int, str]]]]
-
-
 @dataclass
 class _Entry:
     """An optimizer's states of one table, the same on all ranks."""
@@ -75,19 +72,19 @@ class DenseStates:
         self.old = {name: list(shards.parameters()) for name, shards in tables.items()}
         self.old_shards = {name: list(shards.sharding.shards) for name, shards in tables.items()}
         self.entries: dict[str, _Entry] = {}
-        self._local: _Local = {}
+        self._local: dict[str, _Entry] = {}
         self._before: list[tuple[torch.optim.Optimizer, list[list[Any]], dict[Any, Any]]] = []
         for name, shards in tables.items():
             place = self._find(self.old[name])
             if place is not None:
-                self._local[name] = (*place, self._read(name, shards, self.optimizers[place[0]]))
+                self._local[name] = _Entry(*place, self._read(name, shards, self.optimizers[place[0]]))
 
     def exchange(self, env: ShardingEnv) -> None:
         """Collects the states of all ranks. Collective."""
         for local in all_gather_object(self._local, env) if self.old else []:
-            for name, (optimizer, group, states) in local.items():
-                entry = self.entries.setdefault(name, _Entry(optimizer, group, states))
-                entry.states = max(entry.states, states, key=len)
+            for name, own in local.items():
+                entry = self.entries.setdefault(name, own)
+                entry.states = max(entry.states, own.states, key=len)
 
     def check(self) -> None:
         """Checks that an optimizer steps each table.

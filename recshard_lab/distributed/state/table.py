@@ -154,17 +154,8 @@ class StateEntries(nn.Module):
             destination[prefix + name] = self.of.state(part)
 
     @torch.no_grad()
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        table = self.of
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
+        table, (_, strict, missing_keys, _, error_msgs) = self.of, arguments
         for name, part in self.entries.items():
             key, problem = prefix + name, None
             if key in state_dict:

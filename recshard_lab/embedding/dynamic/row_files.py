@@ -288,19 +288,21 @@ def write_dynamic(
         return entry
 
 
-def write_rows(
+def write_static(
     writer: FileWriter,
     rows: Tensor,
+    size: tuple[int, int],
     first_row: int,
     columns: tuple[int, int],
     weight: Tensor,
     states: Mapping[str, Tensor],
 ) -> Entry:
-    """Writes rows of a shard of a static table. Returns its piece in the manifest.
+    """Writes rows of a shard of a static table. Returns the table in the manifest.
 
     Args:
         writer: of this rank.
         rows: ``[M]`` int64, of the whole table; those of other shards are left out.
+        size: of the whole table.
         first_row: the table's row that is the first of the shard.
         columns: of the shard.
         weight: ``[E, d]``. states: name -> ``[E]``, ``[E, d]`` or one number for the table.
@@ -311,7 +313,18 @@ def write_rows(
     for part in local.split(_rows_a_file(weight, states)):
         tensors = {"ids": part + first_row} | _values(part, weight, states, columns[0] == 0)
         files.append(writer.index_file(tensors, hashed=False))
-    return {"columns": list(columns), "files": files}
+    return {
+        "kind": "static",
+        "rows": size[0],
+        "dim": size[1],
+        "dtype": dtype_name(weight.dtype),
+        "states": sorted(states),
+        "step": 0,
+        "since": None,
+        "next": {},
+        "pieces": [{"columns": list(columns), "files": files}],
+        "counts": [],
+    }
 
 
 def _geometry(index: ScoredIndex) -> dict[str, int]:

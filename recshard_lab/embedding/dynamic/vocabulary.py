@@ -97,7 +97,8 @@ class VocabularyCollection(ABC, nn.Module):
         super().__init__()
         check_tables(tables)
         self._tables = list(tables)
-        self._names = embedding_names_by_table(tables)
+        #: the tables, each with the keys of its outputs
+        self._outputs = list(zip(self._tables, embedding_names_by_table(tables), strict=True))
         self._policy = AnyId()
         self.vocabularies = nn.Module()
         for table in tables:
@@ -149,18 +150,9 @@ class VocabularyCollection(ABC, nn.Module):
             raise ValueError(f"table {name!r} does not exist. Fix: use one of {known}")
         return self.vocabularies.get_buffer(name)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
         """Changes the sizes of vocabularies and tables to those of the state dict first."""
-        resized = False
+        resized, error_msgs = False, arguments[-1]
         for table in self._tables:
             ids, own = state_dict.get(f"{prefix}vocabularies.{table.name}"), self.vocabulary(table.name)
             if ids is None:
@@ -172,15 +164,14 @@ class VocabularyCollection(ABC, nn.Module):
                 resized = True
         if resized:
             self._make_collection(self.vocabulary(self._tables[0].name).device)
-        arguments = (state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        super()._load_from_state_dict(*arguments)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def _found(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, list[_Output]]:
         """The batch with row numbers in place of ids, one feature for each output."""
         fitted = fit_features(features, self._tables, self._policy)
         rows: list[Tensor] = []
         outputs: list[_Output] = []
-        for table, names in self._outputs():
+        for table, names in self._outputs:
             for feature, name in zip(table.feature_names, names, strict=True):
                 bags = fitted[len(outputs)][0]
                 at, absent = _numbers(self.vocabulary(table.name), bags.values().long())
@@ -205,10 +196,6 @@ class VocabularyCollection(ABC, nn.Module):
             ),
             outputs,
         )
-
-    def _outputs(self) -> list[tuple[DynamicEmbeddingConfig, list[str]]]:
-        """The tables, each with the keys of its outputs."""
-        return list(zip(self._tables, self._names, strict=True))
 
 
 @checks_arguments
@@ -251,7 +238,7 @@ class VocabularyEmbeddingBagCollection(VocabularyCollection):
 
     def _plain(self, device: torch.device) -> nn.Module:
         configs = [
-            EmbeddingBagConfig(**self._fields(table, names), pooling=table.pooling) for table, names in self._outputs()
+            EmbeddingBagConfig(**self._fields(table, names), pooling=table.pooling) for table, names in self._outputs
         ]
         return EmbeddingBagCollection(configs, self._is_weighted, device)
 
@@ -321,7 +308,7 @@ class VocabularyEmbeddingCollection(VocabularyCollection):
 
     def _plain(self, device: torch.device) -> nn.Module:
         return EmbeddingCollection(
-            [EmbeddingConfig(**self._fields(table, names)) for table, names in self._outputs()], device
+            [EmbeddingConfig(**self._fields(table, names)) for table, names in self._outputs], device
         )
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -470,7 +457,9 @@ def _after(reader: FileReader, table: DynamicEmbeddingConfig, before: Exported |
     primary = [file for _, files in reader.pieces((0, 1)) for file in files]
     kept = _ascending(_ids(reader, primary, "kept_ids"))
     vocabulary = _ascending([kept, *_ids(reader, primary, "ids")])
-    return _filled(table, vocabulary, chain(_left(reader, table.name, kept, before), _written(reader, table)))
+    rows = reader.rows((0, table.embedding_dim))  # a file at a time
+    written = ((ids, columns[0], file.get_tensor("weight")) for columns, file, ids in rows)
+    return _filled(table, vocabulary, chain(_left(reader, table.name, kept, before), written))
 
 
 def _ids(reader: FileReader, files: Iterable[Entry], key: str) -> Iterator[Tensor]:
@@ -488,12 +477,6 @@ def _left(reader: FileReader, name: str, kept: Tensor, before: Exported | None) 
             f"Fix: pass the full dump and every delta, in order"
         )
     yield kept, 0, before.weight[at]
-
-
-def _written(reader: FileReader, table: DynamicEmbeddingConfig) -> Iterator[_Part]:
-    """The rows that a dump has, a file at a time."""
-    for columns, file, ids in reader.rows((0, table.embedding_dim)):
-        yield ids, columns[0], file.get_tensor("weight")
 
 
 def _ascending(parts: Iterable[Tensor]) -> Tensor:

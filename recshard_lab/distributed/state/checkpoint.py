@@ -491,8 +491,8 @@ def load_checkpoint(
     agreed(env, lambda: _compare(folder, expected, saved, state.weights, state.rows_at(sizes)))
     read: dict[str, Any] = {name: torch.empty(tuple(saved[name,].size), dtype=torch.uint8) for name in _PLAIN}
     tiers = agreed(env, lambda: _tiers(folder, saved, state))
-    if tiers:
-        read["tiers"] = {name: {"partitions": own} for name, own in tiers.items() if len(own)}
+    counted = {name: {"partitions": own} for name, own in tiers.items() if ("tiers", name, "partitions") in saved}
+    read |= {"tiers": counted} if counted else {}
     read_into(read, folder, metadata, env)
     settings, added = agreed(env, lambda: (_settings(read["settings"]), unpacked(read["extra"], "extra")))
     if state.optimizer is not None:
@@ -621,8 +621,8 @@ def _compare(
 
 
 def _tiers(folder: Path, saved: Mapping[tuple[str, ...], Any], state: ModelState) -> dict[str, Tensor]:
-    """Table with tiers -> memory for the rows of each partition; empty for tables that were saved without tiers."""
-    own, found = state.tiers(), {}
+    """Table with tiers -> memory for the number of rows in each partition."""
+    own = state.tiers()
     for _, name, _ in (key for key in saved if key[0] == "tiers"):
         if name not in own:
             raise CheckpointError(
@@ -633,8 +633,7 @@ def _tiers(folder: Path, saved: Mapping[tuple[str, ...], Any], state: ModelState
         entry = saved.get(("tiers", name, "partitions"))
         if entry is not None and (tuple(entry.size) != (partitions,) or entry.properties.dtype != torch.int64):
             raise CheckpointError(f"{folder} has {tuple(entry.size)} partitions of {name}, and the model {partitions}")
-        found[name] = torch.zeros(0 if entry is None else partitions, dtype=torch.int64)
-    return found
+    return {name: torch.zeros(partitions, dtype=torch.int64) for name, partitions in own.items()}
 
 
 def _tier_rows(
@@ -645,8 +644,7 @@ def _tier_rows(
     optimizer_state: bool,
 ) -> dict[str, dict[str, Any]]:
     """What is read of the rows of tiers, in memory that the model allocates."""
-    partitions = state.tiers()
-    counts = {name: own.tolist() or [0] * partitions[name] for name, own in tiers.items()}
+    counts = {name: own.tolist() for name, own in tiers.items()}
     if any(count < 0 for own in counts.values() for count in own):
         raise CheckpointError(f"{folder} is damaged: it has a negative number of rows in a partition")
     content: dict[str, dict[str, Any]] = {}

@@ -5,9 +5,9 @@ Both share memory with the kernels, and `torch.distributed.checkpoint` saves, lo
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 
@@ -17,11 +17,20 @@ from recshard_lab.sharding import Shard
 from recshard_lab.sharding.plan.types import DDR
 
 StateForm: TypeAlias = Literal["sharded_tensor", "dtensor"]
+T = TypeVar("T")
 _requested: ContextVar[StateForm | None] = ContextVar("requested form", default=None)
 
 
 @contextmanager
-def requested(form: StateForm | None) -> Iterator[None]:
+def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def requested(form: StateForm | None) -> AbstractContextManager[None]:
     """State dicts have this form inside the block. None leaves each table its sharder's form.
 
     Raises:
@@ -37,25 +46,16 @@ def requested(form: StateForm | None) -> Iterator[None]:
         raise ValueError(
             f"form={form!r} is not supported. Supported: {', '.join(get_args(StateForm))}. Fix: use one of them"
         )
-    token = _requested.set(_requested.get() if form is None else form)
-    try:
-        yield
-    finally:
-        _requested.reset(token)
+    return _within(_requested, form or _requested.get())
 
 
 _tiers_apart: ContextVar[bool] = ContextVar("tiers apart", default=False)
 
 
-@contextmanager
-def tiers_apart() -> Iterator[None]:
+def tiers_apart() -> AbstractContextManager[None]:
     """State dicts inside the block leave out the rows of tiers, which the caller saves. They are not collective: the
     caller has called `ShardedCollection.level_tables`."""
-    token = _tiers_apart.set(True)
-    try:
-        yield
-    finally:
-        _tiers_apart.reset(token)
+    return _within(_tiers_apart, True)
 
 
 def are_tiers_apart() -> bool:

@@ -352,24 +352,18 @@ class TableShards(StateEntries):
         Raises:
             ValueError: ``.half()``, ``.to(device)`` and the like would change the format or the rank's device.
         """
-        rank_probe = torch.empty(0, dtype=table_dtype(self.config), device=self.device)
-        moved = fn(rank_probe)  # the same on ranks without a shard
-        if moved.dtype != rank_probe.dtype or moved.device != rank_probe.device:
-            raise ValueError(self._immovable(moved))
-        for weight in self.local_weights.values():
-            if fn(weight.new_empty(0)).device != weight.device:
+        probe = torch.empty(0, dtype=table_dtype(self.config), device=self.device)  # on ranks without a shard, too
+        for weight in (probe, *self.local_weights.values()):
+            if weight is not probe and fn(weight.new_empty(0)).device != weight.device:
                 continue  # a shard in host memory
             moved = fn(weight)
-            if moved.data_ptr() != weight.data_ptr():
-                raise ValueError(self._immovable(moved))
+            if (moved.dtype, moved.device, moved.data_ptr()) != (weight.dtype, weight.device, weight.data_ptr()):
+                raise ValueError(
+                    f"table {self.config.name!r} cannot become {moved.dtype} on {moved.device}: its kernel stores it "
+                    f"as {probe.dtype} on {self.device}. Fix: convert the dense modules alone, or build the model with "
+                    f"that device, and the tables with that data_type"
+                )
         return self
-
-    def _immovable(self, moved: Tensor) -> str:
-        return (
-            f"table {self.config.name!r} cannot become {moved.dtype} on {moved.device}: its kernel stores it as "
-            f"{table_dtype(self.config)} on {self.device}. Fix: convert the dense modules alone, or build the model "
-            f"with that device, and the tables with that data_type"
-        )
 
     def release(self) -> None:
         """Frees the memory of the parameters, even if they have other references."""

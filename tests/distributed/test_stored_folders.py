@@ -1,4 +1,4 @@
-"""A checkpoint, a dump and its delta that an earlier build wrote, in `stored`. The row of n * 10**15 - 7 is 4 times n."""
+"""A checkpoint, a dump and its delta that an earlier build wrote, in `stored`. The row of n * 10**15 - 7 is all n."""
 
 from pathlib import Path
 from typing import Any

@@ -379,8 +379,8 @@ class _Tables:
                             self.dynamic[module.tables[number].name].append(_Dynamic(table, pending))
             elif isinstance(module, DynamicCollection):
                 self._know(module.tables())
-                own = zip(module.tables().items(), module._kernel.pending(), strict=True)
-                self.dynamic |= {name: [_Dynamic(table, pending)] for (name, table), pending in own}
+                tables = zip(module.tables().items(), module._kernel.pending(), strict=True)
+                self.dynamic |= {name: [_Dynamic(table, pending)] for (name, table), pending in tables}
                 continue
             for found in tables_in(path, module):
                 name = found.key.split(".")[-2]
@@ -468,9 +468,9 @@ def load_tables(path: Paths, model: nn.Module, *, optimizer_state: bool = True) 
         ValueError: two tables of one name; gradients that wait for a step.
     """
     tables = _ready(model, "load_tables")
-    check, fill = (partial(each, tables=tables, optimizer_state=optimizer_state) for each in (_check, _filled))
-    ranks = tables.env.rank, tables.env.world_size
-    return read_dumps(path, check, fill, ranks, together=partial(agreed, tables.env))
+    env, how = tables.env, {"tables": tables, "optimizer_state": optimizer_state}
+    check, fill = partial(_check, **how), partial(_filled, **how)
+    return read_dumps(path, check, fill, (env.rank, env.world_size), together=partial(agreed, env))
 
 
 def _check(folder: Path, entries: Mapping[str, Entry], tables: _Tables, optimizer_state: bool) -> None:
@@ -483,11 +483,13 @@ def _check(folder: Path, entries: Mapping[str, Entry], tables: _Tables, optimize
             )
         for shard in tables.dynamic.get(name, ()):
             check_dynamic(folder, name, entry, shard.table, optimizer_state)
-        table = tables.static.get(name)
-        for piece in () if table is None else table.pieces:
+        if name not in tables.static:
+            continue
+        table = tables.static[name]
+        for piece in table.pieces:
             states = piece.states if optimizer_state else {}
             check_shape(folder, name, entry, table.size[1], table.dtype, states)
-        if table is not None and (entry["kind"] != "static" or entry["rows"] != table.size[0]):
+        if entry["kind"] != "static" or entry["rows"] != table.size[0]:
             raise DumpError(
                 f"{folder} has a {entry['kind']} table {name!r}, and the model a static one of {table.size[0]:,} rows"
             )

@@ -191,8 +191,8 @@ class ModelState:
 
     def adopt_tiers(self) -> None:
         """Makes the rows that were read those of the tiers. Collective, after `adopt`."""
-        for own, _ in self._tiers if self.sharded is not None else ():
-            move(own.copies(), self.env, self.sharded.device)
+        for own, _ in self._tiers:
+            move(own.copies(), self.env, own.collection.device)
             agreed(self.env, own.replace)
             for table in tables_of(own.collection).values():
                 table.recount()

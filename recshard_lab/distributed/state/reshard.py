@@ -3,7 +3,7 @@
 import gc
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -188,6 +188,7 @@ MESSAGES = 2  # in memory at the same time: one sent, one received
 _MIN_ROUND_BYTES = 2**18
 
 _K = TypeVar("_K")
+_T = TypeVar("_T")
 Shardings: TypeAlias = Mapping[str, ParameterSharding]
 
 
@@ -295,7 +296,7 @@ def agreed_plan(
     facts = {"plan": plan_facts(whole), "arguments of reshard": others}
     refuse_differences(everyone, facts, PlanError, "Nothing was moved. ")
     create_route_groups(whole, env)
-    agreed(everyone, lambda: [collections[path].check(changed[path], env) for path in changed])
+    agreed(everyone, lambda: _each(changed, lambda path: collections[path].check(changed[path], env)))
     return whole, changed
 
 
@@ -359,7 +360,7 @@ def migrate(
     everyone = everyone or env
     start = time.perf_counter()
 
-    agreed(everyone, lambda: [collection.settle() for collection in collections.values()])
+    agreed(everyone, lambda: _each(collections.values(), lambda collection: collection.settle()))
     for path in changed:
         collections[path].level_tables()
     steps = agreed(
@@ -371,7 +372,7 @@ def migrate(
     for step in steps:
         step.dense.exchange(env)
         step.tiers.exchange(env)
-    agreed(everyone, lambda: [step.dense.check() for step in steps])
+    agreed(everyone, lambda: _each(steps, lambda step: step.dense.check()))
     current, needed = [0] * env.world_size, [0] * env.world_size
     for step in steps:
         for totals, amounts in zip((current, needed), step.current_and_needed(), strict=True):
@@ -390,7 +391,7 @@ def migrate(
 
     try:
         if not beside:
-            agreed(everyone, lambda: [step.park(bound.folder) for step in steps])
+            agreed(everyone, lambda: _each(steps, lambda step: step.park(bound.folder)))
             fused.release()
             for step in steps:
                 step.release()
@@ -399,12 +400,12 @@ def migrate(
         moved = agreed(everyone, lambda: move(moves, env, device, round_bytes))
         extra = moved.buffer_bytes + (min(current[env.rank], needed[env.rank]) if beside else 0)
         totals = all_gather_object((moved.bytes_sent, time.perf_counter() - start, extra), everyone)
-        agreed(everyone, lambda: [step.tiers.clear() for step in steps])
-        agreed(everyone, lambda: [step.tiers.fill() for step in steps])
+        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.clear()))
+        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.fill()))
         agreed(everyone, finished)
     except BaseException as error:
         _clear_frames(error)  # they reference the new kernels
-        agreed(everyone, lambda: [step.tiers.drop() for step in steps])
+        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.drop()))
         agreed(everyone, lambda: _restore(steps, collections, fused))
         raise
     for step in steps:
@@ -412,6 +413,11 @@ def migrate(
     tables = tuple(name for step in steps for name in step.tables)
     sent, seconds, peaks = zip(*totals, strict=True)
     return Resharded(sum(sent), max(seconds), max(peaks), tables)
+
+
+def _each(items: Iterable[_T], action: Callable[[_T], None]) -> None:
+    for item in items:
+        action(item)
 
 
 def _restore(

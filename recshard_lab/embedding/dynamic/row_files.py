@@ -507,8 +507,8 @@ def read_dynamic(folder: Path, entry: Entry, table: DynamicTable, optimizer_stat
         index.step, index.epoch = entry["step"], entry["epoch"]
         if table.admission_counts is not None:
             counts = table.admission_counts
-            _, values, *_ = _next_index(reader, entry["counts"], counts)
-            counts.refill(*values, entry["counts_geometry"])
+            _, (ids, scores, touched, slots), *_ = _next_index(reader, entry["counts"], counts)
+            counts.refill(ids, scores, touched, slots, entry["counts_geometry"])
             counts.step = entry["counts_step"]
         return fresh, gone
 
@@ -612,36 +612,35 @@ def _rows_without_slot(reader: FileReader, table: DynamicTable, optimizer_state:
         at = at[ids[at].argsort()]
         waiting.append((ids[at], file.get_tensor("scores")[at], file.get_tensor("touched")[at]))
         if not joins and len(at):
-            yield _filled(table, *waiting.pop(), [(columns, file, ids)], optimizer_state)
+            yield _filled(table, waiting.pop(), [(columns, file, ids)], optimizer_state)
     if not joins or not waiting:
         return
-    ids, scores, touched = (torch.cat(parts) for parts in zip(*waiting, strict=True))
+    known = tuple(torch.cat(parts) for parts in zip(*waiting, strict=True))
+    ids = known[0]
     order = ids.argsort()
     order = order[partitions_of(ids[order], MOST_PARTITIONS).argsort(stable=True)]
     for some in order.split(_rows_a_file(table.weight, table.states)) if len(order) else ():
         some = some[ids[some].argsort()]
         parts = partitions_of(ids[some], MOST_PARTITIONS)
         files = reader.rows((0, table.config.embedding_dim), (int(parts.min()), int(parts.max()) + 1))
-        yield _filled(table, ids[some], scores[some], touched[some], files, optimizer_state)
+        yield _filled(table, tuple(own[some] for own in known), files, optimizer_state)
 
 
 def _filled(
     table: DynamicTable,
-    ids: Tensor,
-    scores: Tensor,
-    touched: Tensor,
+    known: tuple[Tensor, ...],
     files: Iterable[tuple[tuple[int, int], Any, Tensor]],
     optimizer_state: bool,
 ) -> Rows:
-    """The rows of ids, which ascend, with weights and states from files that may have them."""
+    """The rows of ids, with values from files that may have them. ``known``: ascending ids, their scores and steps."""
+    ids, scores, touched = (own.to(table.device) for own in known)
     states = {name: state.new_zeros(len(ids), *state.shape[1:]) for name, state in table._by_row()}
     weight = table.weight.new_zeros(len(ids), table.weight.shape[1])
-    rows = Rows(*(own.to(table.device) for own in (ids, scores, touched)), weight, states)
-    for columns, file, known in files:
-        at, found = positions(rows.ids, known.to(table.device))
+    for columns, file, there in files:
+        at, found = positions(ids, there.to(table.device))
         own = found.nonzero().squeeze(1)
         copy_values(file, columns, table.columns, own, at, weight, states if optimizer_state else {})
-    return rows
+    return Rows(ids, scores, touched, weight, states)
 
 
 def copy_values(

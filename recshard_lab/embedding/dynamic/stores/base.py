@@ -63,7 +63,8 @@ def joined(parts: Sequence[Rows]) -> Rows:
     if len(parts) == 1:
         return parts[0]
     states = {name: torch.cat([part.states[name] for part in parts]) for name in parts[0].states}
-    return Rows(*(torch.cat(own) for own in zip(*(part[:4] for part in parts), strict=True)), states)  # type: ignore[call-arg]
+    ids, scores, touched, weight = (torch.cat(own) for own in zip(*(part[:4] for part in parts), strict=True))
+    return Rows(ids, scores, touched, weight, states)
 
 
 def copy_rows(source: Rows, target: Rows, at: Tensor) -> None:

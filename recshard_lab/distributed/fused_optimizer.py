@@ -18,7 +18,7 @@ from recshard_lab.distributed.awaitable import eager
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.forms import StateForm, requested
 from recshard_lab.distributed.state.moves import Move, move
-from recshard_lab.distributed.state.table import Part, TableShards
+from recshard_lab.distributed.state.table import ShardedTable, TableTensor
 from recshard_lab.distributed.step.executor import Executor
 from recshard_lab.distributed.step.gradients import Deferred
 from recshard_lab.distributed.step.lookup import ShardLookup
@@ -230,14 +230,14 @@ class TableHandle:
         shards: this rank's shards of it.
     """
 
-    def __init__(self, key: str, shards: TableShards) -> None:
+    def __init__(self, key: str, shards: ShardedTable) -> None:
         self.key, self.shards = key, shards
 
     def __repr__(self) -> str:
         rows, cols = self.shards.size
         return f"<table {self.key} ({rows:,} x {cols:,})>"
 
-    def state_name(self, part: Part) -> str:
+    def state_name(self, part: TableTensor) -> str:
         """``movies.momentum1``."""
         return f"{self.shards.config.name}.{STATE_NAMES.get(part.name, part.name)}"
 

@@ -27,7 +27,7 @@ from recshard_lab.distributed.sharders import (
     freeze_as,
 )
 from recshard_lab.distributed.state.moves import Move
-from recshard_lab.distributed.state.table import StateEntries, TableShards
+from recshard_lab.distributed.state.table import ShardedTable, StateEntries
 from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.executor import PendingRows
 from recshard_lab.distributed.step.gradients import exchange_rows
@@ -53,7 +53,7 @@ from recshard_lab.sparse import KeyedJaggedTensor
 class OwnerEntries(StateEntries):
     """The entries of a state dict that say which id owns each row of a table, named as in an unsharded model."""
 
-    def __init__(self, shards: TableShards) -> None:
+    def __init__(self, shards: ShardedTable) -> None:
         super().__init__({_STATE_NAMES[part.name]: part for part in shards.index_parts}, shards)
 
     def _load_from_state_dict(self, *args: Any) -> None:
@@ -105,7 +105,7 @@ class _HasOwners(ShardedCollection):
         """Replaces the modules of the tables, and those of their owners."""
         super().hold_tables(tables)
         owners = {
-            name: OwnerEntries(child) for name, child in tables.named_children() if isinstance(child, TableShards)
+            name: OwnerEntries(child) for name, child in tables.named_children() if isinstance(child, ShardedTable)
         }
         self._managed_collision_collection = nn.Module()
         self._managed_collision_collection._managed_collision_modules = nn.ModuleDict(owners)

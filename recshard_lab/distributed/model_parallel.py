@@ -36,7 +36,7 @@ from recshard_lab.distributed.state.dumps import dump_tables, load_tables
 from recshard_lab.distributed.state.forms import StateForm, requested, torch_call
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.reshard import Bound, Resharded, agreed_plan, migrate, recover
-from recshard_lab.distributed.state.table import TableShards
+from recshard_lab.distributed.state.table import ShardedTable
 from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
 from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored
 from recshard_lab.optim import KeyedOptimizer
@@ -322,7 +322,7 @@ class DistributedModelParallel(nn.Module):
         """`plan`, where scripts for TorchRec read it."""
         return self.plan
 
-    def table_shards(self) -> dict[str, TableShards]:
+    def table_shards(self) -> dict[str, ShardedTable]:
         """Name of each sharded table's weight in the state dict -> this rank's shards of the table."""
         return {
             f"{path}.{name}" if path else name: shards
@@ -330,7 +330,7 @@ class DistributedModelParallel(nn.Module):
             for name, shards in collection.shards_by_weight().items()
         }
 
-    def _dense_tables(self) -> dict[str, TableShards]:
+    def _dense_tables(self) -> dict[str, ShardedTable]:
         """Those that a torch optimizer steps."""
         return {name: own for name, own in self.table_shards().items() if own.sharding.compute_kernel == "dense"}
 

@@ -26,7 +26,7 @@ from recshard_lab.distributed.awaitable import (
 )
 from recshard_lab.distributed.state.forms import StateForm, are_tiers_apart
 from recshard_lab.distributed.state.moves import Move, move
-from recshard_lab.distributed.state.table import Part, StateEntries, TableShards, Tensors, sized
+from recshard_lab.distributed.state.table import ShardedTable, StateEntries, TableTensor, Tensors, sized
 from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.executor import Executor, Listener, PendingRows
 from recshard_lab.distributed.step.input_dist import PendingInput
@@ -210,10 +210,10 @@ class ShardedCollection(nn.Module):
             states[position][number] = state
         for (position, number), flush in self.executor.lookup.flushes().items():
             flushes[position][number] = flush
-        held: dict[str, TableShards] = {}
+        held: dict[str, ShardedTable] = {}
         for position, table in enumerate(self.tables):
             config, sharding = self._sized(table)
-            held[table.name] = TableShards(
+            held[table.name] = ShardedTable(
                 config,
                 sharding,
                 weights[position],
@@ -382,7 +382,7 @@ class ShardedCollection(nn.Module):
         """The out-of-range policy."""
         return self._policy.policy
 
-    def table_shards(self) -> dict[str, TableShards]:
+    def table_shards(self) -> dict[str, ShardedTable]:
         """Table name -> this rank's shards."""
         return dict(self.get_submodule(self.tables_name).items())  # type: ignore[operator]
 
@@ -406,11 +406,11 @@ class ShardedCollection(nn.Module):
     def _dynamic_kernels(self) -> list[DynamicKernel]:
         return [group.kernel for group in self.executor.lookup.groups if isinstance(group.kernel, DynamicKernel)]
 
-    def shards_by_weight(self) -> dict[str, TableShards]:
+    def shards_by_weight(self) -> dict[str, ShardedTable]:
         """Name of each table's weight in the state dict -> this rank's shards of the table."""
         return {f"{self.tables_name}.{name}.weight": shards for name, shards in self.table_shards().items()}
 
-    def state_entries(self) -> dict[str, tuple[TableShards, Part]]:
+    def state_entries(self) -> dict[str, tuple[ShardedTable, TableTensor]]:
         """Name in the state dict -> the table and its part, for all parts of tables that are in the state dict."""
         return {
             f"{path}.{name}": (module.of, part)
@@ -694,7 +694,7 @@ def _reader(lookup: RankLookup, position: int) -> Callable[[], Tensors]:
     return read
 
 
-def _each_flushed(tables: Sequence[TableShards]) -> None:
+def _each_flushed(tables: Sequence[ShardedTable]) -> None:
     for shards in tables:
         shards.flush()
 

@@ -19,7 +19,7 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.distributed import EmbeddingCollectionSharder, ShardingEnv
-from recshard_lab.distributed.state.table import TableShards
+from recshard_lab.distributed.state.table import ShardedTable
 from recshard_lab.embedding import FusedEmbeddingCollection
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
@@ -126,7 +126,7 @@ def test_shards_in_host_memory_stay_there_when_the_model_moves_to_its_device() -
     config, there = EmbeddingBagConfig(8, 4, "t", feature_names=["a"]), torch.device("meta")
     sharding = ParameterSharding("table_wise", "fused_uvm", shards=[Shard(0, (0, 8), (0, 4))])
     weight = torch.zeros(8, 4)
-    table = TableShards(config, sharding, {0: weight}, {}, ShardingEnv.from_local(1, 0), device=there)
+    table = ShardedTable(config, sharding, {0: weight}, {}, ShardingEnv.from_local(1, 0), device=there)
     nn.Sequential(table, nn.Linear(1, 1)).to(there)
     assert table.weight.data_ptr() == weight.data_ptr()
     with pytest.raises(ValueError, match=r"table 't' cannot become torch\.float16"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from recshard_lab.comm import ShardingEnv
-from recshard_lab.distributed.state.table import TableShards
+from recshard_lab.distributed.state.table import ShardedTable
 from recshard_lab.embedding import EmbeddingBagConfig
 from recshard_lab.sharding import ParameterSharding, Shard
 
@@ -15,7 +15,7 @@ ROWS, DIM = 20_000, 6
 def drawn(rects: list[Shard]) -> torch.Tensor:
     config = EmbeddingBagConfig(name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f"])
     held = {number: torch.empty(rect.num_rows, rect.num_cols) for number, rect in enumerate(rects)}
-    shards = TableShards(config, ParameterSharding("custom", shards=rects), held, {}, ShardingEnv.default())
+    shards = ShardedTable(config, ParameterSharding("custom", shards=rects), held, {}, ShardingEnv.default())
     shards.reset_parameters(seed=5)
     return shards.joined(shards.parts()[0])
 

@@ -21,7 +21,7 @@ from recshard_lab.comm import ShardingEnv, agreed, from_first_rank, gathered
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.forms import sharded_tensor
 from recshard_lab.distributed.state.moves import Move, Tiles, in_file, primary_rows, region
-from recshard_lab.distributed.state.table import Part, TableShards
+from recshard_lab.distributed.state.table import ShardedTable, TableTensor
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingCollection, FusedCollection
 from recshard_lab.embedding.dynamic.collections import DynamicCollection
 from recshard_lab.embedding.dynamic.index_rounds import partitions_of
@@ -73,7 +73,7 @@ Key: TypeAlias = tuple[str, int]
 Local: TypeAlias = dict[Key, dict[str, Tensor]]
 """The matrices of shards on this rank, by part."""
 
-_INDEX = Part("index", "row", torch.int64, 6)
+_INDEX = TableTensor("index", "row", torch.int64, 6)
 """Columns: id, score, `Rows.touched`, slot in the tier, buckets of the tier, number of the tier."""
 _BATCH = 1 << 16
 
@@ -113,7 +113,9 @@ class TierRows:
     def _tables(self) -> dict[Key, DynamicTable]:
         return {key: table for key, table in tables_of(self.collection).items() if key[0] in self.parts}
 
-    def _tiles(self, name: str, part: Part, shards: Sequence[Shard] | None = None, local: Local | None = None) -> Tiles:
+    def _tiles(
+        self, name: str, part: TableTensor, shards: Sequence[Shard] | None = None, local: Local | None = None
+    ) -> Tiles:
         """All rows of a table: those before, or those of other shards."""
         ranges = self._ranges(name, self.shards[name] if shards is None else shards)
         local = self.local if local is None else local
@@ -333,7 +335,7 @@ class ModelTable(NamedTuple):
     size: tuple[int, int]
     dtype: torch.dtype
     pieces: list[Piece]
-    shards: TableShards | None = None
+    shards: ShardedTable | None = None
 
 
 def tables_in(path: str, module: nn.Module) -> Iterator[ModelTable]:

@@ -26,7 +26,7 @@ from recshard_lab.distributed.state.dumps import TierRows, tables_of
 from recshard_lab.distributed.state.forms import requested, sharded_tensor, tiers_apart
 from recshard_lab.distributed.state.moves import move
 from recshard_lab.distributed.state.reshard import DenseStates, tensor_state
-from recshard_lab.distributed.state.table import Part, TableShards
+from recshard_lab.distributed.state.table import ShardedTable, TableTensor
 from recshard_lab.embedding import FusedCollection
 
 Entries: TypeAlias = dict[str, dict[str, Any]]
@@ -60,7 +60,7 @@ class ModelState:
         if self.sharded:
             self.sharded.refuse_user_shards("a checkpoint")
         bare = self.sharded._bare if self.sharded else model
-        self.tables: dict[str, TableShards] = self.sharded._dense_tables() if self.sharded else {}
+        self.tables: dict[str, ShardedTable] = self.sharded._dense_tables() if self.sharded else {}
         #: parameter -> its name in the unsharded model
         self.names = {id(parameter): name for name, parameter in bare.named_parameters()}
         for key, shards in self.tables.items():
@@ -224,7 +224,7 @@ class ModelState:
                 primary = shards.tiles(part, matrices).primary(part.extent)
                 states[part.name] = sharded_tensor(primary, part.size(*shards.size), shards.env)
 
-    def _is_split(self, shards: TableShards) -> bool:
+    def _is_split(self, shards: ShardedTable) -> bool:
         return not shards.sharding.replicated and self.env.pg is not None
 
     def _whole_states(self, optimizer: torch.optim.Optimizer) -> Entries:
@@ -243,7 +243,7 @@ class ModelState:
             entries[name] = {k: tensor_state(v, name, k) for k, v in optimizer.state[parameters[0]].items()}
         return entries
 
-    def _split_states(self, optimizer: torch.optim.Optimizer) -> dict[str, list[tuple[Part, dict[int, Tensor]]]]:
+    def _split_states(self, optimizer: torch.optim.Optimizer) -> dict[str, list[tuple[TableTensor, dict[int, Tensor]]]]:
         """Table that no rank stores whole -> its states, each with this rank's matrices by position. Collective.
 
         Raises:

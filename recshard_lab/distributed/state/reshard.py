@@ -25,7 +25,7 @@ from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
 from recshard_lab.distributed.state.dumps import TierRows, tables_of
 from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES, Move, Regrouping, Tiles, in_file, move
-from recshard_lab.distributed.state.table import Part, TableShards
+from recshard_lab.distributed.state.table import ShardedTable, TableTensor
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, PlanError, ShardingPlan
 
 
@@ -48,7 +48,7 @@ class _Entry:
 
     optimizer: int
     group: int
-    states: list[tuple[Part, int, str]]  # part, number of axes, device type
+    states: list[tuple[TableTensor, int, str]]  # part, number of axes, device type
 
 
 class DenseStates:
@@ -65,7 +65,7 @@ class DenseStates:
         ValueError: a state that is not a tensor.
     """
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tables: Mapping[str, TableShards]) -> None:
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tables: Mapping[str, ShardedTable]) -> None:
         self.optimizers = list(optimizers)
         self.sources: dict[tuple[str, str], dict[int, Tensor]] = {}
         self.replacements: list[tuple[_Entry, list[nn.Parameter], list[nn.Parameter], list[dict[str, Tensor]]]] = []
@@ -106,18 +106,20 @@ class DenseStates:
                     return number, group_number
         return None
 
-    def _read(self, name: str, shards: TableShards, optimizer: torch.optim.Optimizer) -> list[tuple[Part, int, str]]:
-        states: list[tuple[Part, int, str]] = []
+    def _read(
+        self, name: str, shards: ShardedTable, optimizer: torch.optim.Optimizer
+    ) -> list[tuple[TableTensor, int, str]]:
+        states: list[tuple[TableTensor, int, str]] = []
         for position, parameter in shards.local_parameters().items():
             weight = shards.local_weights[position]
             for key, value in optimizer.state.get(parameter, {}).items():
-                part = Part.of(key, tensor_state(value, name, key), weight.shape[0], weight.shape[1])
+                part = TableTensor.of(key, tensor_state(value, name, key), weight.shape[0], weight.shape[1])
                 if all(part.name != other.name for other, _, _ in states):
                     states.append((part, value.dim(), value.device.type))
                 self.sources.setdefault((name, part.name), {})[position] = part.matrix(value)
         return states
 
-    def moves(self, tables: Mapping[str, TableShards], device: torch.device) -> list[Move]:
+    def moves(self, tables: Mapping[str, ShardedTable], device: torch.device) -> list[Move]:
         """Moves that fill the states of the new tables."""
         moves = []
         for name, shards in tables.items():
@@ -160,7 +162,7 @@ class DenseStates:
         self._before, self.replacements = [], []
 
 
-def _shape(part: Part, axes: int, weight: Tensor) -> tuple[int, ...]:
+def _shape(part: TableTensor, axes: int, weight: Tensor) -> tuple[int, ...]:
     rows, cols = part.size(weight.shape[0], weight.shape[1])
     if part.extent == "element":
         return rows, cols

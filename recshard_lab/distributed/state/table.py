@@ -41,7 +41,7 @@ Extent: TypeAlias = Literal["element", "row", "table"]
 
 
 @dataclass(frozen=True)
-class Part:
+class TableTensor:
     """One tensor of every shard of a table.
 
     Args:
@@ -64,13 +64,13 @@ class Part:
         return self.extent == "element" or self.width > 1
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor, num_rows: int, num_cols: int) -> "Part":
+    def of(cls, name: str, tensor: Tensor, num_rows: int, num_cols: int) -> "TableTensor":
         """The part of a shard's tensor.
 
         Raises:
             ValueError: a shape that is neither ``[rows, cols]``, ``[rows]``, ``[rows, 1]`` nor a single number.
 
-        >>> Part.of("momentum1", torch.zeros(5), num_rows=5, num_cols=4).extent
+        >>> TableTensor.of("momentum1", torch.zeros(5), num_rows=5, num_cols=4).extent
         'row'
         """
         shape = tuple(tensor.shape)
@@ -129,16 +129,16 @@ class StateEntries(nn.Module):
         shards: the table. Default: this module.
     """
 
-    def __init__(self, entries: Mapping[str, Part], shards: "TableShards | None" = None) -> None:
+    def __init__(self, entries: Mapping[str, TableTensor], shards: "ShardedTable | None" = None) -> None:
         super().__init__()
         self.entries = dict(entries)
         self._others = () if shards is None else (shards,)  # in a tuple it is no submodule
         self._state_names = SimpleNamespace(**dict.fromkeys(entries, "a name in state dicts"))
 
     @property
-    def of(self) -> "TableShards":
+    def of(self) -> "ShardedTable":
         """The table."""
-        return self._others[0] if self._others else cast("TableShards", self)
+        return self._others[0] if self._others else cast("ShardedTable", self)
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """torch's checkpoint functions look up each name of a state dict; a rank may store no or several shards."""
@@ -170,7 +170,7 @@ class StateEntries(nn.Module):
                 move([copies], table.env, table.device)
 
 
-class TableShards(StateEntries):
+class ShardedTable(StateEntries):
     """This rank's shards of one table.
 
     If only some rows are replicated, a state dict contains each replica once, from the first rank that stores it.
@@ -207,10 +207,10 @@ class TableShards(StateEntries):
         weights: Mapping[int, Tensor],
         states: Mapping[int, dict[str, Tensor]],
         env: ShardingEnv,
-        state_parts: Sequence[Part] = (),
+        state_parts: Sequence[TableTensor] = (),
         device: torch.device | None = None,
         form: StateForm = "sharded_tensor",
-        index_parts: Sequence[Part] = (),
+        index_parts: Sequence[TableTensor] = (),
         flushes: Mapping[int, Callable[[], None]] | None = None,
         read: Callable[[], Tensors] | None = None,
         resize: Callable[[int], None] | None = None,
@@ -277,15 +277,15 @@ class TableShards(StateEntries):
         """``(E, D)``."""
         return self.config.num_embeddings, self.config.embedding_dim
 
-    def model_parts(self) -> list[Part]:
+    def model_parts(self) -> list[TableTensor]:
         """The weights, and the index of a dynamic table: what a state dict of the model has."""
         return [_weight_part(self.config), *self.index_parts]
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[TableTensor]:
         """The weights, the index and every optimizer state."""
         return [*self.model_parts(), *self.state_parts]
 
-    def matrices(self, part: Part) -> dict[int, Tensor]:
+    def matrices(self, part: TableTensor) -> dict[int, Tensor]:
         """Position of a shard -> its matrix of a part, for the shards on this rank."""
         if part.name == "weight":
             return self.local_weights
@@ -296,12 +296,12 @@ class TableShards(StateEntries):
         """Whether this rank stores the whole table: it is replicated, or this is the only rank."""
         return self.sharding.replicated or self.env.pg is None
 
-    def tiles(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Tiles:
+    def tiles(self, part: TableTensor, matrices: Mapping[int, Tensor] | None = None) -> Tiles:
         """A part over all ranks. ``matrices``: this rank's tensors of it. Default: `matrices`."""
         tensors = self.matrices(part) if matrices is None else matrices
         return Tiles(part.dtype, part.shards(self.sharding.shards), tensors)
 
-    def replica_move(self, part: Part, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
+    def replica_move(self, part: TableTensor, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
         """Copies each primary shard to its replicas, also if every rank stores the whole table. None without replicas.
 
         Args:
@@ -314,7 +314,7 @@ class TableShards(StateEntries):
         """The whole table as one shard on a rank."""
         return Shard(rank, (0, self.size[0]), (0, self.size[1]))
 
-    def gather_move(self, part: Part, ranks: Sequence[int], device: torch.device) -> tuple[Move, Tensor | None]:
+    def gather_move(self, part: TableTensor, ranks: Sequence[int], device: torch.device) -> tuple[Move, Tensor | None]:
         """Gathers a part of the whole table on ``ranks``: the move, and the tensor that it fills on this rank.
 
         Args:
@@ -396,14 +396,14 @@ class TableShards(StateEntries):
                 at = block * _INIT_ROWS + start - shard.rows[0]
                 weight[at : at + end - start] = rows[start:end, slice(*shard.cols)]
 
-    def state(self, part: Part) -> Any:
+    def state(self, part: TableTensor) -> Any:
         """The weights or an optimizer state of the whole table, as in state dicts, in the requested form.
 
         It shares memory with the kernels if possible.
 
         Returns:
-            torch's sharded tensor or DTensor ``[E, D]`` (or ``[E]`` or ``[1]``, see `Part`). A plain tensor for a
-            replicated table and for a single process; a copy if a process stores several shards of it.
+            torch's sharded tensor or DTensor ``[E, D]`` (or ``[E]`` or ``[1]``, see `TableTensor`). A plain tensor for
+            a replicated table and for a single process; a copy if a process stores several shards of it.
 
         Raises:
             ValueError: a DTensor cannot describe the shards.
@@ -420,7 +420,9 @@ class TableShards(StateEntries):
         check_placements(self.config.name, self.sharding.sharding_type, weights, self.device)
         return dtensor(primary, size, self.env, self.device, part.is_matrix)
 
-    def set_size(self, config: BaseEmbeddingConfig, sharding: ParameterSharding, index_parts: Sequence[Part]) -> None:
+    def set_size(
+        self, config: BaseEmbeddingConfig, sharding: ParameterSharding, index_parts: Sequence[TableTensor]
+    ) -> None:
         """Replaces the config and the shards, see `sized`."""
         self.config, self.sharding, self.index_parts = config, sharding, tuple(index_parts)
         self.entries |= {part.name: part for part in index_parts}
@@ -435,7 +437,7 @@ class TableShards(StateEntries):
                     f"ranks last agreed on its size. Fix: call state_dict() on all ranks instead, which agrees anew"
                 )
 
-    def _copy_from(self, value: Any, part: Part) -> str | None:
+    def _copy_from(self, value: Any, part: TableTensor) -> str | None:
         """Fills this rank's primary shards of a part from a tensor in any form. Returns an error text or None.
 
         Gives a table that grows the size of the tensor first.
@@ -469,7 +471,7 @@ class TableShards(StateEntries):
                 local[offsets].copy_(tensor)
         return None
 
-    def joined(self, part: Part) -> Tensor:
+    def joined(self, part: TableTensor) -> Tensor:
         """A part of the whole table as one matrix, a copy. All shards must be on this rank."""
         return self.tiles(part).whole(part.size(*self.size))
 
@@ -495,8 +497,8 @@ def sized(
     return config.changed(num_embeddings=config.partitions * rows), replace(sharding, shards=tuple(shards))
 
 
-def _weight_part(table: BaseEmbeddingConfig) -> Part:
-    return Part("weight", "element", table_dtype(table))
+def _weight_part(table: BaseEmbeddingConfig) -> TableTensor:
+    return TableTensor("weight", "element", table_dtype(table))
 
 
 def table_dtype(table: BaseEmbeddingConfig) -> torch.dtype:

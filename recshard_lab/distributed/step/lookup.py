@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recshard_lab.distributed.state.table import Part
+from recshard_lab.distributed.state.table import TableTensor
 from recshard_lab.distributed.step.batch import LocalBatch, LookupInput, host_list, join
 from recshard_lab.distributed.step.layout import Layout, ShardFeature, effective_route
 from recshard_lab.embedding import DataType, DynamicEmbeddingConfig, OptimizerSpec
@@ -63,7 +63,7 @@ class GroupKind:
     cache: CacheParams | None = None
     managed: bool = False
 
-    def state_parts(self, device: torch.device) -> tuple[Part, ...]:
+    def state_parts(self, device: torch.device) -> tuple[TableTensor, ...]:
         """Which optimizer state each shard has on ranks of this device, also on ranks that store no shard."""
         if self.optimizer is None:
             return ()
@@ -72,22 +72,22 @@ class GroupKind:
 
 
 _INDEX_PARTS = (
-    Part("ids", "row", torch.int64),
-    Part("tags", "row", torch.uint8, 2),
-    Part("accesses", "row", torch.int64, 2),
-    Part("step", "table", torch.int64),
-    Part("epoch", "table", torch.int64),
+    TableTensor("ids", "row", torch.int64),
+    TableTensor("tags", "row", torch.uint8, 2),
+    TableTensor("accesses", "row", torch.int64, 2),
+    TableTensor("step", "table", torch.int64),
+    TableTensor("epoch", "table", torch.int64),
 )
 
 _OWNER_PARTS = (
-    Part("raw_ids", "row", torch.int64),
-    Part("owned", "row", torch.uint8),
-    Part("row_numbers", "row", torch.int64, 2),
-    Part("current_iter", "table", torch.int64),
+    TableTensor("raw_ids", "row", torch.int64),
+    TableTensor("owned", "row", torch.uint8),
+    TableTensor("row_numbers", "row", torch.int64, 2),
+    TableTensor("current_iter", "table", torch.int64),
 )
 
 
-def index_parts(config: Any) -> tuple[Part, ...]:
+def index_parts(config: Any) -> tuple[TableTensor, ...]:
     """What says which id each row belongs to: tensors of `DynamicTable.index_tensors`, or of `RowOwners.tensors`.
 
     A static table has none. The counts of absent ids have their largest size from the start.
@@ -106,10 +106,12 @@ def index_parts(config: Any) -> tuple[Part, ...]:
 
 
 @lru_cache(maxsize=64)
-def _state_parts(backend: str, data_type: DataType, optimizer: OptimizerSpec, device: torch.device) -> tuple[Part, ...]:
+def _state_parts(
+    backend: str, data_type: DataType, optimizer: OptimizerSpec, device: torch.device
+) -> tuple[TableTensor, ...]:
     """Read from a kernel of two rows and four columns: only kernels know."""
     kernel = kernel_named(backend)(KernelSpec([ShardSpec("probe", 2, 4, data_type, 4)], [0], optimizer, device=device))
-    return tuple(Part.of(name, state, 2, 4) for name, state in kernel.optimizer_states()[0].items())
+    return tuple(TableTensor.of(name, state, 2, 4) for name, state in kernel.optimizer_states()[0].items())
 
 
 class ShardLookup:

@@ -470,8 +470,9 @@ def load_tables(path: Paths, model: nn.Module, *, optimizer_state: bool = True) 
         ValueError: two tables of one name; gradients that wait for a step.
     """
     tables = _ready(model, "load_tables")
-    env, how = tables.env, {"tables": tables, "optimizer_state": optimizer_state}
-    check, fill = partial(_check, **how), partial(_filled, **how)
+    env = tables.env
+    check = partial(_check, tables=tables, optimizer_state=optimizer_state)
+    fill = partial(_filled, tables=tables, optimizer_state=optimizer_state)
     return read_dumps(path, check, fill, (env.rank, env.world_size), together=partial(agreed, env))
 
 

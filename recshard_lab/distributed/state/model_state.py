@@ -224,9 +224,6 @@ class ModelState:
                 primary = shards.tiles(part, matrices).primary(part.extent)
                 states[part.name] = sharded_tensor(primary, part.size(*shards.size), shards.env)
 
-    def _is_split(self, shards: ShardedTable) -> bool:
-        return not shards.sharding.replicated and self.env.pg is not None
-
     def _whole_states(self, optimizer: torch.optim.Optimizer) -> Entries:
         """States of the parameters that every rank stores whole."""
         entries: Entries = {}
@@ -236,7 +233,7 @@ class ModelState:
                 entries[name] = {key: tensor_state(value, name, key) for key, value in state.items()}
         for name, shards in self.tables.items():
             parameters = list(shards.parameters())
-            if self._is_split(shards) or not any(optimizer.state.get(parameter) for parameter in parameters):
+            if not shards.is_whole or not any(optimizer.state.get(parameter) for parameter in parameters):
                 continue
             if len(parameters) > 1:
                 raise ValueError(f"table {name!r}: optimizer states of several shards in one process cannot be saved")
@@ -249,7 +246,7 @@ class ModelState:
         Raises:
             ValueError: a state with one number per row.
         """
-        split = {name: shards for name, shards in self.tables.items() if self._is_split(shards)}
+        split = {name: shards for name, shards in self.tables.items() if not shards.is_whole}
         states = agreed(self.env, lambda: DenseStates([optimizer], split))
         states.exchange(self.env)
         for name, entry in states.entries.items():
@@ -326,7 +323,7 @@ class ModelState:
                     continue
                 whole = tuple(self.tables[name].size) if name in self.tables else tuple(parameter.shape)
                 size = tuple(entry.size)
-                if name in self.tables and self._is_split(self.tables[name]):
+                if name in self.tables and not self.tables[name].is_whole:
                     size = tuple(parameter.shape) if size == whole else ()
                 scalar, dtype = len(size) == 0 or key == "step", entry.properties.dtype
                 if not scalar and size == tuple(parameter.shape):

@@ -70,7 +70,7 @@ class DenseStates:
         self.sources: dict[tuple[str, str], dict[int, Tensor]] = {}
         self.replacements: list[tuple[_Entry, list[nn.Parameter], list[nn.Parameter], list[dict[str, Tensor]]]] = []
         self.old = {name: list(shards.parameters()) for name, shards in tables.items()}
-        self.old_shards = {name: list(shards.sharding.shards) for name, shards in tables.items()}
+        self.shardings = {name: shards.sharding for name, shards in tables.items()}
         self.entries: dict[str, _Entry] = {}
         self._local: dict[str, _Entry] = {}
         self._before: list[tuple[torch.optim.Optimizer, list[list[Any]], dict[Any, Any]]] = []
@@ -131,7 +131,9 @@ class DenseStates:
                     on = "cpu" if kind == "cpu" else device
                     states[position][part.name] = torch.empty(shape, dtype=part.dtype, device=on)
                 tensors = {position: part.matrix(state[part.name]) for position, state in states.items()}
-                old = Tiles(part.dtype, part.shards(self.old_shards[name]), self.sources.get((name, part.name), {}))
+                old = Tiles(
+                    part.dtype, part.shards(self.shardings[name].shards), self.sources.get((name, part.name), {})
+                )
                 moves.append(old.to(shards.tiles(part, tensors)))
             self.replacements.append((entry, self.old[name], list(parameters.values()), list(states.values())))
         return moves

@@ -7,7 +7,7 @@ from torch import nn
 
 from recshard_lab.embedding import BaseEmbeddingConfig, OptimizerSpec
 from recshard_lab.embedding.optimizers import spec_of_parameter
-from recshard_lab.sharding import ParameterSharding, ShardingPlan
+from recshard_lab.sharding import Found, ParameterSharding, ShardingPlan
 
 Facts = dict[str, Any]
 
@@ -95,42 +95,35 @@ def sharder_facts(sharder: Any) -> Facts:
     return {f"{field} of {name}": value for field, value in vars(sharder).items()}
 
 
-# Refuses collections and parameters that a model has twice: sharding replaces one of them, and the other stays.
+# Refuses what sharding would change: modules and tensors that a model has twice, and a forward of a subclass.
 
 
-def refuse_second_names(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
-    """Raises ValueError if the model has one of these modules under a second name.
-
-    Args:
-        model: has the modules.
-        modules: path -> module that is to be replaced.
-    """
-    paths: dict[int, str] = {}
-    for path, module in modules.items():
-        paths.setdefault(id(module), path)
-    for path, module in model.named_modules(remove_duplicate=False):
-        first = paths.get(id(module), path)
-        if first != path:
+def refuse_second_names(found: Sequence[Found]) -> None:
+    """Raises ValueError if the model has one of these modules under a second name."""
+    for one in found:
+        if one.paths[1:]:
             raise ValueError(
-                f"{type(module).__name__} {first!r} is also {path!r} in the model: sharding would replace it under one "
-                f"name and leave its unsharded tables under the other. Fix: register it once, and pass its output to "
-                f"the modules that use it"
+                f"{type(one.module).__name__} {one.path!r} is also {one.paths[1]!r} in the model: sharding would "
+                f"replace it under one name and leave its unsharded tables under the other. Fix: register it once, and "
+                f"pass its output to the modules that use it"
             )
 
 
-def refuse_second_owners(model: nn.Module, collections: Mapping[str, nn.Module]) -> None:
-    """Raises ValueError if the model has a parameter or buffer of one of these collections under a second name.
+def refuse_second_owners(found: Sequence[Found]) -> None:
+    """Raises ValueError if the model has a parameter or buffer of one of these collections under a second name."""
+    for first, second in (pair for one in found for pair in one.tied):
+        raise ValueError(
+            f"{first!r} and {second!r} are one tensor: sharding would split the table's and leave the other as it is, "
+            f"so both would train apart. Fix: give them separate parameters, or do not shard the collection"
+        )
 
-    Args:
-        model: has the collections.
-        collections: path -> collection that is to be sharded.
-    """
-    tensors = {id(tensor) for own in collections.values() for tensor in (*own.parameters(), *own.buffers())}
-    names: dict[int, str] = {}
-    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
-        if id(tensor) in tensors and names.setdefault(id(tensor), name) != name:
+
+def refuse_other_forwards(found: Sequence[Found]) -> None:
+    """Raises ValueError if one of these collections is of a subclass that looks up in another way."""
+    for one in found:
+        kind, known = type(one.module), one.sharder.module_type
+        if kind.forward is not known.forward:
             raise ValueError(
-                f"{names[id(tensor)]!r} and {name!r} are one tensor: sharding would split the table's and leave the "
-                f"other as it is, so both would train apart. Fix: give them separate parameters, or do not shard the "
-                f"collection"
+                f"{kind.__name__} {one.path!r} has a forward that its sharded {known.__name__} would not run. Fix: "
+                f"pass a sharder of {kind.__name__}, or call the {known.__name__} from a module around it"
             )

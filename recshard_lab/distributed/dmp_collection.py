@@ -41,7 +41,7 @@ from recshard_lab.distributed.data_parallel import DataParallelWrapper, Replicat
 from recshard_lab.distributed.discover import plan_facts
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.sharded_collections import ShardedCollection
-from recshard_lab.distributed.sharders import ModuleSharder, default_sharders, planned_workload
+from recshard_lab.distributed.sharders import ModuleSharder, get_default_sharders, planned_workload
 from recshard_lab.distributed.state.moves import Regrouping
 from recshard_lab.distributed.state.replica_sync import AllReduce, average, torch_states
 from recshard_lab.distributed.state.reshard import Bound, Resharded, agreed_plan, migrate, recover
@@ -152,7 +152,7 @@ class DMPCollection(DistributedModelParallel):
             grid = ReplicaGrid(world, sharding_group_size, bool(use_inter_host_allreduce), node_group_size)
             if plan is not None and plan.world_size > sharding_group_size:
                 raise PlanError(_too_wide(plan, sharding_group_size))
-            return grid, list(sharders) if sharders is not None else default_sharders()
+            return grid, list(sharders) if sharders is not None else get_default_sharders()
 
         self.grid, known_sharders = agreed(world, read)
         grid = self.grid

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultD
 from recshard_lab.distributed.discover import (
     dense_facts,
     plan_facts,
+    refuse_other_forwards,
     refuse_second_names,
     refuse_second_owners,
     sharder_facts,
@@ -28,8 +29,8 @@ from recshard_lab.distributed.sharded_collections import ShardedCollection, crea
 from recshard_lab.distributed.sharders import (
     CollectionSharder,
     ModuleSharder,
-    default_sharders,
     first_weights,
+    get_default_sharders,
     planned_workload,
 )
 from recshard_lab.distributed.state.dumps import dump_tables, load_tables
@@ -41,13 +42,11 @@ from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, Fuse
 from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored
 from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
-from recshard_lab.sharding import PlanError, ShardingPlan, Topology
+from recshard_lab.sharding import Found, PlanError, ShardingPlan, Topology, find_collections
 from recshard_lab.sharding.plan.types import DDR
 
 if TYPE_CHECKING:
     from recshard_lab.distributed.row_tracker import DeltaTrackerConfig, LookupTracker
-
-_Found: TypeAlias = tuple[str, nn.Module, ModuleSharder[Any]]  # path, unsharded module, its sharder
 
 
 @names_wrong_arguments
@@ -158,17 +157,18 @@ class DistributedModelParallel(nn.Module):
         plan: ShardingPlan | None,
         sharders: Sequence[ModuleSharder[Any]] | None,
         switches: Mapping[str, Any],
-    ) -> tuple[list[_Found], dict[str, dict[str, Any]]]:
+    ) -> tuple[list[Found], dict[str, dict[str, Any]]]:
         """The collections to shard, and facts that must be equal on all ranks because collectives depend on them."""
         self.device = device_named(device) if device is not None else compute_device(self.env)
         if any(parameter.device.type == "mps" for parameter in module.parameters()):
             raise ValueError(f"a parameter of the module is on MPS: {MPS}. Fix: pass module.to('cpu')")
-        self.sharders = list(sharders) if sharders is not None else default_sharders()
-        unsharded = list(self._find(module, plan))
-        model = dense_facts(module, {path for path, _, _ in unsharded})
-        for path, child, sharder in unsharded:
-            model |= table_facts(path, sharder.tables(child)) | {f"type of module {path!r}": type(child).__name__}
-            model |= weight_facts(path, sharder.shardable_parameters(child), getattr(sharder, "spec", None))
+        self.sharders = list(sharders) if sharders is not None else get_default_sharders()
+        unsharded = find_collections(module, self.sharders, None if plan is None else plan.plan)
+        model = dense_facts(module, {one.path for one in unsharded})
+        for one in unsharded:
+            path, weights = one.path, one.sharder.shardable_parameters(one.module)
+            model |= table_facts(path, one.tables) | {f"type of module {path!r}": type(one.module).__name__}
+            model |= weight_facts(path, weights, getattr(one.sharder, "spec", None))
         settings = {key: value for sharder in self.sharders for key, value in sharder_facts(sharder).items()}
         world = {"world_size": self.env.world_size, "ranks per node": self.env.local_world_size}
         arguments = {"device type": self.device.type, **world, **switches}
@@ -180,60 +180,34 @@ class DistributedModelParallel(nn.Module):
         workload = planned_workload(module, self.sharders)
         return EmbeddingShardingPlanner(topology, workload=workload).plan(module, self.sharders)
 
-    def _check_plan(self, module: nn.Module, unsharded: Sequence[_Found]) -> None:
+    def _check_plan(self, module: nn.Module, unsharded: Sequence[Found]) -> None:
         """Checks the plan against the model and resolves schemes to shards. Plans of a user's modules stay as is."""
-        tables = {path: list(sharder.tables(child)) for path, child, sharder in unsharded}
-        self._check_shared(module, unsharded)
-        self._check_paths(tables)
-        self._check_fused(module, tables)
-        planned = {
-            path: tables[path]
-            for path, _, sharder in unsharded
-            if path in self.plan.plan and isinstance(sharder, CollectionSharder)
-        }
-        if planned:
+        planned = [one for one in unsharded if any(path in self.plan.plan for path in one.paths)]
+        collections = [one for one in planned if isinstance(one.sharder, CollectionSharder)]
+        refuse_second_names(planned)
+        refuse_second_owners(collections)
+        refuse_other_forwards(collections)
+        self._check_paths([one.path for one in unsharded])
+        self._check_fused(module)
+        if collections:
             whole, self.plan = self.plan, copy(self.plan)
-            self.plan.plan = {path: entries for path, entries in whole.plan.items() if path in planned}
-            self.plan = self.plan.resolved(planned, self.env.world_size, self.env.local_world_size)
+            self.plan.plan = {one.path: whole.plan[one.path] for one in collections}
+            tables = {one.path: one.tables for one in collections}
+            self.plan = self.plan.resolved(tables, self.env.world_size, self.env.local_world_size)
             self.plan.plan = whole.plan | self.plan.plan
 
-    def _find(self, module: nn.Module, plan: ShardingPlan | None) -> Iterator[_Found]:
-        by_type = {sharder.module_type: sharder for sharder in self.sharders}
-        found: list[str] = []
-        for path, child in module.named_modules():
-            if any(path.startswith(f"{outer}." if outer else "") for outer in found):
-                continue  # a part of a collection
-            sharder = by_type.get(type(child))
-            unplanned = plan is not None and path not in plan.plan
-            if sharder is None or (unplanned and not isinstance(sharder, CollectionSharder)):
-                continue
-            found.append(path)
-            yield path, child, sharder
-
-    def _check_shared(self, module: nn.Module, unsharded: Sequence[_Found]) -> None:
-        """Raises ValueError if a planned module has a second name, or a table's parameter a second owner."""
-        named = dict(module.named_modules(remove_duplicate=False))
-        planned = [named[path] for path in self.plan.plan if path in named]
-        found = {path: child for path, child, _ in unsharded if any(child is one for one in planned)}
-        refuse_second_names(module, found)
-        collections = {
-            path: found[path] for path, _, own in unsharded if path in found and isinstance(own, CollectionSharder)
-        }
-        refuse_second_owners(module, collections)
-
-    def _check_paths(self, tables: Mapping[str, Any]) -> None:
+    def _check_paths(self, found: Sequence[str]) -> None:
         for path in self.plan.plan:
-            if path not in tables:
+            if path not in found:
                 raise PlanError(
                     f"the plan names module {path!r}, but the embedding collections of this model are "
-                    f"{sorted(tables)}. Fix: use one of these paths ('' is the model itself)"
+                    f"{sorted(found)}. Fix: use one of these paths ('' is the model itself)"
                 )
 
-    def _check_fused(self, module: nn.Module, tables: Mapping[str, Any]) -> None:
+    def _check_fused(self, module: nn.Module) -> None:
         """Raises if a fused or managed collection is not sharded: each rank would train its copy on other batches."""
-        planned = [path for path in tables if path in self.plan.plan]
         for path, child in module.named_modules():
-            inside = any(path == outer or path.startswith(f"{outer}." if outer else "") for outer in planned)
+            inside = any(path == outer or path.startswith(f"{outer}." if outer else "") for outer in self.plan.plan)
             alone = isinstance(child, FusedCollection | BaseManagedCollisionEmbeddingCollection)
             if alone and not inside and self.dense_env.world_size > 1:
                 raise PlanError(
@@ -241,15 +215,15 @@ class DistributedModelParallel(nn.Module):
                     f"add it to the plan (data_parallel() replicates it), and its sharder to sharders"
                 )
 
-    def _shard(self, unsharded: Sequence[_Found]) -> dict[str, nn.Module]:
+    def _shard(self, unsharded: Sequence[Found]) -> dict[str, nn.Module]:
         """The sharded module for each planned one. Those of the library's sharders have zero weights."""
         sharded: dict[str, nn.Module] = {}
-        for path, child, sharder in unsharded:
-            params = self.plan.get_plan_for_module(path)
-            if params is not None and _builds(sharder):
-                sharded[path] = sharder.build(child, params, self.env, self.device)
+        for one in unsharded:
+            params = self.plan.get_plan_for_module(one.path)
+            if params is not None and _builds(one.sharder):
+                sharded[one.path] = one.sharder.build(one.module, params, self.env, self.device)
             elif params is not None:
-                sharded[path] = sharder.shard(child, params, self.env, self.device, path)
+                sharded[one.path] = one.sharder.shard(one.module, params, self.env, self.device, one.path)
         self.collections = {
             f"{path}.{inner}".strip("."): part
             for path, own in sharded.items()
@@ -260,12 +234,12 @@ class DistributedModelParallel(nn.Module):
         self._with_names = [path for path, own in plain.items() if hasattr(own, "sharded_parameter_names")]
         return sharded
 
-    def _fill(self, module: nn.Module, unsharded: Sequence[_Found], sharded: Mapping[str, nn.Module]) -> nn.Module:
+    def _fill(self, module: nn.Module, unsharded: Sequence[Found], sharded: Mapping[str, nn.Module]) -> nn.Module:
         """Fills the sharded collections and replaces the unsharded modules. Collective. Returns the model."""
         moves: list[Move] = []
-        for path, child, sharder in unsharded:
-            if path in sharded and _builds(sharder):
-                moves += first_weights(self.collections[path], child, self.dense_env)
+        for one in unsharded:
+            if one.path in sharded and _builds(one.sharder):
+                moves += first_weights(self.collections[one.path], one.module, self.dense_env)
         with torch.no_grad():
             agreed(self.dense_env, lambda: move(moves, self.env, self.device))
         for path, own in sharded.items():
@@ -836,6 +810,33 @@ class DistributedModelParallel(nn.Module):
                     kind = "index" if index and not in_host else "optimizer_state"
                     totals[kind] = totals.get(kind, 0) + _bytes(state)
         return totals
+
+
+def shard_modules(
+    module: nn.Module,
+    env: ShardingEnv | None = None,
+    device: torch.device | str | None = None,
+    plan: ShardingPlan | None = None,
+    sharders: Sequence[ModuleSharder[Any]] | None = None,
+    init_params: bool = False,
+) -> nn.Module:
+    """Replaces every embedding collection inside a model with a sharded one. The dense part is not replicated.
+
+    Args:
+        module: the model, changed in place. For a bare collection, the sharded one is returned.
+        env: the ranks. Default: the default process group, or this process alone.
+        device: device of the model. Default: this rank's GPU with NCCL, otherwise the CPU.
+        plan: the plan. Default: planned on rank 0.
+        sharders: sharders of the collections.
+        init_params: whether to initialize dense weights on ``meta``.
+
+    Raises:
+        PlanError: an invalid plan.
+    """
+    dmp = DistributedModelParallel(
+        module, env, device, plan, sharders, init_data_parallel=False, init_parameters=init_params
+    )
+    return dmp.module
 
 
 def _set(model: nn.Module, path: str, part: nn.Module) -> None:

@@ -3,12 +3,13 @@
 Shape letters: B batch, D columns of an output block, N ids of a feature.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +30,14 @@ from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.table import ShardedTable, StateEntries, TableTensor, Tensors, sized
 from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.executor import Executor, Listener, PendingRows
+from recshard_lab.distributed.step.gradients import exchange_rows
 from recshard_lab.distributed.step.input_dist import PendingInput
 from recshard_lab.distributed.step.layout import Block, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, RankLookup, choose_kernels, index_parts
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
+    BaseManagedCollisionEmbeddingCollection,
     EmbeddingBagCollection,
     EmbeddingBagCollectionInterface,
     EmbeddingBagConfig,
@@ -47,6 +50,7 @@ from recshard_lab.embedding import (
 from recshard_lab.embedding.dynamic.config import SLOTS, DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.inputs import OutOfRange, as_batch, put_back
+from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig, Owners, bucket_fault
 from recshard_lab.embedding.scaled_loss import watch_hidden
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.sharding.plan.sharding_plan import Shard
@@ -57,7 +61,6 @@ if TYPE_CHECKING:
 
 
 _CHUNK_BYTES = 4 * 1024 * 1024  # of rows that are gathered at a time
-_sending: "WeakKeyDictionary[ShardedCollection, WeakSet[Any]]" = WeakKeyDictionary()
 Feed = Callable[["ShardedCollection", KeyedJaggedTensor], LookupInput]
 
 
@@ -83,15 +86,11 @@ class ShardedModuleContext(Multistreamable):
             self.inverse_indices[1].record_stream(stream)
 
 
-class ShardedCollection(nn.Module):
-    """Base of pooled and sequence collections: tables, executor, state.
+@dataclass(frozen=True)
+class CollectionOptions:
+    """Settings of a sharded collection that hold for all of its tables.
 
-    Args:
-        tables: the tables, in the collection's order.
-        shardings: table name -> its sharding.
-        optimizers: table name -> the optimizer fused into its backward.
-        env: the ranks.
-        device: device of the shards.
+    Attributes:
         weighted: whether batches have per-sample weights.
         backend: kernel of all tables. Default: the fastest that supports each table.
         codecs: message formats of rows and gradients. Default: FP32.
@@ -102,6 +101,31 @@ class ShardedCollection(nn.Module):
         output_dtype: format of outputs and their gradients. Default: that of looked-up rows, FP32.
         state_form: form of the tables in state dicts: ``"sharded_tensor"`` or ``"dtensor"``. An environment with
             ``output_dtensor=True`` takes precedence.
+        returns_rows: whether a forward of a managed collection also returns the rows of ids.
+    """
+
+    weighted: bool = False
+    backend: str | None = None
+    codecs: Registry | None = None
+    out_of_range: str = "error"
+    batch_tables: bool = True
+    need_indices: bool = False
+    use_index_dedup: bool = False
+    output_dtype: torch.dtype | None = None
+    state_form: StateForm = "sharded_tensor"
+    returns_rows: bool = False
+
+
+class ShardedCollection(nn.Module):
+    """Base of pooled and sequence collections: tables, executor, state.
+
+    Args:
+        tables: the tables, in the collection's order.
+        shardings: table name -> its sharding.
+        optimizers: table name -> the optimizer fused into its backward.
+        env: the ranks.
+        device: device of the shards.
+        options: what holds for all tables.
     """
 
     pooled: bool
@@ -116,35 +140,25 @@ class ShardedCollection(nn.Module):
         optimizers: Mapping[str, OptimizerSpec],
         env: ShardingEnv,
         device: torch.device,
-        *,
-        weighted: bool = False,
-        backend: str | None = None,
-        codecs: Registry | None = None,
-        out_of_range: str = "error",
-        batch_tables: bool = True,
-        need_indices: bool = False,
-        use_index_dedup: bool = False,
-        output_dtype: torch.dtype | None = None,
-        state_form: StateForm = "sharded_tensor",
+        options: CollectionOptions | None = None,
     ) -> None:
         super().__init__()
-        self.state_form: StateForm = "dtensor" if env.output_dtensor else state_form
-        self._need_indices, self.use_index_dedup = need_indices, use_index_dedup
-        self.output_dtype = output_dtype
-        self._policy = OutOfRange(out_of_range)
+        self.options = options or CollectionOptions()
+        self._policy = OutOfRange(self.options.out_of_range)
         self.env, self.device = env, device
         self.tables = list(tables)
         self.optimizers = [optimizers[table.name] for table in tables]
-        self.weighted, self.backend, self.codecs, self.batch_tables = weighted, backend, codecs, batch_tables
         #: source of the lookup inputs of batches that were sent ahead; training pipelines set it for one forward
         self.feed: Feed | None = None
         self._listener: Listener | None = None
-        #: dynamic table that grows -> buckets of each partition, as of the last `level_tables` or load
-        self.buckets = {
-            table.name: table.buckets
+        self._pipelines: WeakSet[Any] = WeakSet()  # that have sent ids ahead
+        self._growing = {
+            table.name: table
             for table in tables
             if isinstance(table, DynamicEmbeddingConfig) and table.buckets < table.max_buckets
         }
+        #: dynamic table that grows -> buckets of each partition, as of the last `level_tables` or load
+        self.buckets = {name: table.buckets for name, table in self._growing.items()}
         self.place({table.name: shardings[table.name] for table in tables})
 
     def kinds_for(
@@ -155,18 +169,18 @@ class ShardedCollection(nn.Module):
         Raises:
             ValueError: the requested backend does not support a table; names the table and the reason.
         """
-        dynamic = [table.name for table in self.tables if table.dynamic]
-        if dynamic and self.use_index_dedup:
+        options, dynamic = self.options, [table.name for table in self.tables if table.dynamic]
+        if dynamic and options.use_index_dedup:
             raise ValueError(f"use_index_dedup=True does not support the dynamic table {dynamic[0]!r}. Fix: omit it")
         return choose_kernels(
             self.tables,
             [shardings[table.name] for table in self.tables],
             self.optimizers,
             pooled=self.pooled,
-            weighted=self.weighted,
+            weighted=options.weighted,
             device=self.device,
-            backend=self.backend,
-            batch_tables=self.batch_tables,
+            backend=options.backend,
+            batch_tables=options.batch_tables,
         )
 
     def check(self, shardings: Mapping[str, ParameterSharding], env: ShardingEnv) -> None:
@@ -177,12 +191,12 @@ class ShardedCollection(nn.Module):
         """
         _, groups = self.kinds_for(shardings)
         layout = Layout(self.tables, blocks_of(self.tables), shardings, groups, env.world_size)
-        (PooledOutput if self.pooled else SequenceOutput)(layout, env, self.codecs)
+        (PooledOutput if self.pooled else SequenceOutput)(layout, env, self.options.codecs)
 
     def place(self, shardings: Mapping[str, ParameterSharding]) -> None:
         """Replaces kernels and layout with those of these shardings. Weights and states are zero."""
         kinds, groups = self.kinds_for(shardings)
-        self.shardings = dict(shardings)
+        self.shardings, options = dict(shardings), self.options
         tables = [self._with_capacity(table) for table in self.tables]
         self.layout = Layout(tables, blocks_of(tables), self.shardings, groups, self.env.world_size)
         self.executor = Executor(
@@ -191,28 +205,21 @@ class ShardedCollection(nn.Module):
             self.env,
             self.device,
             pooled=self.pooled,
-            weighted=self.weighted,
+            weighted=options.weighted,
             policy=self._policy,
-            codecs=self.codecs,
-            distinct=self.use_index_dedup,
-            output_dtype=self.output_dtype,
+            codecs=options.codecs,
+            distinct=options.use_index_dedup,
+            output_dtype=options.output_dtype,
         )
         self.executor.listener = self._listener
         self.kinds = {table.name: kinds[groups[n, 0][0]] for n, table in enumerate(self.tables)}
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
         self.executor.stepped = next((name for name, kind in self.kinds.items() if kind.optimizer is not None), None)
-        weights: list[dict[int, Tensor]] = [{} for _ in self.tables]
-        states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.tables]
-        flushes: list[dict[int, Callable[[], None]]] = [{} for _ in self.tables]
-        for (position, number), weight in self.executor.lookup.weights().items():
-            weights[position][number] = weight
-        for (position, number), state in self.executor.lookup.states().items():
-            states[position][number] = state
-        for (position, number), flush in self.executor.lookup.flushes().items():
-            flushes[position][number] = flush
+        lookup = self.executor.lookup
+        weights, states, flushes = map(self._by_table, (lookup.weights(), lookup.states(), lookup.flushes()))
         held: dict[str, ShardedTable] = {}
         for position, table in enumerate(self.tables):
-            config, sharding = self._sized(table)
+            config, sharding = self.sized(table.name)
             held[table.name] = ShardedTable(
                 config,
                 sharding,
@@ -221,10 +228,10 @@ class ShardedCollection(nn.Module):
                 self.env,
                 self.kinds[table.name].state_parts(self.device),
                 self.device,
-                self.state_form,
+                "dtensor" if self.env.output_dtensor else options.state_form,
                 index_parts(config),
                 flushes[position],
-                _reader(self.executor.lookup, position) if isinstance(table, DynamicEmbeddingConfig) else None,
+                _reader(lookup, position) if isinstance(table, DynamicEmbeddingConfig) else None,
                 partial(self._resize, table.name) if table.name in self.buckets else None,
             )
         self.hold_tables(nn.ModuleDict(dict[str, nn.Module](held)))
@@ -233,26 +240,30 @@ class ShardedCollection(nn.Module):
         self._own_optimizer: EmbeddingFusedOptimizer | None = None
         self.bind_parameters()
 
+    def _by_table(self, found: Mapping[tuple[int, int], Any]) -> list[dict[int, Any]]:
+        """For each table: number of a shard -> what is found for (table, shard)."""
+        by_table: list[dict[int, Any]] = [{} for _ in self.tables]
+        for (position, number), own in found.items():
+            by_table[position][number] = own
+        return by_table
+
     # ---- tables that grow ----
 
     def _with_capacity(self, table: BaseEmbeddingConfig) -> BaseEmbeddingConfig:
         """A table whose shards begin with the size on which the ranks agree."""
-        if not isinstance(table, DynamicEmbeddingConfig) or table.name not in self.buckets:
+        growing = self._growing.get(table.name)
+        if growing is None:
             return table
-        capacity = self.buckets[table.name] * SLOTS * table.partitions
-        return table.changed(capacity=min(capacity, table.max_capacity))
+        return growing.changed(capacity=min(self.rows_of(table.name, self.buckets[table.name]), growing.max_capacity))
 
-    def sharding_now(self, name: str, sharding: ParameterSharding) -> ParameterSharding:
-        """A sharding of a table, with the rows that the table has as of `buckets`."""
-        return self._sized(next(table for table in self.tables if table.name == name), sharding)[1]
-
-    def _sized(
-        self, table: BaseEmbeddingConfig, sharding: ParameterSharding | None = None
+    def sized(
+        self, name: str, sharding: ParameterSharding | None = None
     ) -> tuple[BaseEmbeddingConfig, ParameterSharding]:
-        sharding = self.shardings[table.name] if sharding is None else sharding
-        if not isinstance(table, DynamicEmbeddingConfig) or table.name not in self.buckets:
-            return table, sharding
-        return sized(table, sharding, self.buckets[table.name])
+        """A table and a sharding of it, its own by default, with the rows that it has as of `buckets`."""
+        sharding = self.shardings[name] if sharding is None else sharding
+        if name not in self._growing:
+            return next(table for table in self.tables if table.name == name), sharding
+        return sized(self._growing[name], sharding, self.buckets[name])
 
     def level_tables(self) -> None:
         """Gives all shards of each table that grows the same size: the largest of any rank. Collective.
@@ -260,17 +271,9 @@ class ShardedCollection(nn.Module):
         Shards grow by themselves during training. State dicts, checkpoints and moves need tables of one size. Does
         nothing inside a block of `tiers_apart`, whose caller has called it.
         """
-        if are_tiers_apart():
+        own = {name: now for name, now in self.buckets.items() if now < self._growing[name].max_buckets}
+        if not own or are_tiers_apart():
             return
-        growing = [
-            table
-            for table in self.tables
-            if isinstance(table, DynamicEmbeddingConfig)
-            and self.buckets.get(table.name, table.max_buckets) < table.max_buckets
-        ]
-        if not growing:
-            return
-        own = {table.name: self.buckets[table.name] for table in growing}
         shards = [table for kernel in self._dynamic_kernels() for table in kernel.tables if table.config.name in own]
         for shard in shards:
             own[shard.config.name] = max(own[shard.config.name], shard.index.buckets)
@@ -299,24 +302,20 @@ class ShardedCollection(nn.Module):
 
     def buckets_for_rows(self, name: str, rows: int) -> int | None:
         """Buckets of each partition of a table with so many rows. None if it does not grow or cannot have them."""
-        table = next(table for table in self.tables if table.name == name)
-        if name not in self.buckets or not isinstance(table, DynamicEmbeddingConfig):
+        if name not in self._growing:
             return None
-        buckets, rest = divmod(rows, SLOTS * table.partitions)
-        return buckets if not rest and 1 <= buckets <= table.max_buckets else None
+        buckets, rest = divmod(rows, self.rows_of(name, 1))
+        return buckets if not rest and 1 <= buckets <= self._growing[name].max_buckets else None
 
     def rows_of(self, name: str, buckets: int) -> int:
-        """Rows of a dynamic table with so many buckets of each partition."""
-        table = next(table for table in self.tables if table.name == name)
-        assert isinstance(table, DynamicEmbeddingConfig)
-        return buckets * SLOTS * table.partitions
+        """Rows of a table that grows, with so many buckets of each partition."""
+        return buckets * SLOTS * self._growing[name].partitions
 
     def _set_sizes(self, buckets: Mapping[str, int]) -> None:
         self.buckets |= buckets
-        for table in self.tables:
-            if table.name in buckets:
-                config, sharding = self._sized(table)
-                self.table_shards()[table.name].set_size(config, sharding, index_parts(config))
+        for name in buckets:
+            config, sharding = self.sized(name)
+            self.table_shards()[name].set_size(config, sharding, index_parts(config))
 
     def hold_tables(self, tables: nn.Module) -> None:
         """Replaces the modules of the tables."""
@@ -343,11 +342,11 @@ class ShardedCollection(nn.Module):
 
     def tell_before_moving(self, pipeline: Any) -> None:
         """Calls ``pipeline.drain()`` before the tables move. Keeps a weak reference."""
-        _sending.setdefault(self, WeakSet()).add(pipeline)
+        self._pipelines.add(pipeline)
 
     def settle(self) -> None:
         """Drains all pipelines that have sent ids of this collection."""
-        for pipeline in list(_sending.get(self, ())):
+        for pipeline in list(self._pipelines):
             pipeline.drain()
 
     def release(self) -> None:
@@ -359,7 +358,7 @@ class ShardedCollection(nn.Module):
 
     def is_weighted(self) -> bool:
         """Whether batches must have weights."""
-        return self.weighted
+        return self.options.weighted
 
     def out_of_range_count(self) -> int:
         """Number of out-of-range ids in this rank's batches, with ``"clamp"`` and ``"ignore"``."""
@@ -388,14 +387,11 @@ class ShardedCollection(nn.Module):
 
     def tier_counters(self) -> dict[str, dict[str, dict[str, int]]]:
         """Dynamic table -> tier, ``"fast"`` first -> what the tier of this rank's shards has counted."""
-        found: dict[str, dict[str, dict[str, int]]] = {}
+        found: dict[str, dict[str, Any]] = {}
         for kernel in self._dynamic_kernels():
             for table in kernel.tables:
-                of_table = found.setdefault(table.config.name, {})
                 for tier, counts in table.tier_counters().items():
-                    sums = of_table.setdefault(tier, dict.fromkeys(counts, 0))
-                    for name, count in counts.items():
-                        sums[name] += count
+                    found.setdefault(table.config.name, {}).setdefault(tier, Counter()).update(counts)
         return found
 
     def flush_tiers(self) -> None:
@@ -442,22 +438,8 @@ class ShardedCollection(nn.Module):
         dynamic = next((table.name for table in self.tables if table.dynamic), None)
         if dynamic is not None:
             raise ValueError(f"the dynamic table {dynamic!r} cannot be copied. Fix: use save_checkpoint")
-        twin = type(self)(
-            self.tables,
-            self.shardings,
-            {table.name: spec for table, spec in zip(self.tables, self.optimizers, strict=True)},
-            self.env,
-            torch.device(device),
-            weighted=self.weighted,
-            backend=self.backend,
-            codecs=self.codecs,
-            out_of_range=self.out_of_range,
-            batch_tables=self.batch_tables,
-            need_indices=self._need_indices,
-            use_index_dedup=self.use_index_dedup,
-            output_dtype=self.output_dtype,
-            state_form=self.state_form,
-        )
+        optimizers = {table.name: spec for table, spec in zip(self.tables, self.optimizers, strict=True)}
+        twin = type(self)(self.tables, self.shardings, optimizers, self.env, torch.device(device), self.options)
         twin.unsharded_module_type = self.unsharded_module_type
         for name, shards in self.table_shards().items():
             shards.flush()
@@ -475,18 +457,14 @@ class ShardedCollection(nn.Module):
         twin = memo[id(self)] = self.copy(self.device)
         return twin
 
-    def scatter_moves(self, whole: Mapping[str, Tensor], source: int) -> list[Move]:
-        """Moves that fill the shards from rank ``source``'s unsharded weights ``[E, D]``."""
-        moves = []
+    def first_moves(self, module: nn.Module, source: int) -> list[Move]:
+        """Moves that fill the shards from rank ``source``'s unsharded collection, with weights ``[E, D]``."""
+        whole, moves = unsharded_weights(module), []
         for name, shards in self.table_shards().items():
             sources = {0: whole[name].detach()} if self.env.rank == source else {}
             targets = shards.sharding.shards
             moves.append(Move(whole[name].dtype, [shards.whole_on(source)], targets, sources, shards.local_weights))
         return moves
-
-    def first_states(self, module: nn.Module, source: int) -> list[Move]:
-        """Moves that fill what else the shards have of rank ``source``'s unsharded collection."""
-        return []
 
     @property
     def fused_optimizer(self) -> "EmbeddingFusedOptimizer":
@@ -559,8 +537,9 @@ class ShardedCollection(nn.Module):
 
     def output_dist(self, ctx: ShardedModuleContext, output: PendingRows) -> Any:
         """Issues the output exchange. Returns the output of the forward, which waits when it is first used."""
+        assert ctx.features is not None
         output.issue()
-        return self._output(output)
+        return self._output(output, ctx.features)
 
     def compute_and_output_dist(self, ctx: ShardedModuleContext, input: LookupInput) -> Any:
         """`compute`, then `output_dist`."""
@@ -589,13 +568,17 @@ class ShardedCollection(nn.Module):
         self._push_learning_rates()
         return self.executor.start(features)
 
-    def _begun(self, lookup_input: LookupInput) -> PendingRows:
+    @eager
+    @names_wrong_arguments
+    def forward(self, features: KeyedJaggedTensor) -> Any:
+        """Local batch -> the output of the unsharded collection, which waits for its rows when they are first used."""
+        lookup_input = self._routed(features)
         if self.training and not torch.is_grad_enabled():
             watch_hidden()
         self.executor.lookup.train(self.training)
-        return self.executor.begin(lookup_input)
+        return self._output(self.executor.begin(lookup_input), features)
 
-    def _output(self, pending: PendingRows) -> Any:
+    def _output(self, pending: PendingRows, features: KeyedJaggedTensor) -> Any:
         """The output of the forward."""
         raise NotImplementedError
 
@@ -612,7 +595,10 @@ class ShardedCollection(nn.Module):
 
 
 class ShardedEmbeddingBagCollection(ShardedCollection):
-    """A sharded `EmbeddingBagCollection`, with the same keys, order and state dict names."""
+    """A sharded `EmbeddingBagCollection`, with the same keys, order and state dict names.
+
+    A forward returns a `LazyKeyedTensor` ``[B, sum of D]``.
+    """
 
     pooled = True
     tables_name = "embedding_bags"
@@ -622,19 +608,16 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """The tables."""
         return self.tables
 
-    @eager
-    @names_wrong_arguments
-    def forward(self, features: KeyedJaggedTensor) -> LazyKeyedTensor:
-        """Local batch -> ``[B, sum of D]``."""
-        return self._output(self._begun(self._routed(features)))
-
-    def _output(self, pending: PendingRows) -> LazyKeyedTensor:
+    def _output(self, pending: PendingRows, features: KeyedJaggedTensor) -> Any:
         blocks = self.layout.blocks
         return LazyKeyedTensor.pending([block.key for block in blocks], [block.dim for block in blocks], pending.wait)
 
 
 class ShardedEmbeddingCollection(ShardedCollection):
-    """A sharded `EmbeddingCollection`: one row per id, in batch order."""
+    """A sharded `EmbeddingCollection`: one row per id, in batch order.
+
+    A forward returns a `LazyDict`: for each key a jagged ``[N, D]``.
+    """
 
     pooled = False
     tables_name = "embeddings"
@@ -644,17 +627,11 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """The tables."""
         return self.tables
 
-    @eager
-    @names_wrong_arguments
-    def forward(self, features: KeyedJaggedTensor) -> LazyDict:
-        """Local batch -> a jagged ``[N, D]`` for each key."""
-        return self._output(self._begun(self._routed(features)))
-
     def need_indices(self) -> bool:
         """Whether outputs have their ids as weights."""
-        return self._need_indices
+        return self.options.need_indices
 
-    def _output(self, pending: PendingRows) -> LazyDict:
+    def _output(self, pending: PendingRows, features: KeyedJaggedTensor) -> Any:
         blocks, local_batch = self.layout.blocks, pending.lookup_input.local_batch
 
         @cache
@@ -667,12 +644,111 @@ class ShardedEmbeddingCollection(ShardedCollection):
             kept = None if local_batch.kept is None else local_batch.kept[number]
             return part if kept is None else put_back(part, kept, int(local_batch.lengths[number].sum()))
 
-        ids = local_batch.ids if self._need_indices else [None] * len(blocks)
+        ids = local_batch.ids if self.options.need_indices else [None] * len(blocks)
         lengths = [bag_lengths.long() for bag_lengths in local_batch.lengths]
         return LazyDict(
             (block.key, LazyJaggedTensor.pending(partial(rows, number), ids[number], lengths[number]))
             for number, block in enumerate(blocks)
         )
+
+
+# Managed collision: each rank decides which ids own the rows of its shards. Ids are sent by their hash to the rank
+# whose buckets they are in, as those of dynamic tables (`HashSplits`). A shard has whole buckets, and all ranks
+# together decide as the unsharded module with the same buckets.
+
+
+class OwnerEntries(StateEntries):
+    """The entries of a state dict that say which id owns each row of a table, named as in an unsharded model."""
+
+    def __init__(self, shards: ShardedTable) -> None:
+        super().__init__({_OWNER_NAMES.get(part.name, f"_{part.name}"): part for part in shards.index_parts}, shards)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        table = self.of.config
+        assert isinstance(table, ManagedEmbeddingConfig)
+        for position, state in self.of.states.items():
+            owners, first = Owners(state["raw_ids"], state["owned"]), self.of.sharding.shards[position].rows[0]
+            problem = bucket_fault(owners, first, table.partitions, table.row_unit)
+            if problem is not None:
+                args[-1].append(f"table {table.name!r}: {problem}")
+
+
+_OWNER_NAMES = {"current_iter": "_current_iter_tensor"}
+
+
+class ManagedCollection(ShardedCollection):
+    """A collection whose state dict also has the owners of rows. They move with their rows.
+
+    A forward returns two: the rows, and with ``return_remapped_features`` the features with rows in place of ids.
+    """
+
+    @property
+    def return_remapped_features(self) -> bool:
+        """Whether a forward also returns the rows of ids."""
+        return self.options.returns_rows
+
+    def place(self, shardings: Mapping[str, ParameterSharding]) -> None:
+        """Replaces kernels and layout with those of these shardings. Weights and states are zero."""
+        super().place(shardings)
+        self.executor.input_dist.keeps_places = self.options.returns_rows or not self.pooled
+
+    def hold_tables(self, tables: nn.Module) -> None:
+        """Replaces the modules of the tables, and those of their owners."""
+        super().hold_tables(tables)
+        owners = {
+            name: OwnerEntries(child) for name, child in tables.named_children() if isinstance(child, ShardedTable)
+        }
+        self._managed_collision_collection = nn.Module()
+        self._managed_collision_collection._managed_collision_modules = nn.ModuleDict(owners)
+
+    def first_moves(self, module: nn.Module, source: int) -> list[Move]:
+        """Moves that fill the shards and the owners of their rows from rank ``source``'s unsharded collection."""
+        assert isinstance(module, BaseManagedCollisionEmbeddingCollection)
+        modules, moves = module.managed_collision_collection.modules_by_table(), super().first_moves(module, source)
+        for name, shards in self.table_shards().items():
+            tensors = modules[name].tensors()  # type: ignore[operator]
+            for part in shards.index_parts:
+                sources = {0: part.matrix(tensors[part.name])} if self.env.rank == source else {}
+                everywhere = part.shards([shards.whole_on(source)]), part.shards(shards.sharding.shards)
+                moves.append(Move(part.dtype, *everywhere, sources, shards.matrices(part)))
+        return moves
+
+    def _output(self, pending: PendingRows, features: KeyedJaggedTensor) -> tuple[Any, KeyedJaggedTensor | None]:
+        return super()._output(pending, features), self._remapped(features, pending.lookup_input)
+
+    def _remapped(self, features: KeyedJaggedTensor, lookup_input: LookupInput) -> KeyedJaggedTensor | None:
+        """The features of the tables with rows in place of ids, after their lookup was issued. Collective."""
+        if not self.options.returns_rows:
+            return None
+        rows, total = lookup_input.rows, features.values().numel()
+        if rows is None:  # the lookup failed, or this rank stores no shard
+            rows = torch.zeros(lookup_input.ids.shape, dtype=torch.int64, device=self.device)
+        found = exchange_rows(rows, total, lookup_input, self.layout, self.env)
+        variable = features.variable_stride_per_key()
+        remapped = KeyedJaggedTensor(
+            features.keys(),
+            found,
+            features.weights_or_none(),
+            features.lengths(),
+            stride=None if variable else features.stride(),
+            stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
+            inverse_indices=features.inverse_indices_or_none(),
+        )
+        keys = [feature for table in self.tables for feature in table.feature_names]
+        return remapped.permute([features.keys().index(key) for key in keys])
+
+
+class ShardedManagedCollisionEmbeddingBagCollection(ManagedCollection, ShardedEmbeddingBagCollection):
+    """A sharded `ManagedCollisionEmbeddingBagCollection`, with the same state dict names. See `ManagedCollection`."""
+
+    tables_name = "_embedding_module.embedding_bags"
+
+
+class ShardedManagedCollisionEmbeddingCollection(ManagedCollection, ShardedEmbeddingCollection):
+    """A sharded `ManagedCollisionEmbeddingCollection`. See `ManagedCollection`."""
+
+    tables_name = "_embedding_module.embeddings"
 
 
 def _reader(lookup: RankLookup, position: int) -> Callable[[], Tensors]:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import GenericAlias
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,9 +23,12 @@ from recshard_lab.comm import (
 )
 from recshard_lab.distributed.discover import plan_facts, refuse_second_owners, sharder_facts, table_facts, weight_facts
 from recshard_lab.distributed.sharded_collections import (
+    CollectionOptions,
     ShardedCollection,
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
+    ShardedManagedCollisionEmbeddingBagCollection,
+    ShardedManagedCollisionEmbeddingCollection,
     create_route_groups,
     unsharded_weights,
 )
@@ -32,6 +36,7 @@ from recshard_lab.distributed.state.forms import StateForm
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
+    BaseManagedCollisionEmbeddingCollection,
     DynamicEmbeddingBagCollection,
     DynamicEmbeddingCollection,
     EmbeddingBagCollection,
@@ -40,22 +45,31 @@ from recshard_lab.embedding import (
     FusedCollection,
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
+    HashZchManagedCollisionModule,
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
     OptimizerSpec,
     dtype_to_data_type,
 )
 from recshard_lab.embedding.dynamic.collections import DynamicCollection
 from recshard_lab.embedding.inputs import OutOfRange, policy_of_bounds_check_mode
+from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig, RowOwners
 from recshard_lab.embedding.optimizers import spec_of_parameter
 from recshard_lab.planner import Workload
 from recshard_lab.planner.model.codecs import WIRE_FORMATS
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
+    Found,
     ParameterSharding,
+    ParameterShardingGenerator,
     PlanError,
     ShardingPlan,
+    apply_to_all,
     configs_of,
+    construct_module_sharding_plan,
     scheme_names,
+    sharder_of,
 )
 
 M = TypeVar("M", bound=nn.Module)
@@ -138,8 +152,13 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             wire: ``torch.float16``, ``torch.bfloat16``, or a name such as ``"bf16"``. Sums are FP32, and tables keep
             their format. A planner of yours predicts it with ``Workload(codecs="bf16")``. ``"output_dtensor": True``
             makes ``form="dtensor"`` the default of `DistributedModelParallel.state_dict`.
+            The optimizer of a fused collection cannot be set.
         qcomm_codecs_registry: message formats of rows and gradients, from `get_qcomm_codecs_registry`. Default: that of
             ``output_dtype``.
+        use_index_dedup: of sequences, whether a rank sends each distinct id of a shard's feature once per batch. Its
+            row returns once and is copied to every place of the id. In backward the gradients of these places are added
+            before they travel. Outputs and weights are those without it, up to the order of additions. It pays where
+            ids repeat: bytes shrink with the share of distinct ids, for one sort of the local ids.
         backend: kernel for every table ("fbgemm", "native", ...). Default: the fastest that supports each table.
         out_of_range: the out-of-range policy: ``"error"``, ``"clamp"`` or ``"ignore"``, as in `EmbeddingBagCollection`.
             Default: that of the unsharded module. ``fused_params["bounds_check_mode"]`` FATAL means ``"error"``.
@@ -147,20 +166,24 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             table, to measure the benefit of fewer launches.
 
     Raises:
-        ValueError: an unsupported key in ``fused_params``, an unknown message type in the registry, or an unsupported
-            ``bounds_check_mode``, ``output_dtype`` or ``output_dtensor``.
+        ValueError: an unsupported key in ``fused_params``, an unknown message type in the registry, an unsupported
+            ``bounds_check_mode``, ``output_dtype`` or ``output_dtensor``, ``use_index_dedup`` for collections that are
+            not static sequences, or an optimizer for a fused collection.
+
+    >>> EmbeddingCollectionSharder(use_index_dedup=True).use_index_dedup
+    True
     """
 
-    module_type: ClassVar[type[nn.Module]]
     sharded_type: ClassVar[type[ShardedCollection]]
     __class_getitem__: Any = classmethod(GenericAlias)  # TorchRec's BaseEmbeddingSharder[M] is generic
-    sets_optimizer: ClassVar[bool] = True  # whether `fused_params` may set the optimizer
-    use_index_dedup: bool = False  # of sequence collections
+    can_dedup: ClassVar[bool] = False  # whether it supports `use_index_dedup`
+    always_dedups: ClassVar[bool] = False  # its default, for TorchRec's set_ec_index_dedup
 
     def __init__(
         self,
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: Registry | None = None,
+        use_index_dedup: bool = False,
         *,
         backend: str | None = None,
         out_of_range: str | None = None,
@@ -173,21 +196,25 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         self.fused_params = dict(fused_params or {})
         self.output_dtype = output_dtype_named(self.fused_params.pop("output_dtype", None))
         output_dtensor = self.fused_params.pop("output_dtensor", False)
-        if not isinstance(output_dtensor, bool):
-            raise ValueError(
-                f"output_dtensor must be True or False, got {output_dtensor!r:.80}. "
-                f"Fix: pass output_dtensor=True for DTensors"
-            )
+        flags = {"output_dtensor": output_dtensor, "use_index_dedup": use_index_dedup, "batch_tables": batch_tables}
+        for name, value in flags.items():
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be True or False, got {value!r:.80}. Fix: pass {name}=True or False")
+        if use_index_dedup and not self.can_dedup:
+            raise ValueError(f"use_index_dedup=True does not apply to {type(self).__name__}. Fix: omit it")
+        self.use_index_dedup = self.can_dedup and (use_index_dedup or CollectionSharder.always_dedups)
         self.state_form: StateForm = "dtensor" if output_dtensor else "sharded_tensor"
         self.qcomm_codecs_registry = qcomm_codecs_registry
         for op in CommOp:
             codecs_for(op, qcomm_codecs_registry)
-        if not isinstance(batch_tables, bool):
-            raise ValueError(f"batch_tables must be True or False, got {batch_tables!r:.80}")
         self.backend, self.batch_tables = backend, batch_tables
         self.out_of_range = _policy_of(self.fused_params.pop("bounds_check_mode", None), out_of_range)
         self.spec = OptimizerSpec.from_fused_params(self.fused_params)
-        if self.fused_params and not self.sets_optimizer:
+        if issubclass(self.module_type, FusedCollection):
+            self._refuse_optimizer()
+
+    def _refuse_optimizer(self) -> None:
+        if self.fused_params:
             raise ValueError(
                 f"fused_params={self.fused_params}, but a fused collection has an optimizer. Fix: omit fused_params, "
                 f"or shard a plain collection"
@@ -214,10 +241,47 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         assert configs is not None, type(module)
         return configs
 
+    def stored_tables(
+        self, module: nn.Module, params: Mapping[str, ParameterSharding], env: ShardingEnv
+    ) -> Sequence[BaseEmbeddingConfig]:
+        """The tables as ranks store them under a plan."""
+        return self.tables(module)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """Kernels that a plan may use with a scheme, best first; only "fused" if the collection has an optimizer."""
+        if issubclass(self.module_type, FusedCollection | BaseManagedCollisionEmbeddingCollection):
+            return [str(EmbeddingComputeKernel.FUSED)]
+        return super().compute_kernels(sharding_type, compute_device_type)
+
     def optimizers(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> dict[str, OptimizerSpec]:
-        """Table name -> the optimizer that steps it."""
-        weights = unsharded_weights(module)
-        return {name: spec_of_parameter(parameter) or self.spec for name, parameter in weights.items()}
+        """Table name -> the optimizer that steps it.
+
+        Raises:
+            ValueError: a fused collection that was trained, whose states would be lost, or a second optimizer for it.
+            PlanError: a table of a fused collection on another kernel.
+        """
+        if not isinstance(module, FusedCollection):
+            weights = unsharded_weights(module)
+            return {name: spec_of_parameter(parameter) or self.spec for name, parameter in weights.items()}
+        self._refuse_optimizer()
+        for table, states in module.optimizer_states().items():
+            if isinstance(module, DynamicCollection) and module.table(table).size:
+                raise ValueError(
+                    f"dynamic table {table!r} has rows, which would be lost. Fix: shard the collection before the "
+                    f"first step, and load a checkpoint into the sharded model"
+                )
+            if params[table].compute_kernel != EmbeddingComputeKernel.FUSED:
+                raise PlanError(
+                    f"table {table!r} of a {type(module).__name__} has compute_kernel "
+                    f"{str(params[table].compute_kernel)!r}, but its optimizer runs in backward. Fix: use 'fused'"
+                )
+            stepped = [name for name, state in states.items() if bool(state.any())]
+            if stepped:
+                raise ValueError(
+                    f"table {table!r} was trained, and its optimizer state {stepped} would be lost. Fix: shard the "
+                    f"{type(module).__name__} before the first step, and load a checkpoint into the sharded model"
+                )
+        return dict.fromkeys(module.optimizer_states(), module.optimizer_spec)
 
     def build(
         self,
@@ -226,28 +290,27 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         env: ShardingEnv,
         device: torch.device,
     ) -> ShardedCollection:
-        """The sharded collection, with zero weights."""
-        tables = self.tables(module)
-        optimizers = self.optimizers(module, params)
-        weighted = bool(getattr(module, "is_weighted", lambda: False)())
-        sharded = self.sharded_type(
-            tables,
-            params,
-            optimizers,
-            env,
-            device,
-            weighted=weighted,
+        """The sharded collection, with zero weights, and frozen where the unsharded one is."""
+        inner = module.embedding_module if isinstance(module, BaseManagedCollisionEmbeddingCollection) else module
+        options = CollectionOptions(
+            weighted=bool(getattr(inner, "is_weighted", bool)()),
             backend=self.backend,
             codecs=self.codecs,
-            output_dtype=self.output_dtype,
-            state_form=self.state_form,
             out_of_range=self.out_of_range or str(getattr(module, "out_of_range", "error")),
             batch_tables=self.batch_tables,
-            need_indices=bool(getattr(module, "need_indices", lambda: False)()),
+            need_indices=bool(getattr(inner, "need_indices", bool)()),
             use_index_dedup=self.use_index_dedup,
+            output_dtype=self.output_dtype,
+            state_form=self.state_form,
+            returns_rows=bool(getattr(module, "return_remapped_features", False)),
         )
+        tables, optimizers = self.stored_tables(module, params, env), self.optimizers(inner, params)
+        sharded = self.sharded_type(tables, params, optimizers, env, device, options)
         sharded.unsharded_module_type = self.module_type
-        freeze_as(sharded, module)
+        if not isinstance(inner, FusedCollection):  # whose parameters have requires_grad=False, and learn
+            for name, weight in unsharded_weights(inner).items():
+                if not weight.requires_grad:
+                    sharded.table_shards()[name].requires_grad_(False)
         return sharded
 
     def shard(
@@ -288,7 +351,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             target = first if device is None else torch.device(device)
             plan = ShardingPlan({"": EmbeddingModuleShardingPlan(params)})
             plan = plan.resolved({"": self.tables(module)}, env.world_size, env.local_world_size)
-            refuse_second_owners(module, {"": module})
+            refuse_second_owners([Found([""], module, self, list(self.tables(module)), module)])
             model = table_facts("", self.tables(module)) | weight_facts("", weights, self.spec)
             settings = {"arguments": {"device type": target.type}, "sharders": sharder_facts(self)}
             return target, plan, {"plan": plan_facts(plan), "model": model, **settings}
@@ -309,104 +372,28 @@ class CollectionSharder(ModuleSharder[nn.Module]):
 class EmbeddingBagCollectionSharder(CollectionSharder):
     """Shards `EmbeddingBagCollection`."""
 
-    module_type = EmbeddingBagCollection
-    sharded_type = ShardedEmbeddingBagCollection
+    module_type, sharded_type = EmbeddingBagCollection, ShardedEmbeddingBagCollection
 
 
-class SequenceCollectionSharder(CollectionSharder):
-    """Shards one type of sequence collection.
-
-    Args:
-        fused_params, qcomm_codecs_registry, backend, out_of_range, batch_tables: as in `CollectionSharder`.
-        use_index_dedup: whether a rank sends each distinct id of a shard's feature once per batch. Its row returns
-            once and is copied to every place of the id. In backward the gradients of these places are added before
-            they travel. Outputs and weights are those without it, up to the order of additions. It pays where ids
-            repeat: bytes shrink with the share of distinct ids, for one sort of the local ids.
-
-    Raises:
-        ValueError: as `CollectionSharder`, or ``use_index_dedup`` is not a bool.
-
-    >>> EmbeddingCollectionSharder(use_index_dedup=True).use_index_dedup
-    True
-    """
-
-    always_dedups: ClassVar[bool] = False  # the default of every sharder, for TorchRec's set_ec_index_dedup
-
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: Registry | None = None,
-        use_index_dedup: bool = False,
-        *,
-        backend: str | None = None,
-        out_of_range: str | None = None,
-        batch_tables: bool = True,
-    ) -> None:
-        super().__init__(
-            fused_params, qcomm_codecs_registry, backend=backend, out_of_range=out_of_range, batch_tables=batch_tables
-        )
-        if not isinstance(use_index_dedup, bool):
-            raise ValueError(f"use_index_dedup must be True or False, got {use_index_dedup!r:.80}")
-        self.use_index_dedup = use_index_dedup or self.always_dedups
-
-
-class EmbeddingCollectionSharder(SequenceCollectionSharder):
+class EmbeddingCollectionSharder(CollectionSharder):
     """Shards `EmbeddingCollection`."""
 
-    module_type = EmbeddingCollection
-    sharded_type = ShardedEmbeddingCollection
+    module_type, sharded_type, can_dedup = EmbeddingCollection, ShardedEmbeddingCollection, True
 
 
-class FusedCollectionSharder(CollectionSharder):
-    """Shards fused collections. They have an optimizer, so ``fused_params`` must not set one.
-
-    Raises:
-        ValueError: optimizer settings in ``fused_params``.
-    """
-
-    sets_optimizer = False
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Only the fused kernel, because the collection's optimizer runs in backward."""
-        return [str(EmbeddingComputeKernel.FUSED)]
-
-    def optimizers(self, module: nn.Module, params: Mapping[str, ParameterSharding]) -> dict[str, OptimizerSpec]:
-        assert isinstance(module, FusedCollection)
-        for table, states in module.optimizer_states().items():
-            if isinstance(module, DynamicCollection) and module.table(table).size:
-                raise ValueError(
-                    f"dynamic table {table!r} has rows, which would be lost. Fix: shard the collection before the "
-                    f"first step, and load a checkpoint into the sharded model"
-                )
-            if params[table].compute_kernel != EmbeddingComputeKernel.FUSED:
-                raise PlanError(
-                    f"table {table!r} of a {type(module).__name__} has compute_kernel "
-                    f"{str(params[table].compute_kernel)!r}, but its optimizer runs in backward. Fix: use 'fused'"
-                )
-            stepped = [name for name, state in states.items() if bool(state.any())]
-            if stepped:
-                raise ValueError(
-                    f"table {table!r} was trained, and its optimizer state {stepped} would be lost. Fix: shard the "
-                    f"{type(module).__name__} before the first step, and load a checkpoint into the sharded model"
-                )
-        return dict.fromkeys(module.optimizer_states(), module.optimizer_spec)
-
-
-class FusedEmbeddingBagCollectionSharder(FusedCollectionSharder):
+class FusedEmbeddingBagCollectionSharder(CollectionSharder):
     """Shards `FusedEmbeddingBagCollection`."""
 
-    module_type = FusedEmbeddingBagCollection
-    sharded_type = ShardedEmbeddingBagCollection
+    module_type, sharded_type = FusedEmbeddingBagCollection, ShardedEmbeddingBagCollection
 
 
-class FusedEmbeddingCollectionSharder(SequenceCollectionSharder, FusedCollectionSharder):
+class FusedEmbeddingCollectionSharder(CollectionSharder):
     """Shards `FusedEmbeddingCollection`."""
 
-    module_type = FusedEmbeddingCollection
-    sharded_type = ShardedEmbeddingCollection
+    module_type, sharded_type, can_dedup = FusedEmbeddingCollection, ShardedEmbeddingCollection, True
 
 
-class DynamicEmbeddingBagCollectionSharder(FusedCollectionSharder):
+class DynamicEmbeddingBagCollectionSharder(CollectionSharder):
     """Shards `DynamicEmbeddingBagCollection`.
 
     Each shard grows by itself from its part of ``capacity`` to its part of ``max_capacity``. Parameters stay the same
@@ -422,15 +409,109 @@ class DynamicEmbeddingBagCollectionSharder(FusedCollectionSharder):
     ``capacity``, because growth then places more ids in their second bucket.
     """
 
-    module_type = DynamicEmbeddingBagCollection
-    sharded_type = ShardedEmbeddingBagCollection
+    module_type, sharded_type = DynamicEmbeddingBagCollection, ShardedEmbeddingBagCollection
 
 
-class DynamicEmbeddingCollectionSharder(FusedCollectionSharder):
+class DynamicEmbeddingCollectionSharder(CollectionSharder):
     """Shards `DynamicEmbeddingCollection`, as `DynamicEmbeddingBagCollectionSharder` shards pooled tables."""
 
-    module_type = DynamicEmbeddingCollection
-    sharded_type = ShardedEmbeddingCollection
+    module_type, sharded_type = DynamicEmbeddingCollection, ShardedEmbeddingCollection
+
+
+class ManagedCollisionSharder(CollectionSharder):
+    """Shards one type of managed collision collection, by row_wise, table_wise or column_wise.
+
+    If a table's module has one bucket, each row shard becomes a bucket, and row shards have equal sizes. Otherwise row
+    shards have whole buckets. `row_wise`, and a planner, make such shards.
+
+    Rank 0's weights and owners of rows are those of the shards. Two trained collections are refused: one whose
+    optimizer has states, which would be lost, and one bucket with owners that becomes several.
+
+    Args:
+        ebc_sharder: sharder of the collection inside, whose settings are used. Default: those of the other arguments.
+        mc_sharder: None. TorchRec's sharder of the modules has no equal here.
+        qcomm_codecs_registry: as in `CollectionSharder`.
+        settings: ``fused_params``, ``backend``, ``out_of_range`` and ``batch_tables``, as in `CollectionSharder`.
+
+    Raises:
+        ValueError: as `CollectionSharder`, or an ``mc_sharder``.
+    """
+
+    def __init__(
+        self,
+        ebc_sharder: CollectionSharder | None = None,
+        mc_sharder: None = None,
+        qcomm_codecs_registry: Registry | None = None,
+        **settings: Any,
+    ) -> None:
+        if mc_sharder is not None or not isinstance(ebc_sharder, CollectionSharder | None):
+            raise ValueError(
+                f"ebc_sharder={ebc_sharder!r:.80} must be a CollectionSharder or None, and mc_sharder="
+                f"{mc_sharder!r:.80} None. Fix: omit mc_sharder"
+            )
+        super().__init__(qcomm_codecs_registry=qcomm_codecs_registry, **settings)
+        if ebc_sharder is not None:
+            vars(self).update(vars(ebc_sharder), use_index_dedup=False)
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """All schemes but data_parallel: rows with owners have no replicas."""
+        return [name for name in scheme_names() if name != "data_parallel"]
+
+    def stored_tables(
+        self, module: nn.Module, params: Mapping[str, ParameterSharding], env: ShardingEnv
+    ) -> Sequence[BaseEmbeddingConfig]:
+        """The tables as ranks store them under a plan.
+
+        Raises:
+            PlanError: row shards of other than whole buckets.
+            ValueError: a setting that a sharded module cannot have, or a trained collection that is refused.
+        """
+        assert isinstance(module, BaseManagedCollisionEmbeddingCollection)
+        modules, planned = module.managed_collision_collection.modules_by_table(), module.planned_configs()
+        ShardingPlan({"": EmbeddingModuleShardingPlan(params)}).validate(planned, env.world_size)
+        return [_managed(table, modules[table.name], params[table.name]) for table in planned]
+
+
+def _managed(table: ManagedEmbeddingConfig, module: Any, sharding: ParameterSharding) -> ManagedEmbeddingConfig:
+    """A table as its ranks store it."""
+    of_table = f"table {table.name!r}: "
+    if not isinstance(module, RowOwners):
+        raise ValueError(
+            f"{of_table}a {type(module).__name__} cannot be sharded. Fix: use MCHManagedCollisionModule or "
+            f"HashZchManagedCollisionModule"
+        )
+    row_shards = len({shard.rows for shard in sharding.shards})
+    if module.size and table.least_equal_rows and row_shards > 1:
+        raise ValueError(
+            f"{of_table}{module.size:,} rows have owners in one bucket, and each of {row_shards} row shards would "
+            f"become a bucket, in which ids have other rows. Fix: build the module with buckets={row_shards}, or use "
+            f"table_wise or column_wise"
+        )
+    if isinstance(module, HashZchManagedCollisionModule) and module.disable_fallback:
+        raise ValueError(
+            f"{of_table}disable_fallback=True, and ids cannot leave the bags of other ranks. "
+            f"Fix: disable_fallback=False"
+        )
+    if module.numbers_per_row > 2:
+        raise ValueError(
+            f"{of_table}the eviction policy keeps {module.numbers_per_row} numbers of a row, and shards have 2. "
+            f"Fix: keep at most 2"
+        )
+    if not table.least_equal_rows:
+        return replace(table, module=module)
+    return replace(table, module=module, partitions=row_shards, least_equal_rows=0)
+
+
+class ManagedCollisionEmbeddingBagCollectionSharder(ManagedCollisionSharder):
+    """Shards `ManagedCollisionEmbeddingBagCollection`. See `ManagedCollisionSharder`."""
+
+    module_type, sharded_type = ManagedCollisionEmbeddingBagCollection, ShardedManagedCollisionEmbeddingBagCollection
+
+
+class ManagedCollisionEmbeddingCollectionSharder(ManagedCollisionSharder):
+    """Shards `ManagedCollisionEmbeddingCollection`. See `ManagedCollisionSharder`."""
+
+    module_type, sharded_type = ManagedCollisionEmbeddingCollection, ShardedManagedCollisionEmbeddingCollection
 
 
 def output_dtype_named(value: Any) -> torch.dtype | None:
@@ -472,18 +553,6 @@ def _policy_of(bounds_check_mode: Any, out_of_range: str | None) -> str | None:
     return policy
 
 
-def freeze_as(sharded: ShardedCollection, module: nn.Module) -> None:
-    """Freezes the tables that are frozen in the unsharded collection.
-
-    Parameters of a fused collection have ``requires_grad=False`` although they learn, so they say nothing.
-    """
-    if isinstance(module, FusedCollection):
-        return
-    for name, weight in unsharded_weights(module).items():
-        if not weight.requires_grad:
-            sharded.table_shards()[name].requires_grad_(False)
-
-
 def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: ShardingEnv) -> list[Move]:
     """Moves that fill a sharded collection from rank 0's unsharded weights. Collective over ``everyone``.
 
@@ -496,7 +565,7 @@ def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: Shard
     on_meta = any(weight.is_meta for weight in whole.values())
     on_meta, seed = broadcast_object((on_meta, torch.initial_seed()), sharded.env)
     if not on_meta:
-        return [*sharded.scatter_moves(whole, source=0), *sharded.first_states(module, source=0)]
+        return sharded.first_moves(module, source=0)
     agreed(everyone, lambda: [shards.reset_parameters(seed) for shards in sharded.table_shards().values()])
     drawn = [shards for shards in sharded.table_shards().values() if shards.config.init_fn is not None]
     return [copies for shards in drawn if (copies := shards.replica_move(shards.parts()[0])) is not None]
@@ -507,25 +576,14 @@ def planned_workload(module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) 
 
     FP32 if these differ in a model, or if the cost model does not know one.
     """
-    kinds = {type(child) for child in module.modules()}
-    able = [sharder for sharder in sharders if isinstance(sharder, CollectionSharder)]
-    formats = {sharder.wire_formats for sharder in able if sharder.module_type in kinds}
+    found = [sharder_of(child, sharders) for child in module.modules()]
+    formats = {sharder.wire_formats for sharder in found if isinstance(sharder, CollectionSharder)}
     known = len(formats) == 1 and WIRE_FORMATS.keys() >= set(next(iter(formats)))
     return Workload(codecs=formats.pop()) if known else Workload()
 
 
-def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:
-    """Module type -> its default sharder."""
-    return {sharder.module_type: sharder for sharder in default_sharders()}
-
-
-def default_sharders() -> list[CollectionSharder]:
+def get_default_sharders() -> list[CollectionSharder]:
     """One sharder for every type of collection."""
-    from recshard_lab.distributed.managed_collision import (
-        ManagedCollisionEmbeddingBagCollectionSharder,
-        ManagedCollisionEmbeddingCollectionSharder,
-    )
-
     return [
         EmbeddingBagCollectionSharder(),
         EmbeddingCollectionSharder(),
@@ -538,5 +596,62 @@ def default_sharders() -> list[CollectionSharder]:
     ]
 
 
-get_default_sharders = default_sharders
-"""TorchRec's name for `default_sharders`."""
+def get_module_to_default_sharders() -> dict[type[nn.Module], CollectionSharder]:
+    """Module type -> its default sharder."""
+    return {sharder.module_type: sharder for sharder in get_default_sharders()}
+
+
+def shard(
+    module: nn.Module,
+    plan: Mapping[str, ParameterSharding] | Mapping[str, ParameterShardingGenerator] | ParameterShardingGenerator,
+    env: ShardingEnv | None = None,
+    device: torch.device | str | None = None,
+    sharder: CollectionSharder | None = None,
+) -> ShardedCollection:
+    """Shards one embedding collection. Collective.
+
+    Args:
+        module: the collection, which is not changed.
+        plan: table name -> sharding or generator (`row_wise()`), or one generator for every table.
+        env: the ranks. Default: the default process group, or this process alone.
+        device: device of the tables. Default: as in `CollectionSharder.shard`.
+        sharder: the sharder. Default: that of this collection type.
+
+    Raises:
+        PlanError: an invalid plan.
+        ValueError: no sharder supports the module.
+
+    >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, row_wise
+    >>> table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
+    >>> shard(EmbeddingBagCollection([table]), row_wise()).shardings["t"].sharding_type
+    'row_wise'
+    """
+    env = env if env is not None else ShardingEnv.default()
+
+    def planned() -> tuple[CollectionSharder, Mapping[str, ParameterSharding]]:
+        chosen = sharder or sharder_of(module, get_default_sharders())
+        if chosen is None:
+            kinds = ", ".join(s.module_type.__name__ for s in get_default_sharders())
+            raise ValueError(
+                f"no sharder supports {type(module).__name__}. Fix: pass sharder=, or a module of type {kinds}"
+            )
+        entries: Mapping[str, Any] = apply_to_all(module, plan) if callable(plan) else plan
+        generators = {name: _always(entry) for name, entry in entries.items()}
+        local = env.local_world_size
+        return chosen, construct_module_sharding_plan(
+            module, generators, chosen, local_size=local, world_size=env.world_size
+        )
+
+    chosen, params = agreed(env, planned)
+    return chosen.shard(module, params, env, device)
+
+
+def _always(entry: Any) -> ParameterShardingGenerator:
+    """A generator that returns the sharding ``entry``, or ``entry`` itself if it is a generator."""
+    if isinstance(entry, ParameterSharding):
+        return lambda table, topology: entry.resolved(table, topology.world_size, topology.local_world_size)
+    if not callable(entry):
+        raise PlanError(
+            f"a table's entry in the plan must be a ParameterSharding or a generator such as row_wise(), got {entry!r}"
+        )
+    return entry

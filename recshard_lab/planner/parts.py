@@ -297,26 +297,6 @@ def within_sharder(
     return narrowed
 
 
-def sharders_by_path(submodules: Mapping[str, Any], sharders: Sequence[Any]) -> dict[str, Any]:
-    """Path of each collection -> its sharder: that of the outermost module around it whose type is a `module_type`.
-
-    The last sharder of a type wins.
-
-    Args:
-        submodules: path -> module, parents first.
-        sharders: each with a `module_type`.
-    """
-    found: dict[str, Any] = {}
-    outer: list[str] = []
-    for path, module in submodules.items():
-        sharder = next((own for own in reversed(sharders) if isinstance(module, own.module_type)), None)
-        if sharder is None or any(path.startswith(f"{taken}." if taken else "") for taken in outer):
-            continue
-        outer.append(path)
-        found[path] = sharder
-    return found
-
-
 def _listed(method: Any, *args: str) -> list[str]:
     return [str(getattr(entry, "value", entry)) for entry in method(*args)] if callable(method) else []
 

@@ -28,7 +28,6 @@ from recshard_lab.planner.parts import (
     checked_part,
     rated,
     searched,
-    sharders_by_path,
     within_sharder,
 )
 from recshard_lab.planner.search.greedy import solve
@@ -41,7 +40,7 @@ from recshard_lab.sharding import (
     PlanError,
     ShardingPlan,
     Topology,
-    configs_of,
+    find_collections,
     running_topology,
 )
 from recshard_lab.sharding.plan.sharding_plan import Tables
@@ -155,12 +154,9 @@ class EmbeddingShardingPlanner:
         """
         if not callable(getattr(module, "named_modules", None)):
             raise PlanError(f"plan takes a torch module, got {module!r}. Fix: plan_tables for table configs")
-        found, submodules = tables_of(module), dict(getattr(module, "_bare", module).named_modules())
-        everything = found
         able = [sharder for sharder in sharders or () if getattr(sharder, "module_type", None) is not None]
-        by_path = sharders_by_path(submodules, able)
-        if able:
-            found = _with_modules_of_sharders(found, submodules, by_path)
+        modules = [one for one in find_collections(module, able or None) if one.tables]
+        found = {one.path: one.tables for one in modules}
         if not found:
             raise PlanError(
                 f"{type(module).__name__} holds no embedding collection to shard. Fix: pass a module with "
@@ -168,15 +164,14 @@ class EmbeddingShardingPlanner:
             )
         settings, constraints = copy(self), dict(self.constraints)
         if able:  # the workload may describe all tables of the module
-            self.workload.check_names(_flat({**everything, **found}))
+            self.workload.check_names(_flat({**tables_of(module), **found}))
             settings.workload = self.workload.for_tables(_flat(found))
-        for path, tables in found.items():
-            if getattr(submodules[path], "is_weighted", bool)():
+        for _, part, sharder, tables, _ in modules:
+            if getattr(part, "is_weighted", bool)():
                 weighted = {t.name: constraints.get(t.name) or ParameterConstraints() for t in tables}
                 constraints |= {name: replace(entry, is_weighted=True) for name, entry in weighted.items()}
-        for path, tables in found.items() if able else ():
-            sharder = by_path[path]
-            constraints = within_sharder(sharder, tables, constraints, self.topology.compute_device)
+            if sharder is not None:
+                constraints = within_sharder(sharder, tables, constraints, self.topology.compute_device)
             if getattr(sharder, "use_index_dedup", False):
                 settings.workload = replace(settings.workload, index_dedup=True)
         if self.reservation is not None:
@@ -401,27 +396,7 @@ def tables_of(module: Any) -> dict[str, list[BaseEmbeddingConfig]]:
 
     Paths in a `DistributedModelParallel` are those of the model inside it.
     """
-    found: dict[str, list[BaseEmbeddingConfig]] = {}
-    for path, part in getattr(module, "_bare", module).named_modules():
-        inside_another = any(path.startswith(f"{outer}." if outer else "") for outer in found)
-        tables = None if inside_another else configs_of(part)
-        if tables:
-            found[path] = tables
-    return found
-
-
-def _with_modules_of_sharders(
-    found: Mapping[str, list[BaseEmbeddingConfig]], modules: Mapping[str, Any], sharders: Mapping[str, Any]
-) -> dict[str, list[BaseEmbeddingConfig]]:
-    """Path -> the tables of a collection, or those that the sharder there names in a module without any."""
-    whole: dict[str, list[BaseEmbeddingConfig]] = {}
-    for path, sharder in sharders.items():
-        tables, part = found.get(path) or [], modules.get(path)  # None under a second name of a module
-        if not tables and type(part) is sharder.module_type and hasattr(sharder, "tables") and configs_of(part) is None:
-            tables = list(sharder.tables(part))
-        if tables:
-            whole[path] = tables
-    return whole
+    return {one.path: one.tables for one in find_collections(module)}
 
 
 def _flat(found: Mapping[str, Sequence[BaseEmbeddingConfig]]) -> list[BaseEmbeddingConfig]:

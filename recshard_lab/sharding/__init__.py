@@ -39,8 +39,11 @@ from recshard_lab.sharding.schemes.generators import table_column_wise as table_
 from recshard_lab.sharding.schemes.generators import table_row_wise as table_row_wise
 from recshard_lab.sharding.schemes.generators import table_wise as table_wise
 from recshard_lab.sharding.schemes.generators import tiling as tiling
+from recshard_lab.sharding.schemes.module_plan import Found as Found
 from recshard_lab.sharding.schemes.module_plan import apply_to_all as apply_to_all
 from recshard_lab.sharding.schemes.module_plan import configs_of as configs_of
 from recshard_lab.sharding.schemes.module_plan import construct_module_sharding_plan as construct_module_sharding_plan
+from recshard_lab.sharding.schemes.module_plan import find_collections as find_collections
 from recshard_lab.sharding.schemes.module_plan import running_topology as running_topology
 from recshard_lab.sharding.schemes.module_plan import running_world_size as running_world_size
+from recshard_lab.sharding.schemes.module_plan import sharder_of as sharder_of

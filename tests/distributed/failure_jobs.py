@@ -20,9 +20,7 @@ from recshard_lab import (
     row_wise,
 )
 from recshard_lab.comm import CommType, QCommsConfig, get_qcomm_codecs_registry
-from recshard_lab.distributed import DMPCollection, EmbeddingBagCollectionSharder
-from recshard_lab.distributed.shard_module import shard
-from recshard_lab.distributed.sharders import default_sharders
+from recshard_lab.distributed import DMPCollection, EmbeddingBagCollectionSharder, get_default_sharders, shard
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.distributed.state.pretrained import load_pretrained
 from tests.distributed import state_jobs
@@ -308,7 +306,7 @@ def plan_failing() -> list[str]:
     world, found = torch.distributed.get_world_size(), []
     with failing(EmbeddingShardingPlanner, "plan", rank=0, call=-1):
         planner = EmbeddingShardingPlanner(Topology(world))
-        found.append(attempted(lambda: planner.collective_plan(Two(), default_sharders())))
+        found.append(attempted(lambda: planner.collective_plan(Two(), get_default_sharders())))
         found.append(attempted(lambda: DistributedModelParallel(Two())))
     return found
 

@@ -92,7 +92,7 @@ def fake_module() -> Any:
     bags = SimpleNamespace(embedding_bag_configs=lambda: [table("movies", 100, 8)])
     rows = SimpleNamespace(embedding_configs=lambda: [table("movies", 50, 4)])
     model = SimpleNamespace()
-    model.named_modules = lambda: [("", model), ("ebc", bags), ("towers.ec", rows), ("dense", SimpleNamespace())]
+    model.named_modules = lambda **_: [("", model), ("ebc", bags), ("towers.ec", rows), ("dense", SimpleNamespace())]
     return model
 
 
@@ -176,6 +176,6 @@ def test_a_collective_plan_is_the_first_ranks_plan_or_its_error(tmp_path: Any) -
         plan = planner.collective_plan(fake_module(), pg=dist.group.WORLD)
         plan.validate(tables_of(fake_module()), 1)
         with pytest.raises(PlanError, match="holds no embedding collection"):
-            planner.collective_plan(SimpleNamespace(named_modules=lambda: []))
+            planner.collective_plan(SimpleNamespace(named_modules=lambda **_: []))
     finally:
         dist.destroy_process_group()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recshard_lab.distributed.sharders import SequenceCollectionSharder
+from recshard_lab.distributed import CollectionSharder
 from recshard_lab.sharding import ParameterSharding
 from recshard_lab.sparse import KeyedTensor, Multistreamable
 
@@ -88,12 +88,12 @@ def construct_output_kt(embeddings: list[Tensor], embedding_names: list[str], em
 
 def get_ec_index_dedup() -> bool:
     """Whether every sharder of sequence collections sends distinct ids only: see `set_ec_index_dedup`."""
-    return SequenceCollectionSharder.always_dedups
+    return CollectionSharder.always_dedups
 
 
 def set_ec_index_dedup(val: bool) -> None:
     """Makes every sharder of sequence collections send distinct ids only, as ``use_index_dedup=True`` does for one."""
-    SequenceCollectionSharder.always_dedups = bool(val)
+    CollectionSharder.always_dedups = bool(val)
 
 
 def get_device_from_parameter_sharding(ps: ParameterSharding) -> str | tuple[str, ...]:

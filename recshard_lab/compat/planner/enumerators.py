@@ -15,9 +15,9 @@ from recshard_lab.compat.planner.constraints import ParameterConstraints
 from recshard_lab.compat.planner.estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from recshard_lab.compat.planner.options import PartitionByType, Shard, ShardingOption
 from recshard_lab.compat.planner.topology import Topology
-from recshard_lab.compat.planner.utils import build_sharder_data_map, sharder_name, sharder_of
+from recshard_lab.compat.planner.utils import build_sharder_data_map, sharder_name
 from recshard_lab.embedding import EmbeddingBagCollectionInterface
-from recshard_lab.sharding import EmbeddingComputeKernel, ShardingType, scheme_names
+from recshard_lab.sharding import EmbeddingComputeKernel, ShardingType, scheme_names, sharder_of
 
 _PARTITION_BY = {
     ShardingType.TABLE_WISE: PartitionByType.DEVICE,

@@ -14,13 +14,13 @@ from recshard_lab.compat.planner.costs import PlannerError, PlannerErrorType
 from recshard_lab.compat.planner.enumerators import get_partition_by_type
 from recshard_lab.compat.planner.options import PartitionByType, Shard, ShardingOption
 from recshard_lab.compat.planner.topology import Topology
-from recshard_lab.compat.planner.utils import sharder_of
 from recshard_lab.sharding import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingPlan,
     ShardingType,
+    sharder_of,
 )
 from recshard_lab.sharding import Shard as OurShard
 

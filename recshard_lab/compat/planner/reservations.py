@@ -20,12 +20,13 @@ from recshard_lab.compat.planner.base import Constraints, StorageReservation
 from recshard_lab.compat.planner.constants import BIGINT_DTYPE, POOLING_FACTOR
 from recshard_lab.compat.planner.costs import PlannerError, PlannerErrorType
 from recshard_lab.compat.planner.topology import Topology
-from recshard_lab.compat.planner.utils import gb_to_bytes, sharder_of
+from recshard_lab.compat.planner.utils import gb_to_bytes
 from recshard_lab.planner import FixedPercentageStorageReservation as OurPercentage
 from recshard_lab.planner import HeuristicalStorageReservation as OurHeuristic
 from recshard_lab.planner import Workload
 from recshard_lab.planner.model.torchrec_cost import COPIES_OF_A_BATCH
 from recshard_lab.sharding import Topology as OurTopology
+from recshard_lab.sharding import sharder_of
 
 
 class StorageReservationType(StrEnum):

@@ -59,12 +59,6 @@ def sharder_name(t: type[Any]) -> str:
     return f"{t.__module__}.{t.__name__}"
 
 
-def sharder_of(module: Any, sharders: Iterable[Any]) -> Any:
-    """The last sharder of a module's class, otherwise that of a base class; None without one."""
-    fitting = [sharder for sharder in reversed(list(sharders)) if isinstance(module, sharder.module_type)]
-    return next((s for s in fitting if s.module_type is type(module)), fitting[0] if fitting else None)
-
-
 def storage_repr_in_gb(storage: Storage | None) -> str:
     """A storage in GiB; empty text for None.
 

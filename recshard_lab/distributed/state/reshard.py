@@ -495,7 +495,7 @@ class _Migration:
         totals = [0] * self.env.world_size
         groups = [range(self.env.world_size)] if grid is None else grid.sharding_groups
         for name, part in self.before:
-            for shard in self.collection.sharding_now(name, shardings[name]).shards:
+            for shard in self.collection.sized(name, shardings[name])[1].shards:
                 for ranks in groups:
                     totals[ranks[shard.rank]] += part.bytes_of(shard)
         return totals

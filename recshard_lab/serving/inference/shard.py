@@ -47,6 +47,7 @@ from recshard_lab.sharding import (
     ShardingType,
     Topology,
     configs_of,
+    find_collections,
     scheme_names,
 )
 
@@ -353,17 +354,13 @@ def _collections(model: nn.Module) -> dict[str, nn.Module]:
     Raises:
         ValueError: none, one whose tables are not static, or one that the model has under two names.
     """
-    found: dict[str, nn.Module] = {}
-    for path, part in model.named_modules():
-        if any(path.startswith(f"{outer}." if outer else "") for outer in found):
-            continue
-        if configs_of(part):
-            _pools(part)
-            found[path] = part
+    found = find_collections(model)
     if not found:
         raise ValueError(f"{type(model).__name__} has no embedding collection. Fix: pass a model that has one")
-    refuse_second_names(model, found)
-    return found
+    for one in found:
+        _pools(one.module)
+    refuse_second_names(found)
+    return {one.path: one.module for one in found}
 
 
 def _around(collections: Mapping[str, nn.Module], sharded: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -1,8 +1,8 @@
-"""TorchRec's hand-written plans: ``construct_module_sharding_plan(ebc, {"movies": row_wise(), ...})``."""
+"""The modules of a model to shard, and plans by hand: ``construct_module_sharding_plan(ebc, {"t": row_wise()})``."""
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.cores import local_world_size
@@ -70,9 +70,7 @@ def apply_to_all(
 
 
 def _tables_of(module: Any, sharder: Any) -> list[BaseEmbeddingConfig]:
-    tables = configs_of(module)
-    if tables is None and isinstance(module, getattr(sharder, "module_type", ())):
-        tables = list(sharder.tables(module))
+    tables = configs_of(module, sharder_of(module, [] if sharder is None else [sharder]))
     if tables is None:
         raise PlanError(
             f"{type(module).__name__} has neither embedding_bag_configs() nor embedding_configs(). "
@@ -81,12 +79,98 @@ def _tables_of(module: Any, sharder: Any) -> list[BaseEmbeddingConfig]:
     return tables
 
 
-def configs_of(module: Any) -> list[BaseEmbeddingConfig] | None:
-    """The tables of an embedding collection; None for other modules."""
+def configs_of(module: Any, sharder: Any = None) -> list[BaseEmbeddingConfig] | None:
+    """The tables of an embedding collection, or those that its sharder names; None for other modules."""
     for method in ("planned_configs", "embedding_bag_configs", "embedding_configs"):
         if callable(getattr(module, method, None)):
             return list(getattr(module, method)())
-    return None
+    return list(sharder.tables(module)) if hasattr(sharder, "tables") else None
+
+
+def sharder_of(module: Any, sharders: Iterable[Any]) -> Any:
+    """The sharder of a module's class, otherwise of its nearest base class; None without one. The last of a type wins.
+
+    >>> from types import SimpleNamespace
+    >>> sharder_of(True, [SimpleNamespace(module_type=kind) for kind in (object, int)]).module_type
+    <class 'int'>
+    """
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    return next((by_type[kind] for kind in type(module).__mro__ if kind in by_type), None)
+
+
+class Found(NamedTuple):
+    """A module of a model that can be sharded.
+
+    Attributes:
+        paths: all of its names in the model, the first one as of ``model.named_modules()``.
+        module: the module.
+        sharder: its sharder, as of `sharder_of`; None if no sharders were passed.
+        tables: the tables of an embedding collection, or those that its sharder names.
+        model: the model.
+    """
+
+    paths: list[str]
+    module: Any
+    sharder: Any
+    tables: list[BaseEmbeddingConfig]
+    model: Any
+
+    @property
+    def path(self) -> str:
+        """The first of its names."""
+        return self.paths[0]
+
+    @property
+    def frozen(self) -> list[str]:
+        """Names in the module of its parameters with ``requires_grad=False``."""
+        return [name for name, parameter in self.module.named_parameters() if not parameter.requires_grad]
+
+    @property
+    def tied(self) -> list[tuple[str, str]]:
+        """Pairs of names in the model of one parameter or buffer of this module, without those of its other paths."""
+
+        def named(module: Any) -> list[tuple[str, Any]]:
+            parameters = module.named_parameters(remove_duplicate=False)
+            return [*parameters, *module.named_buffers(remove_duplicate=False)]
+
+        own, first, pairs = named(self.module), dict[int, str](), []
+        ids, copies = {id(t) for _, t in own}, {f"{path}.{name}" for path in self.paths[1:] for name, _ in own}
+        for name, tensor in named(self.model):
+            if id(tensor) in ids and name not in copies and first.setdefault(id(tensor), name) != name:
+                pairs.append((first[id(tensor)], name))
+        return pairs
+
+
+def find_collections(
+    model: Any, sharders: Sequence[Any] | None = None, planned: Container[str] | None = None
+) -> list[Found]:
+    """The outermost modules to shard, each once with all of its names. What is inside of one is not searched.
+
+    Args:
+        model: a torch module. Names in a `DistributedModelParallel` are those of the model inside it.
+        sharders: find modules of their types and of subclasses. Default: all embedding collections with tables.
+        planned: names of a plan: modules of sharders that are no embedding collections are found if it has one.
+
+    >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig
+    >>> import torch
+    >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(10, 4, "t", feature_names=["f"])])
+    >>> [found.paths for found in find_collections(torch.nn.ModuleDict({"a": ebc, "b": ebc}))]
+    [['a', 'b']]
+    """
+    model = getattr(model, "_bare", model)
+    found: dict[int, Found] = {}
+    outer: list[str] = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        if any(path.startswith(f"{other}." if other else "") for other in outer):
+            continue
+        sharder = sharder_of(module, sharders or ())
+        tables = configs_of(module, sharder)
+        other_module = planned is not None and path not in planned and configs_of(module) is None
+        if (not tables if sharders is None else sharder is None) or other_module:
+            continue
+        outer.append(path)
+        found.setdefault(id(module), Found([], module, sharder, tables or [], model)).paths.append(path)
+    return list(found.values())
 
 
 def running_world_size() -> int:

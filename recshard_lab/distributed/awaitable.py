@@ -136,124 +136,85 @@ class LazyAwaitable(Awaitable[W]):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        args, kwargs = tree_map(_arrived, (tuple(args), dict(kwargs or {})), is_leaf=_is_lazy)
+        args, kwargs = tree_map(_arrived, (tuple(args), dict(kwargs or {})))
         return func(*args, **kwargs)
-
-
-def _is_lazy(value: Any) -> bool:
-    """Whether it is of a subclass; not a lazy KeyedTensor, which is a tree of tensors."""
-    return LazyAwaitable in type(value).__mro__
 
 
 def _arrived(value: Any) -> Any:
     return value.wait() if isinstance(value, LazyAwaitable) else value
 
 
-class LazyNoWait(LazyAwaitable[W]):
+class LazyNoWait(NoWait[W], LazyAwaitable[W]):
     """A complete result with the type of a lazy one.
 
     >>> LazyNoWait([1, 2])[1]
     2
     """
 
-    def __init__(self, obj: W) -> None:
-        super().__init__()
-        self._obj = obj
-
-    def _wait_impl(self) -> W:
-        return self._obj
-
 
 def _forward(name: str, apply: Callable[..., Any]) -> None:
     def method(self: LazyAwaitable[Any], *others: Any) -> Any:
-        return apply(self.wait(), *(_arrived(other) for other in others))
+        return apply(self.wait(), *map(_arrived, others))
 
-    setattr(LazyAwaitable, name, method)
+    def swapped(self: LazyAwaitable[Any], other: Any) -> Any:
+        return apply(_arrived(other), self.wait())
 
-
-def _swapped(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda ours, other: apply(other, ours)
-
-
-for _name in ("getitem", "contains", "neg", "abs"):
-    _forward(f"__{_name}__", getattr(operator, _name))
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
-    _forward(f"__{_name}__", getattr(operator, _name))
-    _forward(f"__r{_name}__", _swapped(getattr(operator, _name)))
-for _name, _apply in (("len", len), ("iter", iter)):
-    _forward(f"__{_name}__", _apply)
+    setattr(LazyAwaitable, f"__{name}__", method)
+    if name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+        setattr(LazyAwaitable, f"__r{name}__", swapped)
 
 
-class LazyKeyedTensor(KeyedTensor):
-    """What a sharded `EmbeddingBagCollection` returns: waits for its rows when they are first used.
+for _name in ["getitem", "contains", "neg", "abs", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]:
+    _forward(_name, getattr(operator, _name))
+_forward("len", len)
+_forward("iter", iter)
 
-    Keys and columns are known at once. ``.wait()`` returns a plain KeyedTensor.
-    """
+
+class _WaitsAtFirstUse:
+    """A tensor whose values are waited for when they are first used."""
 
     _wait: Callable[[], Tensor]
 
     @classmethod
-    def pending(cls, keys: list[str], length_per_key: list[int], wait: Callable[[], Tensor]) -> LazyKeyedTensor:
-        """Of values ``[B, sum of D]`` that ``wait`` returns."""
-        lazy: Any = cls._unchecked(keys, length_per_key, _NOTHING)
-        lazy._wait = _in_this_mode(wait)
+    def pending(cls, wait: Callable[[], Tensor], **fields: Any) -> Any:
+        """Of values that ``wait`` returns, with gradients on or off as they are now; the other fields are known."""
+        gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+        def waits() -> Tensor:
+            with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+                return wait()
+
+        lazy: Any = cls._unchecked(values=_NOTHING, **fields)  # type: ignore[attr-defined]
+        lazy._wait = waits
         del lazy._values
-        waiting: LazyKeyedTensor = lazy
-        return waiting
+        return lazy
 
+    @eager
     def __getattr__(self, name: str) -> Any:
-        return _first_use(self, name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._values  # noqa: B018
-        return super().__getstate__()
-
-    def wait(self) -> KeyedTensor:
-        """A plain KeyedTensor of rows that have arrived."""
-        return KeyedTensor._unchecked(self._keys, self._length_per_key, self._values, self._key_dim)
-
-
-class LazyJaggedTensor(JaggedTensor):
-    """Rows of a sequence that are waited for when they are first used."""
-
-    _wait: Callable[[], Tensor]
-
-    @classmethod
-    def pending(cls, wait: Callable[[], Tensor], ids: Tensor | None, lengths: Tensor) -> LazyJaggedTensor:
-        """Of values ``[N, D]`` that ``wait`` returns."""
-        lazy: Any = cls._unchecked(_NOTHING, ids, lengths)
-        lazy._wait = _in_this_mode(wait)
-        del lazy._values
-        waiting: LazyJaggedTensor = lazy
-        return waiting
-
-    def __getattr__(self, name: str) -> Any:
-        return _first_use(self, name)
+        if name != "_values" or "_wait" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        self._values = self._wait()
+        del self._wait
+        return self._values
 
     def __getstate__(self) -> Any:
         self._values  # noqa: B018
         return super().__getstate__()
 
 
-def _in_this_mode(wait: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """``wait`` with gradients on or off as they are now, not as they are at the first use."""
-    gradients, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+class LazyKeyedTensor(_WaitsAtFirstUse, KeyedTensor):
+    """What a sharded `EmbeddingBagCollection` returns: waits for its rows when they are first used.
 
-    def waits() -> Tensor:
-        with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
-            return wait()
+    Keys and columns are known at once. ``.wait()`` returns a plain KeyedTensor.
+    """
 
-    return waits
+    def wait(self) -> KeyedTensor:
+        """A plain KeyedTensor of rows that have arrived."""
+        return KeyedTensor._unchecked(self._keys, self._length_per_key, self._values, self._key_dim)
 
 
-@eager
-def _first_use(lazy: Any, name: str) -> Any:
-    """The values of a lazy tensor, when they are first read."""
-    if name != "_values" or "_wait" not in lazy.__dict__:
-        raise AttributeError(f"{type(lazy).__name__} has no attribute {name!r}")
-    lazy._values = lazy._wait()
-    del lazy._wait
-    return lazy._values
+class LazyJaggedTensor(_WaitsAtFirstUse, JaggedTensor):
+    """Rows of a sequence that are waited for when they are first used."""
 
 
 class LazyDict(dict[str, JaggedTensor]):

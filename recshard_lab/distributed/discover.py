@@ -1,13 +1,12 @@
 """Facts that must be equal on all ranks, for `comm.refuse_differences`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
-from recshard_lab.embedding import BaseEmbeddingConfig, OptimizerSpec
 from recshard_lab.embedding.optimizers import spec_of_parameter
-from recshard_lab.sharding import Found, ParameterSharding, ShardingPlan
+from recshard_lab.sharding import Found, ShardingPlan
 
 Facts = dict[str, Any]
 
@@ -15,52 +14,33 @@ Facts = dict[str, Any]
 def plan_facts(plan: ShardingPlan | None) -> Facts:
     """Every field of every table's sharding; one fact if the plan is None.
 
-    >>> from recshard_lab import Shard
+    >>> from recshard_lab import ParameterSharding, Shard
     >>> facts = plan_facts(ShardingPlan({"": {"t": ParameterSharding("custom", shards=[Shard(0, (0, 9), (0, 4))])}}))
     >>> facts["route of table 't' in module ''"]
     'direct'
     """
     if plan is None:
         return {"plan": None}
-    return {
-        f"{field} of table {table!r} in module {path!r}": value
-        for path, shardings in plan.plan.items()
-        for table, sharding in shardings.items()
-        for field, value in _sharding_facts(sharding).items()
-    }
-
-
-def _sharding_facts(sharding: ParameterSharding) -> Facts:
-    return {
-        "sharding_type": sharding.sharding_type,
-        "compute_kernel": sharding.compute_kernel,
-        "route": sharding.route,
-        "cache_params": sharding.cache_params,
-        "shards": [(shard.rank, shard.rows, shard.cols, shard.tier) for shard in sharding.shards],
-        "ranks": sharding.ranks,
-    }
-
-
-def table_facts(path: str, tables: Sequence[BaseEmbeddingConfig]) -> Facts:
-    """The configuration of every table of a collection."""
-    return {
-        f"{field} of table {config.name!r} in module {path!r}": value
-        for config in tables
-        for field, value in vars(config).items()
-    }
-
-
-def weight_facts(path: str, weights: Mapping[str, nn.Parameter], default: OptimizerSpec | None) -> Facts:
-    """Dtype, fused optimizer and ``requires_grad`` of every unsharded table.
-
-    Args:
-        path: path of the collection.
-        weights: table name -> parameter.
-        default: the sharder's optimizer, for tables without one.
-    """
     facts: Facts = {}
-    for name, weight in weights.items():
-        table = f"table {name!r} in module {path!r}"
+    for path, shardings in plan.plan.items():
+        for table, sharding in shardings.items():
+            fields = {field: getattr(sharding, field) for field in _FIELDS}
+            fields["shards"] = [(shard.rank, shard.rows, shard.cols, shard.tier) for shard in sharding.shards]
+            facts |= {f"{field} of table {table!r} in module {path!r}": value for field, value in fields.items()}
+    return facts
+
+
+_FIELDS = ("sharding_type", "compute_kernel", "route", "cache_params", "shards", "ranks")
+
+
+def module_facts(one: Found) -> Facts:
+    """Type and tables of a module to shard; dtype, fused optimizer and ``requires_grad`` of each of its weights."""
+    place, default = f"module {one.path!r}", getattr(one.sharder, "spec", None)
+    facts: Facts = {f"type of {place}": type(one.module).__name__}
+    for config in one.tables:
+        facts |= {f"{field} of table {config.name!r} in {place}": value for field, value in vars(config).items()}
+    for name, weight in one.sharder.shardable_parameters(one.module).items():
+        table = f"table {name!r} in {place}"
         facts[f"number format of {table}"] = str(weight.dtype)
         facts[f"optimizer of {table}"] = spec_of_parameter(weight) or default
         facts[f"requires_grad of {table}"] = weight.requires_grad

@@ -13,7 +13,7 @@ Shape letters: W ranks, S ranks per sharding group, R = W / S replicas.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum, unique
 from pathlib import Path
 from typing import Any
@@ -29,32 +29,19 @@ from recshard_lab.comm import (
     ShardingEnv,
     agreed,
     broadcast,
-    compute_device,
     device_mesh,
-    from_first_rank,
-    gathered,
     refuse_differences,
     sizes_env,
 )
 from recshard_lab.comm.errors import error_for, keep_for_others
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, Replicated
-from recshard_lab.distributed.discover import plan_facts
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
 from recshard_lab.distributed.sharded_collections import ShardedCollection
-from recshard_lab.distributed.sharders import ModuleSharder, get_default_sharders, planned_workload
+from recshard_lab.distributed.sharders import ModuleSharder
 from recshard_lab.distributed.state.moves import Regrouping
 from recshard_lab.distributed.state.replica_sync import AllReduce, average, torch_states
-from recshard_lab.distributed.state.reshard import Bound, Resharded, agreed_plan, migrate, recover
-from recshard_lab.planner import EmbeddingShardingPlanner
-from recshard_lab.sharding import EmbeddingModuleShardingPlan, PlanError, ShardingPlan, Topology
-
-
-@dataclass
-class _Tensors:
-    """Tensors to average: those that a sharding group stores once, and those that it may store several times."""
-
-    single: list[Tensor] = field(default_factory=list)
-    several: list[Tensor] = field(default_factory=list)
+from recshard_lab.distributed.state.reshard import Bound, Resharded
+from recshard_lab.sharding import PlanError, ShardingPlan
 
 
 @unique
@@ -139,10 +126,14 @@ class DMPCollection(DistributedModelParallel):
             raise ValueError(f"global_pg must be a process group or None, got {global_pg!r}")
         world = ShardingEnv.default() if global_pg is None else ShardingEnv.from_process_group(global_pg)
 
-        def read() -> tuple[ReplicaGrid, Sequence[ModuleSharder[Any]]]:
-            _refuse("submodule_configs", submodule_configs, None, "all collections share one layout of ranks")
-            _refuse("rs_awaitable_hook_module", rs_awaitable_hook_module, None, "tables are whole in every replica")
-            _refuse("use_sharded_relay", use_sharded_relay, False, "replicas are averaged by one exchange")
+        def read() -> ReplicaGrid:
+            for name, value, default, reason in (
+                ("submodule_configs", submodule_configs, None, "all collections share one layout of ranks"),
+                ("rs_awaitable_hook_module", rs_awaitable_hook_module, None, "tables are whole in every replica"),
+                ("use_sharded_relay", use_sharded_relay, False, "replicas are averaged by one exchange"),
+            ):
+                if value is not default:
+                    raise ValueError(f"{name}={value!r} is not supported: {reason}. Fix: {name}={default!r}")
             self._strategy = _strategy_of(sharding_strategy)
             if world_size != world.world_size:
                 raise ValueError(
@@ -151,11 +142,14 @@ class DMPCollection(DistributedModelParallel):
                 )
             grid = ReplicaGrid(world, sharding_group_size, bool(use_inter_host_allreduce), node_group_size)
             if plan is not None and plan.world_size > sharding_group_size:
-                raise PlanError(_too_wide(plan, sharding_group_size))
-            return grid, list(sharders) if sharders is not None else get_default_sharders()
+                raise PlanError(
+                    f"the plan places tables on {plan.world_size} ranks, but a sharding group has "
+                    f"{sharding_group_size}. Fix: plan for Topology(world_size={sharding_group_size}), or use "
+                    f"sharding_group_size={plan.world_size}"
+                )
+            return grid
 
-        self.grid, known_sharders = agreed(world, read)
-        grid = self.grid
+        self.grid = grid = agreed(world, read)
         arguments = {
             "sharding_group_size": grid.group_size,
             "use_inter_host_allreduce": grid.contiguous,
@@ -163,15 +157,13 @@ class DMPCollection(DistributedModelParallel):
             "sharding_strategy": self._strategy.value,
             "custom_all_reduce": custom_all_reduce is not None,
         }
-        refuse_differences(world, {"arguments": arguments, "plan": plan_facts(plan)}, PlanError)
-        if plan is None:
-            plan = from_first_rank(world, lambda: self._planned_for_group(module, device, known_sharders))
+        refuse_differences(world, {"arguments": arguments}, PlanError)
         super().__init__(
             module,
             grid.sharding,
             device,
             plan,
-            known_sharders,
+            sharders,
             init_data_parallel,
             init_parameters,
             data_parallel_wrapper,
@@ -220,13 +212,6 @@ class DMPCollection(DistributedModelParallel):
     def replicas_apart(self) -> bool:
         """Whether there are several replicas that were trained since the last `sync` of weights and states."""
         return self._may_differ and self.grid.num_replicas > 1
-
-    def _planned_for_group(
-        self, module: nn.Module, device: torch.device | str | None, sharders: Sequence[ModuleSharder[Any]]
-    ) -> ShardingPlan:
-        kind = torch.device(device).type if device is not None else compute_device(self.grid.world).type
-        topology = Topology(self.grid.group_size, compute_device=kind, local_world_size=self.grid.ranks_per_node)
-        return EmbeddingShardingPlanner(topology, workload=planned_workload(module, sharders)).plan(module, sharders)
 
     def _tables(self, collections: Sequence[ShardedCollection] | None = None) -> list[Any]:
         chosen = self.collections.values() if collections is None else collections
@@ -308,17 +293,17 @@ class DMPCollection(DistributedModelParallel):
         if self._strategy is ShardingStrategy.PER_MODULE:
             groups = [[collection] for collection in self.collections.values()]
         for group in groups:
-            weights, states = _Tensors(), _Tensors()
+            tensors: dict[str, tuple[list[Tensor], list[Tensor]]] = {"weights": ([], []), "optimizer_state": ([], [])}
             for shards in self._tables(group):
                 for part in shards.parts() if include_optimizer_state else shards.parts()[:1]:
-                    tensors = weights if part.name == "weight" else states
+                    label = "weights" if part.name == "weight" else "optimizer_state"
                     for position, matrix in shards.matrices(part).items():
                         several = shards.sharding.replica_flags[position] or part.extent != "element"
-                        (tensors.several if several else tensors.single).append(matrix)
-            states.several += dense_states
-            self._average(weights, "replicas/weights")
-            self._average(states, "replicas/optimizer_state")
+                        tensors[label][several].append(matrix)
+            tensors["optimizer_state"][True].extend(dense_states)
             dense_states = []
+            for label, own in tensors.items():
+                self._average(*own, f"replicas/{label}")
         self._may_differ &= not include_optimizer_state
 
     def _raise_unsent(self) -> None:
@@ -326,13 +311,14 @@ class DMPCollection(DistributedModelParallel):
         if error is not None:
             raise error
 
-    def _average(self, tensors: "_Tensors", label: str) -> None:
+    def _average(self, single: list[Tensor], several: list[Tensor], label: str) -> None:
+        """Averages tensors that a sharding group stores once, and those that it may store several times."""
         if self._custom_all_reduce is None:
-            average(tensors.single, self.grid.replicas, label, copies=False)
-            average(tensors.several, self.grid.replicas, label)
-        elif self.grid.num_replicas > 1 and tensors.single + tensors.several:
+            average(single, self.grid.replicas, label, copies=False)
+            average(several, self.grid.replicas, label)
+        elif self.grid.num_replicas > 1 and single + several:
             with torch.no_grad():
-                self._custom_all_reduce(tensors.single + tensors.several)
+                self._custom_all_reduce(single + several)
 
     # ---- moving ----
 
@@ -362,51 +348,25 @@ class DMPCollection(DistributedModelParallel):
         Raises:
             PlanError, ValueError, OSError: as in `DistributedModelParallel.reshard`, on all ranks. Nothing was moved.
         """
-        self.fused_optimizer.refuse_deferred("dmp.reshard")
-        recover(self.collections, self.grid.world, self.fused_optimizer)
-        size = self.grid.group_size if sharding_group_size is None else sharding_group_size
-        self._agree_on_size(size)
-        regroups = size != self.grid.group_size
-        after = agreed(self.grid.world, lambda: self._grid_of(size) if regroups else self.grid)
-        bound, world = Bound(max_extra_bytes, park_dir), self.grid.world
-        current = self.plan
-        if regroups:
-            current = ShardingPlan({path: EmbeddingModuleShardingPlan() for path in self.collections})
-        plan, changed = agreed_plan(plan, current, self.collections, after.sharding, optimizers, bound, everyone=world)
-        regrouping = None
-        if regroups:
-            changed = {path: dict(plan.plan[path]) for path in self.collections}
-            regrouping = Regrouping(self.grid, after)
-        env = world if regroups else self.env
-        result = migrate(
-            self.collections,
-            changed,
-            env,
-            self.device,
-            bound,
-            self.fused_optimizer,
-            optimizers or (),
-            regrouping,
-            everyone=world,
-        )
-        self.plan, self.grid, self.env = plan, after, after.sharding
-        self.fused_optimizer.replicas = world.world_size // after.sharding.world_size
+        world, size = self.grid.world, self.grid.group_size if sharding_group_size is None else sharding_group_size
+        refuse_differences(world, {"arguments of reshard": {"sharding_group_size": size}}, after="Nothing was moved. ")
+        regrouping = agreed(world, lambda: self._regrouping(size)) if size != self.grid.group_size else None
+        result = self._reshard(plan, Bound(max_extra_bytes, park_dir), optimizers, regrouping)
+        if regrouping is not None:
+            self.grid, self.env = regrouping.after, regrouping.after.sharding
+            self.fused_optimizer.replicas = self.grid.num_replicas
         return result
 
-    def _grid_of(self, size: int) -> ReplicaGrid:
-        return replace(self.grid, group_size=size, node_group_size=None)
-
-    def _agree_on_size(self, size: int) -> None:
-        world = self.grid.world
-        self._refuse_owned_rows(self.collections, world.world_size // max(1, size))
-        refuse_differences(world, {"arguments of reshard": {"sharding_group_size": size}}, after="Nothing was moved. ")
-        trained = [rank for rank, flag in enumerate(gathered(world, lambda: self.replicas_apart)) if flag]
-        if trained and size != self.grid.group_size:
+    def _regrouping(self, size: int) -> Regrouping:
+        after = replace(self.grid, group_size=size, node_group_size=None)
+        self._refuse_owned_rows(self.collections, after.num_replicas)
+        if self.replicas_apart:
             raise ValueError(
-                f"the replicas may differ because they were trained since the last sync() (on rank {trained[0]}), and "
+                f"the replicas may differ because they were trained since the last sync(), and "
                 f"sharding_group_size={size} would mix them. Nothing was moved. Fix: call sync() first, with "
                 f"include_optimizer_state=True"
             )
+        return Regrouping(self.grid, after)
 
     # ---- looking ----
 
@@ -415,21 +375,9 @@ class DMPCollection(DistributedModelParallel):
         return f"{self.grid}\n{self.plan.show()}"
 
 
-def _refuse(name: str, value: Any, default: Any, reason: str) -> None:
-    if value is not default:
-        raise ValueError(f"{name}={value!r} is not supported: {reason}. Fix: {name}={default!r}")
-
-
 def _strategy_of(value: Any) -> ShardingStrategy:
     name = str(getattr(value, "value", value))
     known = [strategy.value for strategy in ShardingStrategy]
     if name not in known:
         raise ValueError(f"sharding_strategy={name!r} is not supported. Supported: {', '.join(known)}")
     return ShardingStrategy(name)
-
-
-def _too_wide(plan: ShardingPlan, size: int) -> str:
-    return (
-        f"the plan places tables on {plan.world_size} ranks, but a sharding group has {size}. Fix: plan for "
-        f"Topology(world_size={size}), or use sharding_group_size={plan.world_size}"
-    )

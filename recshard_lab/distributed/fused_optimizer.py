@@ -19,7 +19,6 @@ from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.forms import StateForm, requested
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.table import ShardedTable, TableTensor
-from recshard_lab.distributed.step.executor import Executor
 from recshard_lab.distributed.step.gradients import Deferred
 from recshard_lab.distributed.step.lookup import ShardLookup
 from recshard_lab.embedding import OptimizerSpec
@@ -58,31 +57,27 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     def bind(self, collections: Mapping[str, ShardedCollection]) -> None:
         """Replaces the collections, for example after resharding. Learning rates stay."""
         self.release()
-        self._device = next((collection.device for collection in collections.values()), torch.device("cpu"))
+        self._collections = list(collections.values())
+        self._device = next((collection.device for collection in self._collections), torch.device("cpu"))
         for path, collection in collections.items():
-            prefix = f"{path}." if path else ""
-            for name, shards in collection.table_shards().items():
-                spec = collection.kinds[name].optimizer
+            for name, shards in collection.shards_by_weight().items():
+                spec = collection.kinds[shards.config.name].optimizer
                 if spec is not None:
-                    key = f"{prefix}{collection.tables_name}.{name}.weight"
-                    handle = TableHandle(key, shards)
-                    self._handles[key] = handle
+                    key = f"{path}.{name}" if path else name
+                    self._handles[key] = handle = TableHandle(key, shards)
                     self.param_groups[self._specs.index(spec)]["params"].append(handle)
             for group in collection.executor.lookup.groups:
                 if group.kind.optimizer is not None:
                     self._kernels.append((self._specs.index(group.kind.optimizer), group))
-            self._executors.append(collection.executor)
-            self._collections.append(collection)
-            if self._deferred and collection.executor.deferred is None:
-                collection.executor.deferred = Deferred()
-        self._pushed += [self._specs[number].learning_rate for number, _ in self._kernels]
+        self._pushed = [self._specs[number].learning_rate for number, _ in self._kernels]
+        if self._deferred:
+            self.defer_steps()
 
     def release(self) -> None:
         """Drops the references to the collections, so that their kernels can be freed. Call `bind` next."""
         self._handles: dict[str, TableHandle] = {}
         self._kernels: list[tuple[int, ShardLookup]] = []
         self._pushed: list[float] = []
-        self._executors: list[Executor] = []
         self._collections: list[ShardedCollection] = []
         for group in self.param_groups:
             group["params"] = []
@@ -159,13 +154,18 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         ``ids + rows x columns x 4`` bytes for each batch. Every rank must call `step` alike.
         """
         self._deferred = True
-        for executor in self._executors:
-            executor.deferred = executor.deferred or Deferred()
+        for collection in self._collections:
+            collection.executor.deferred = collection.executor.deferred or Deferred()
+
+    @property
+    def _waiting(self) -> list[Deferred]:
+        """Gradients that wait for `step`, of each collection."""
+        return [own.executor.deferred for own in self._collections if own.executor.deferred is not None]
 
     @property
     def deferred_batches(self) -> int:
         """The number of batches whose gradients wait for `step`."""
-        return max((e.deferred.batches for e in self._executors if e.deferred is not None), default=0)
+        return max((deferred.batches for deferred in self._waiting), default=0)
 
     def refuse_deferred(self, action: str) -> None:
         """Raises ValueError if gradients wait for `step`."""
@@ -189,19 +189,17 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
                 f"replica of the dense part differently. Fix: clip values in the kernels (fused_params="
                 f'{{"gradient_clipping": True, "max_gradient": ...}}), or use DistributedModelParallel'
             )
-        if not self._executors:
+        if not self._collections:
             return []
-        env, total = self._executors[0].env, torch.zeros((), device=self._device)
-        for executor in self._executors:
-            if executor.deferred is not None:
-                total = executor.deferred.norm_power(norm_type, env.rank == 0, total)
+        env, total = self._collections[0].env, torch.zeros((), device=self._device)
+        for deferred in self._waiting:
+            total = deferred.norm_power(norm_type, env.rank == 0, total)
         return [all_reduce(total, env, "grad_norm", maximum=norm_type == float("inf"))]
 
     def scale_fused_gradients(self, factor: Tensor) -> None:
         """Multiplies the deferred gradients by a 0-d tensor."""
-        for executor in self._executors:
-            if executor.deferred is not None:
-                executor.deferred.scale(factor)
+        for deferred in self._waiting:
+            deferred.scale(factor)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Runs ``closure`` if passed, then steps the tables if `defer_steps` was called. Collective in that case.
@@ -211,15 +209,14 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         loss = closure() if closure is not None else None
         if self._deferred:
             self.push_learning_rates()
-            for executor in self._executors:
-                executor.step_deferred()
+            for collection in self._collections:
+                collection.executor.step_deferred()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops deferred gradients. Fused tables have no ``.grad``."""
-        for executor in self._executors:
-            if executor.deferred is not None:
-                executor.deferred.take()
+        for deferred in self._waiting:
+            deferred.take()
 
 
 class TableHandle:

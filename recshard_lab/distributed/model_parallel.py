@@ -1,6 +1,5 @@
 """DistributedModelParallel: shards embedding collections and replicates the dense part, in one call."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from pathlib import Path
@@ -16,13 +15,12 @@ from recshard_lab.comm import agreed, compute_device, from_first_rank, refuse_di
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from recshard_lab.distributed.discover import (
     dense_facts,
+    module_facts,
     plan_facts,
     refuse_other_forwards,
     refuse_second_names,
     refuse_second_owners,
     sharder_facts,
-    table_facts,
-    weight_facts,
 )
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
@@ -35,14 +33,21 @@ from recshard_lab.distributed.sharders import (
 )
 from recshard_lab.distributed.state.dumps import dump_tables, load_tables
 from recshard_lab.distributed.state.forms import StateForm, requested, torch_call
-from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.distributed.state.moves import Move, Regrouping, move
 from recshard_lab.distributed.state.reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.table import ShardedTable
 from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
 from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored
 from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
-from recshard_lab.sharding import Found, PlanError, ShardingPlan, Topology, find_collections
+from recshard_lab.sharding import (
+    EmbeddingModuleShardingPlan,
+    Found,
+    PlanError,
+    ShardingPlan,
+    Topology,
+    find_collections,
+)
 from recshard_lab.sharding.plan.types import DDR
 
 if TYPE_CHECKING:
@@ -166,9 +171,7 @@ class DistributedModelParallel(nn.Module):
         unsharded = find_collections(module, self.sharders, None if plan is None else plan.plan)
         model = dense_facts(module, {one.path for one in unsharded})
         for one in unsharded:
-            path, weights = one.path, one.sharder.shardable_parameters(one.module)
-            model |= table_facts(path, one.tables) | {f"type of module {path!r}": type(one.module).__name__}
-            model |= weight_facts(path, weights, getattr(one.sharder, "spec", None))
+            model |= module_facts(one)
         settings = {key: value for sharder in self.sharders for key, value in sharder_facts(sharder).items()}
         world = {"world_size": self.env.world_size, "ranks per node": self.env.local_world_size}
         arguments = {"device type": self.device.type, **world, **switches}
@@ -187,7 +190,13 @@ class DistributedModelParallel(nn.Module):
         refuse_second_names(planned)
         refuse_second_owners(collections)
         refuse_other_forwards(collections)
-        self._check_paths([one.path for one in unsharded])
+        found = sorted(one.path for one in unsharded)
+        unknown = next((path for path in self.plan.plan if path not in found), None)
+        if unknown is not None:
+            raise PlanError(
+                f"the plan names module {unknown!r}, but the embedding collections of this model are {found}. Fix: use "
+                f"one of these paths ('' is the model itself)"
+            )
         self._check_fused(module)
         if collections:
             whole, self.plan = self.plan, copy(self.plan)
@@ -195,14 +204,6 @@ class DistributedModelParallel(nn.Module):
             tables = {one.path: one.tables for one in collections}
             self.plan = self.plan.resolved(tables, self.env.world_size, self.env.local_world_size)
             self.plan.plan = whole.plan | self.plan.plan
-
-    def _check_paths(self, found: Sequence[str]) -> None:
-        for path in self.plan.plan:
-            if path not in found:
-                raise PlanError(
-                    f"the plan names module {path!r}, but the embedding collections of this model are "
-                    f"{sorted(found)}. Fix: use one of these paths ('' is the model itself)"
-                )
 
     def _check_fused(self, module: nn.Module) -> None:
         """Raises if a fused or managed collection is not sharded: each rank would train its copy on other batches."""
@@ -227,11 +228,11 @@ class DistributedModelParallel(nn.Module):
         self.collections = {
             f"{path}.{inner}".strip("."): part
             for path, own in sharded.items()
-            for inner, part in ([("", own)] if isinstance(own, ShardedCollection) else own.named_modules())
+            for inner, part in own.named_modules()
             if isinstance(part, ShardedCollection)
         }
-        plain = {path: own for path, own in sharded.items() if not isinstance(own, ShardedCollection)}
-        self._with_names = [path for path, own in plain.items() if hasattr(own, "sharded_parameter_names")]
+        own_names = {path: own for path, own in sharded.items() if hasattr(own, "sharded_parameter_names")}
+        self._with_names = [path for path, own in own_names.items() if not isinstance(own, ShardedCollection)]
         return sharded
 
     def _fill(self, module: nn.Module, unsharded: Sequence[Found], sharded: Mapping[str, nn.Module]) -> nn.Module:
@@ -243,7 +244,8 @@ class DistributedModelParallel(nn.Module):
         with torch.no_grad():
             agreed(self.dense_env, lambda: move(moves, self.env, self.device))
         for path, own in sharded.items():
-            _set(module, path, own)
+            if path:
+                module.set_submodule(path, own)
         return sharded.get("", module)
 
     def _place_dense(self, module: nn.Module, init_parameters: bool) -> None:
@@ -383,12 +385,38 @@ class DistributedModelParallel(nn.Module):
         >>> dmp.reshard(ShardingPlan({"": {"t": ParameterSharding("custom", shards=halves)}})).bytes_moved
         0
         """
+        return self._reshard(plan, Bound(max_extra_bytes, park_dir), optimizers)
+
+    def _reshard(
+        self,
+        plan: ShardingPlan,
+        bound: Bound,
+        optimizers: Sequence[torch.optim.Optimizer] | None,
+        regrouping: Regrouping | None = None,
+    ) -> Resharded:
+        """Moves the tables to another plan, and with ``regrouping`` to other sharding groups."""
+        everyone, env = self.dense_env, self.env if regrouping is None else regrouping.after.sharding
         self.fused_optimizer.refuse_deferred("dmp.reshard")
-        recover(self.collections, self.env, self.fused_optimizer)
-        bound = Bound(max_extra_bytes, park_dir)
-        current = ShardingPlan({path: own for path, own in self.plan.plan.items() if path in self.collections})
-        plan, changed = agreed_plan(plan, current, self.collections, self.env, optimizers, bound)
-        done = migrate(self.collections, changed, self.env, self.device, bound, self.fused_optimizer, optimizers or ())
+        recover(self.collections, everyone, self.fused_optimizer)
+        current = {path: own for path, own in self.plan.plan.items() if path in self.collections}
+        if regrouping is not None:  # every table moves, and the plan names each
+            current = {path: EmbeddingModuleShardingPlan() for path in current}
+        plan, changed = agreed_plan(
+            plan, ShardingPlan(current), self.collections, env, optimizers, bound, everyone=everyone
+        )
+        if regrouping is not None:
+            changed, env = {path: dict(plan.plan[path]) for path in self.collections}, everyone
+        done = migrate(
+            self.collections,
+            changed,
+            env,
+            self.device,
+            bound,
+            self.fused_optimizer,
+            optimizers or (),
+            regrouping,
+            everyone=everyone,
+        )
         plan.plan = self.plan.plan | plan.plan
         self.plan = plan
         return done
@@ -537,12 +565,7 @@ class DistributedModelParallel(nn.Module):
         Raises:
             ValueError: the tables have several replicas (`DMPCollection`), whose gradients differ.
         """
-        tables = [
-            shards
-            for collection in self.collections.values()
-            for shards in collection.table_shards().values()
-            if shards.sharding.compute_kernel == "dense" and not all(shards.sharding.replica_flags)
-        ]
+        tables = [own for own in self._dense_tables().values() if not all(own.sharding.replica_flags)]
         if self.env.pg is None or not tables:
             return {}
         if self.fused_optimizer.replicas > 1:
@@ -698,43 +721,32 @@ class DistributedModelParallel(nn.Module):
             }
         call = torch_call("_load_model_state_dict")
 
-        def without_shards(state: Mapping[str, Any]) -> Mapping[str, Any]:
-            """The state dict without this rank's own shards, which torch adds to a full one."""
-            if call is None or not call["info"].full_state_dict:
-                return state
-            shards = {id(p) for table in self.table_shards().values() for p in table.parameters()}
-            return {name: value for name, value in state.items() if id(value) not in shards}
-
         def load() -> Any:
             if assign:
                 raise ValueError("assign=True would detach tables from their kernels. Fix: assign=False")
             if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
                 raise ValueError(f"state_dict must map names to tensors, got {type(state_dict).__name__}")
-            return self._bare.load_state_dict(self._as_distributed(without_shards(state_dict)), strict=strict)
+            state = state_dict
+            if call is not None and call["info"].full_state_dict:  # torch adds this rank's own shards to it
+                shards = {id(p) for table in self.table_shards().values() for p in table.parameters()}
+                state = {name: value for name, value in state_dict.items() if id(value) not in shards}
+            return self._bare.load_state_dict(self._as_distributed(state), strict=strict)
 
         return agreed(self.dense_env, load)
 
-    def _as_distributed(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _as_distributed(self, state_dict: Any) -> Any:
         """The state dict with whole dense tensors as DTensors, where the model's are (FSDP2)."""
-        given: dict[str, Any] = dict(self._bare.named_parameters())
-        given = {name: own for name, own in given.items() if hasattr(own, "placements")}
-        whole = [
-            name
-            for name in given
-            if isinstance(state_dict.get(name), Tensor) and not hasattr(state_dict[name], "placements")
-        ]
-        if not whole:
-            return state_dict
-        from torch.distributed.tensor import distribute_tensor
+        changed = None
+        for name, own in self._bare.named_parameters():
+            value = state_dict.get(name)
+            if hasattr(own, "placements") and isinstance(value, Tensor) and not hasattr(value, "placements"):
+                from torch.distributed.tensor import distribute_tensor
 
-        changed = OrderedDict(state_dict)
-        for name in whole:
-            own, value = given[name], state_dict[name].detach().to(self.device)
-            if value.shape == own.shape:  # torch names tensors of another shape
-                changed[name] = distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
-        if hasattr(state_dict, "_metadata"):
-            changed._metadata = state_dict._metadata  # type: ignore[attr-defined]
-        return changed
+                changed = changed or copy(state_dict)  # with its metadata
+                if value.shape == own.shape:  # torch names tensors of another shape
+                    whole, placements = value.detach().to(self.device), own.placements
+                    changed[name] = distribute_tensor(whole, own.device_mesh, placements, src_data_rank=None)
+        return changed or state_dict
 
     @checks_arguments
     def full_state_dict(self, rank0_only: bool = False, cpu_offload: bool = False) -> dict[str, Tensor]:
@@ -764,10 +776,9 @@ class DistributedModelParallel(nn.Module):
         with requested("sharded_tensor"):
             local = self._bare.state_dict()
         for name, value in local.items():
-            if name not in whole:  # a DTensor under FSDP2
-                value = value.full_tensor() if hasattr(value, "full_tensor") else value
-            else:
-                value = whole[name]
+            value = whole.get(name, value)
+            if hasattr(value, "full_tensor"):  # a DTensor of FSDP2's; one at a time, and on all ranks
+                value = value.full_tensor()
             if not rank0_only or self.dense_env.rank == 0:
                 state[name] = value.to(device) if cpu_offload else value
         return state
@@ -787,9 +798,8 @@ class DistributedModelParallel(nn.Module):
             for name, count in collection.executor.buffer_bytes.items():
                 totals[name] += count
         tables = self.sharded_parameter_names()
-        for name, parameter in self._bare.named_parameters():
-            if name not in tables:
-                totals["dense"] += _bytes(parameter) + (_bytes(parameter.grad) if parameter.grad is not None else 0)
+        dense = [parameter for name, parameter in self._bare.named_parameters() if name not in tables]
+        totals["dense"] = sum(_bytes(own) for parameter in dense for own in (parameter, parameter.grad))
         return totals
 
     def host_memory_bytes(self) -> dict[str, int]:
@@ -799,15 +809,14 @@ class DistributedModelParallel(nn.Module):
 
     def _table_bytes(self, in_host: bool) -> dict[str, int]:
         totals = {"weights": 0, "optimizer_state": 0}
-        has_tiers = self.device.type != "cpu"
         for shards in self.table_shards().values():
+            indexes = [part.name for part in shards.index_parts]
             for position, weight in shards.local_weights.items():
-                if (has_tiers and shards.sharding.shards[position].tier == DDR) is not in_host:
+                if (self.device.type != "cpu" and shards.sharding.shards[position].tier == DDR) is not in_host:
                     continue
                 totals["weights"] += _bytes(weight)
                 for name, state in shards.states.get(position, {}).items():
-                    index = name in {part.name for part in shards.index_parts}
-                    kind = "index" if index and not in_host else "optimizer_state"
+                    kind = "index" if name in indexes and not in_host else "optimizer_state"
                     totals[kind] = totals.get(kind, 0) + _bytes(state)
         return totals
 
@@ -839,19 +848,14 @@ def shard_modules(
     return dmp.module
 
 
-def _set(model: nn.Module, path: str, part: nn.Module) -> None:
-    """Replaces the part of a model at a path; not the model itself."""
-    if path:
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, part)
-
-
 def _builds(sharder: ModuleSharder[Any]) -> TypeGuard[CollectionSharder]:
     """Whether `shard` is the library's own, so that all collections of a model can be built and filled together."""
     return isinstance(sharder, CollectionSharder) and type(sharder).shard is CollectionSharder.shard
 
 
 def _bytes(tensor: Any) -> int:
-    """Of this rank's shard, if the tensor is distributed."""
+    """Of this rank's shard, if the tensor is distributed; 0 for None."""
+    if tensor is None:
+        return 0
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.numel() * local.element_size()

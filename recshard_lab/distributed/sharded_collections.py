@@ -237,6 +237,9 @@ class ShardedCollection(nn.Module):
         self.hold_tables(nn.ModuleDict(dict[str, nn.Module](held)))
         for kernel in self._dynamic_kernels():
             kernel.on_grown = partial(_each_flushed, [held[table.config.name] for table in kernel.tables])
+        #: TorchRec's attributes; here one input exchange, one lookup and one output exchange for all tables
+        self._input_dists, self._lookups = [self.executor.input_dist], [lookup]
+        self._output_dists = [self.executor.paths.route]
         self._own_optimizer: EmbeddingFusedOptimizer | None = None
         self.bind_parameters()
 
@@ -351,7 +354,7 @@ class ShardedCollection(nn.Module):
 
     def release(self) -> None:
         """Frees the kernels; `place` creates new ones."""
-        for name in ("executor", "layout"):
+        for name in ("executor", "layout", "_input_dists", "_lookups", "_output_dists"):
             vars(self).pop(name, None)
         self._own_optimizer = None
         self.hold_tables(nn.ModuleDict())
@@ -366,10 +369,9 @@ class ShardedCollection(nn.Module):
 
     def out_of_range_counts(self) -> dict[str, int]:
         """Table -> number of out-of-range ids, for tables that had any."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for key, count in self._policy.counts.items():
-            table = key.rpartition("@")[2]
-            counts[table] = counts.get(table, 0) + int(count)
+            counts[key.rpartition("@")[2]] += int(count)
         return counts
 
     def exchange_bytes(self) -> int:
@@ -475,19 +477,6 @@ class ShardedCollection(nn.Module):
             self._own_optimizer = EmbeddingFusedOptimizer({"": self})
         return self._own_optimizer
 
-    @property
-    def _input_dists(self) -> list[Any]:
-        """TorchRec's attribute; here one input exchange for all tables."""
-        return [self.executor.input_dist]
-
-    @property
-    def _lookups(self) -> list[Any]:
-        return [self.executor.lookup]
-
-    @property
-    def _output_dists(self) -> list[Any]:
-        return [self.executor.paths.route]
-
     # ---- the stages of a forward, under TorchRec's names ----
 
     def create_context(self) -> ShardedModuleContext:
@@ -522,7 +511,8 @@ class ShardedCollection(nn.Module):
         ctx.features = features
         ctx.inverse_indices = features.inverse_indices_or_none()
         ctx.variable_batch_per_feature = features.variable_stride_per_key()
-        self._push_learning_rates()
+        if self._own_optimizer is not None:
+            self._own_optimizer.push_learning_rates()
         send = self.executor.announce(features)
         return Later(lambda: Later(send().wait))
 
@@ -565,14 +555,16 @@ class ShardedCollection(nn.Module):
 
     def send(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
         """Sends the local batch, and waits for the sizes. ``.wait()`` returns the ids to look up here."""
-        self._push_learning_rates()
         return self.executor.start(features)
 
     @eager
     @names_wrong_arguments
     def forward(self, features: KeyedJaggedTensor) -> Any:
         """Local batch -> the output of the unsharded collection, which waits for its rows when they are first used."""
-        lookup_input = self._routed(features)
+        batch = as_batch(features, self.tables)
+        if self._own_optimizer is not None:
+            self._own_optimizer.push_learning_rates()
+        lookup_input = self.send(batch).wait() if self.feed is None else self.feed(self, batch)
         if self.training and not torch.is_grad_enabled():
             watch_hidden()
         self.executor.lookup.train(self.training)
@@ -581,17 +573,6 @@ class ShardedCollection(nn.Module):
     def _output(self, pending: PendingRows, features: KeyedJaggedTensor) -> Any:
         """The output of the forward."""
         raise NotImplementedError
-
-    def _push_learning_rates(self) -> None:
-        if self._own_optimizer is not None:
-            self._own_optimizer.push_learning_rates()
-
-    def _routed(self, features: KeyedJaggedTensor) -> LookupInput:
-        features = as_batch(features, self.tables)
-        if self.feed is None:
-            return self.send(features).wait()
-        self._push_learning_rates()
-        return self.feed(self, features)
 
 
 class ShardedEmbeddingBagCollection(ShardedCollection):
@@ -610,7 +591,8 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
 
     def _output(self, pending: PendingRows, features: KeyedJaggedTensor) -> Any:
         blocks = self.layout.blocks
-        return LazyKeyedTensor.pending([block.key for block in blocks], [block.dim for block in blocks], pending.wait)
+        keys, dims = [block.key for block in blocks], [block.dim for block in blocks]
+        return LazyKeyedTensor.pending(pending.wait, keys=keys, length_per_key=dims)
 
 
 class ShardedEmbeddingCollection(ShardedCollection):
@@ -647,7 +629,7 @@ class ShardedEmbeddingCollection(ShardedCollection):
         ids = local_batch.ids if self.options.need_indices else [None] * len(blocks)
         lengths = [bag_lengths.long() for bag_lengths in local_batch.lengths]
         return LazyDict(
-            (block.key, LazyJaggedTensor.pending(partial(rows, number), ids[number], lengths[number]))
+            (block.key, LazyJaggedTensor.pending(partial(rows, number), weights=ids[number], lengths=lengths[number]))
             for number, block in enumerate(blocks)
         )
 

@@ -21,7 +21,7 @@ from recshard_lab.comm import (
     get_qcomm_codecs_registry,
     refuse_differences,
 )
-from recshard_lab.distributed.discover import plan_facts, refuse_second_owners, sharder_facts, table_facts, weight_facts
+from recshard_lab.distributed.discover import module_facts, plan_facts, refuse_second_owners, sharder_facts
 from recshard_lab.distributed.sharded_collections import (
     CollectionOptions,
     ShardedCollection,
@@ -121,13 +121,7 @@ class ModuleSharder(ABC, Generic[M]):
     def tables(self, module: M) -> Sequence[BaseEmbeddingConfig]:
         """The tables of an unsharded module. Default: one for each of `shardable_parameters` with two axes."""
         return [
-            EmbeddingBagConfig(
-                weight.shape[0],
-                weight.shape[1],
-                name=name,
-                feature_names=[name],
-                data_type=dtype_to_data_type(weight.dtype),
-            )
+            EmbeddingBagConfig(*weight.shape, name, dtype_to_data_type(weight.dtype), [name])
             for name, weight in self.shardable_parameters(module).items()
             if weight.dim() == 2
         ]
@@ -351,10 +345,10 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             target = first if device is None else torch.device(device)
             plan = ShardingPlan({"": EmbeddingModuleShardingPlan(params)})
             plan = plan.resolved({"": self.tables(module)}, env.world_size, env.local_world_size)
-            refuse_second_owners([Found([""], module, self, list(self.tables(module)), module)])
-            model = table_facts("", self.tables(module)) | weight_facts("", weights, self.spec)
+            found = Found([""], module, self, list(self.tables(module)), module)
+            refuse_second_owners([found])
             settings = {"arguments": {"device type": target.type}, "sharders": sharder_facts(self)}
-            return target, plan, {"plan": plan_facts(plan), "model": model, **settings}
+            return target, plan, {"plan": plan_facts(plan), "model": module_facts(found), **settings}
 
         target, plan, facts = agreed(env, read)
         refuse_differences(env, facts, PlanError)

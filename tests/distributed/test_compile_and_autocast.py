@@ -125,4 +125,4 @@ def test_compiled_models_train_as_the_eager_one(two: Any, compiled: str) -> None
 
 
 #: where the graph of a compiled model breaks, apart from DistributedDataParallel's own breaks
-PLACES = {"EmbeddingFusedOptimizer.push_learning_rates", "ShardedEmbeddingBagCollection.forward", "_first_use"}
+PLACES = {"EmbeddingFusedOptimizer.push_learning_rates", "ShardedCollection.forward", "_WaitsAtFirstUse.__getattr__"}

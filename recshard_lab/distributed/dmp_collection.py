@@ -289,9 +289,8 @@ class DMPCollection(DistributedModelParallel):
         dense = {shards.config.name: list(shards.local_parameters().values()) for shards in on_dense}
         if include_optimizer_state and dense and self.grid.num_replicas > 1:
             dense_states = torch_states(dense, optimizers, self.grid)
-        groups = [list(self.collections.values())]
-        if self._strategy is ShardingStrategy.PER_MODULE:
-            groups = [[collection] for collection in self.collections.values()]
+        collections = list(self.collections.values())
+        groups = [[one] for one in collections] if self._strategy is ShardingStrategy.PER_MODULE else [collections]
         for group in groups:
             tensors: dict[str, tuple[list[Tensor], list[Tensor]]] = {"weights": ([], []), "optimizer_state": ([], [])}
             for shards in self._tables(group):

@@ -568,7 +568,7 @@ class ShardedCollection(nn.Module):
         if self.training and not torch.is_grad_enabled():
             watch_hidden()
         self.executor.lookup.train(self.training)
-        return self._output(self.executor.begin(lookup_input), features)
+        return self._output(self.executor.begin(lookup_input), batch)
 
     def _output(self, pending: PendingRows, features: KeyedJaggedTensor) -> Any:
         """The output of the forward."""

@@ -202,7 +202,15 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         for op in CommOp:
             codecs_for(op, qcomm_codecs_registry)
         self.backend, self.batch_tables = backend, batch_tables
-        self.out_of_range = _policy_of(self.fused_params.pop("bounds_check_mode", None), out_of_range)
+        mode = self.fused_params.pop("bounds_check_mode", None)
+        self.out_of_range = out_of_range if mode is None else policy_of_bounds_check_mode(mode)
+        if self.out_of_range is not None:
+            OutOfRange(self.out_of_range)  # checks its name
+        if out_of_range not in (None, self.out_of_range):
+            raise ValueError(
+                f"bounds_check_mode={mode} means out_of_range={self.out_of_range!r}, but out_of_range="
+                f"{out_of_range!r}. Fix: remove bounds_check_mode from fused_params"
+            )
         self.spec = OptimizerSpec.from_fused_params(self.fused_params)
         if issubclass(self.module_type, FusedCollection):
             self._refuse_optimizer()
@@ -231,9 +239,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
 
     def tables(self, module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
         """The tables of an unsharded collection."""
-        configs = configs_of(module)
-        assert configs is not None, type(module)
-        return configs
+        return configs_of(module) or []
 
     def stored_tables(
         self, module: nn.Module, params: Mapping[str, ParameterSharding], env: ShardingEnv
@@ -526,25 +532,6 @@ def output_dtype_named(value: Any) -> torch.dtype | None:
             f"their names 'fp16', 'bf16', 'fp32'. Fix: use one of them"
         )
     return known[text]
-
-
-def _policy_of(bounds_check_mode: Any, out_of_range: str | None) -> str | None:
-    """The out-of-range policy of both arguments.
-
-    Raises:
-        ValueError: an unknown policy, or two different ones.
-    """
-    if out_of_range is not None:
-        OutOfRange(out_of_range)
-    if bounds_check_mode is None:
-        return out_of_range
-    policy = policy_of_bounds_check_mode(bounds_check_mode)
-    if out_of_range not in (None, policy):
-        raise ValueError(
-            f"bounds_check_mode={bounds_check_mode} means out_of_range={policy!r}, but out_of_range={out_of_range!r}. "
-            f"Fix: remove bounds_check_mode from fused_params"
-        )
-    return policy
 
 
 def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: ShardingEnv) -> list[Move]:

@@ -21,6 +21,7 @@ from recshard_lab import (
     table_wise,
 )
 from recshard_lab.distributed import EmbeddingBagCollectionSharder, ModuleSharder
+from recshard_lab.models import FeatureProcessedEmbeddingBagCollection, PositionWeightedModuleCollection
 from recshard_lab.sharding import construct_module_sharding_plan
 
 CONFIG = EmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"])
@@ -106,3 +107,25 @@ def test_the_planner_plans_what_a_sharder_names() -> None:
     plan = EmbeddingShardingPlanner(Topology(2)).plan(Model(), sharders)
     assert {path: list(entries) for path, entries in plan.plan.items()} == {"rows": ["weight"], "bags": ["t"]}
     assert plan.plan["rows"]["weight"].compute_kernel == "fused"
+
+
+class Renamed(EmbeddingBagCollection):
+    pass
+
+
+class Doubled(EmbeddingBagCollection):
+    def forward(self, features: Any) -> Any:
+        return super().forward(features).values() * 2
+
+
+def test_a_subclass_is_sharded_as_its_base_unless_it_looks_up_in_another_way() -> None:
+    dmp = DistributedModelParallel(nn.ModuleDict({"bags": Renamed([CONFIG])}))
+    assert list(dmp.collections) == ["bags"]
+    with pytest.raises(ValueError, match=r"Doubled 'bags' has a forward that .* Fix: pass a sharder of Doubled"):
+        DistributedModelParallel(nn.ModuleDict({"bags": Doubled([CONFIG])}))
+
+
+def test_a_collection_after_feature_processors_is_planned_and_sharded() -> None:
+    bags = EmbeddingBagCollection([CONFIG], is_weighted=True)
+    model = FeatureProcessedEmbeddingBagCollection(bags, PositionWeightedModuleCollection({"f": 2}))
+    assert list(DistributedModelParallel(model).collections) == ["_embedding_bag_collection"]

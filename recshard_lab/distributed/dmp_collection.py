@@ -12,7 +12,7 @@ tables. In between, a step's exchanges involve S ranks instead of W, but there a
 Shape letters: W ranks, S ranks per sharding group, R = W / S replicas.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum, unique
 from pathlib import Path
@@ -41,7 +41,8 @@ from recshard_lab.distributed.sharders import ModuleSharder
 from recshard_lab.distributed.state.moves import Regrouping
 from recshard_lab.distributed.state.replica_sync import AllReduce, average, torch_states
 from recshard_lab.distributed.state.reshard import Bound, Resharded
-from recshard_lab.sharding import PlanError, ShardingPlan
+from recshard_lab.embedding import BaseEmbeddingConfig
+from recshard_lab.sharding import Found, PlanError, ShardingPlan
 
 
 @unique
@@ -179,19 +180,15 @@ class DMPCollection(DistributedModelParallel):
 
     # ---- building ----
 
-    def _shard(self, unsharded: Sequence[Any]) -> dict[str, nn.Module]:
-        """As of `DistributedModelParallel`.
-
-        Raises:
-            ValueError: several replicas, and a table whose rows belong to ids. They have different ids in each.
-        """
-        sharded = super()._shard(unsharded)
-        self._refuse_owned_rows(self.collections, self.grid.num_replicas)
-        return sharded
+    def _check_plan(self, module: nn.Module, unsharded: Sequence[Found]) -> None:
+        super()._check_plan(module, unsharded)
+        planned = [table for one in unsharded if one.path in self.plan.plan for table in one.tables]
+        self._refuse_owned_rows(planned, self.grid.num_replicas)
 
     @staticmethod
-    def _refuse_owned_rows(collections: Mapping[str, ShardedCollection], replicas: int) -> None:
-        owned = [table.name for own in collections.values() for table in own.tables if table.dynamic]
+    def _refuse_owned_rows(tables: Sequence[BaseEmbeddingConfig], replicas: int) -> None:
+        """Raises ValueError if there are several replicas, and a table whose rows belong to ids."""
+        owned = [table.name for table in tables if table.dynamic]
         if owned and replicas > 1:
             raise ValueError(
                 f"the rows of table {owned[0]!r} belong to ids, which differ between {replicas} replicas: they cannot "
@@ -358,7 +355,8 @@ class DMPCollection(DistributedModelParallel):
 
     def _regrouping(self, size: int) -> Regrouping:
         after = replace(self.grid, group_size=size, node_group_size=None)
-        self._refuse_owned_rows(self.collections, after.num_replicas)
+        tables = [table for own in self.collections.values() for table in own.tables]
+        self._refuse_owned_rows(tables, after.num_replicas)
         if self.replicas_apart:
             raise ValueError(
                 f"the replicas may differ because they were trained since the last sync(), and "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
@@ -23,17 +24,17 @@ from recshard_lab.distributed.discover import (
     sharder_facts,
 )
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
-from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
+from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.sharders import (
     CollectionSharder,
     ModuleSharder,
-    first_weights,
+    build_collections,
     get_default_sharders,
     planned_workload,
 )
 from recshard_lab.distributed.state.dumps import dump_tables, load_tables
 from recshard_lab.distributed.state.forms import StateForm, requested, torch_call
-from recshard_lab.distributed.state.moves import Move, Regrouping, move
+from recshard_lab.distributed.state.moves import Regrouping, move
 from recshard_lab.distributed.state.reshard import Bound, Resharded, agreed_plan, migrate, recover
 from recshard_lab.distributed.state.table import ShardedTable
 from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
@@ -117,9 +118,7 @@ class DistributedModelParallel(nn.Module):
             plan = from_first_rank(everyone, lambda: self._planned(module))
         self.plan = plan if plan is not None else ShardingPlan({})
         agreed(everyone, lambda: self._check_plan(module, unsharded))
-        create_route_groups(self.plan, self.env)
-        sharded = agreed(everyone, lambda: self._shard(unsharded))
-        self._bare: nn.Module = self._fill(module, unsharded, sharded)
+        self._bare: nn.Module = self._sharded(module, [one for one in unsharded if one.path in self.plan.plan])
         agreed(everyone, lambda: self._place_dense(module, init_parameters))
         self._dmp_wrapped_module = self._bare
         self._has_data_parallel = False
@@ -216,33 +215,23 @@ class DistributedModelParallel(nn.Module):
                     f"add it to the plan (data_parallel() replicates it), and its sharder to sharders"
                 )
 
-    def _shard(self, unsharded: Sequence[Found]) -> dict[str, nn.Module]:
-        """The sharded module for each planned one. Those of the library's sharders have zero weights."""
-        sharded: dict[str, nn.Module] = {}
-        for one in unsharded:
-            params = self.plan.get_plan_for_module(one.path)
-            if params is not None and _builds(one.sharder):
-                sharded[one.path] = one.sharder.build(one.module, params, self.env, self.device)
-            elif params is not None:
-                sharded[one.path] = one.sharder.shard(one.module, params, self.env, self.device, one.path)
+    def _sharded(self, module: nn.Module, planned: Sequence[Found]) -> nn.Module:
+        """Replaces the planned modules with sharded ones. Collective. Returns the model."""
+        built = [one for one in planned if _builds(one.sharder)]
+        sharded: dict[str, nn.Module] = dict.fromkeys((one.path for one in planned), module)  # in the model's order
+        sharded |= build_collections(built, self.plan, self.env, self.device, self.dense_env)
+        for one in planned:
+            if one not in built:
+                args = one.module, self.plan.plan[one.path], self.env, self.device, one.path
+                sharded[one.path] = agreed(self.dense_env, partial(one.sharder.shard, *args))
         self.collections = {
             f"{path}.{inner}".strip("."): part
             for path, own in sharded.items()
             for inner, part in own.named_modules()
             if isinstance(part, ShardedCollection)
         }
-        own_names = {path: own for path, own in sharded.items() if hasattr(own, "sharded_parameter_names")}
-        self._with_names = [path for path, own in own_names.items() if not isinstance(own, ShardedCollection)]
-        return sharded
-
-    def _fill(self, module: nn.Module, unsharded: Sequence[Found], sharded: Mapping[str, nn.Module]) -> nn.Module:
-        """Fills the sharded collections and replaces the unsharded modules. Collective. Returns the model."""
-        moves: list[Move] = []
-        for one in unsharded:
-            if one.path in sharded and _builds(one.sharder):
-                moves += first_weights(self.collections[one.path], one.module, self.dense_env)
-        with torch.no_grad():
-            agreed(self.dense_env, lambda: move(moves, self.env, self.device))
+        others = {path: own for path, own in sharded.items() if not isinstance(own, ShardedCollection)}
+        self._with_names = [path for path, own in others.items() if hasattr(own, "sharded_parameter_names")]
         for path, own in sharded.items():
             if path:
                 module.set_submodule(path, own)

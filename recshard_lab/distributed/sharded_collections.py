@@ -396,11 +396,6 @@ class ShardedCollection(nn.Module):
                     found.setdefault(table.config.name, {}).setdefault(tier, Counter()).update(counts)
         return found
 
-    def flush_tiers(self) -> None:
-        """Moves every row of dynamic tables with tiers to the last one: see `DynamicTable.flush`."""
-        for kernel in self._dynamic_kernels():
-            kernel.flush_tiers()
-
     def _dynamic_kernels(self) -> list[DynamicKernel]:
         return [group.kernel for group in self.executor.lookup.groups if isinstance(group.kernel, DynamicKernel)]
 

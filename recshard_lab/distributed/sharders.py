@@ -345,7 +345,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
         """
         env = env if env is not None else ShardingEnv.default()
 
-        def read() -> tuple[torch.device, ShardingPlan, dict[str, dict[str, Any]]]:
+        def read() -> tuple[Found, torch.device, ShardingPlan, dict[str, dict[str, Any]]]:
             weights = unsharded_weights(module)
             first = next((w.device for w in weights.values() if not w.is_meta), torch.device("cpu"))
             target = first if device is None else torch.device(device)
@@ -354,15 +354,11 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             found = Found([""], module, self, list(self.tables(module)), module)
             refuse_second_owners([found])
             settings = {"arguments": {"device type": target.type}, "sharders": sharder_facts(self)}
-            return target, plan, {"plan": plan_facts(plan), "model": module_facts(found), **settings}
+            return found, target, plan, {"plan": plan_facts(plan), "model": module_facts(found), **settings}
 
-        target, plan, facts = agreed(env, read)
+        found, target, plan, facts = agreed(env, read)
         refuse_differences(env, facts, PlanError)
-        create_route_groups(plan, env)
-        sharded = agreed(env, lambda: self.build(module, plan.plan[""], env, target))
-        with torch.no_grad():
-            move(first_weights(sharded, module, env), env, target)
-        return sharded
+        return build_collections([found], plan, env, target, env)[""]
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Table name -> its unsharded parameter."""
@@ -532,6 +528,28 @@ def output_dtype_named(value: Any) -> torch.dtype | None:
             f"their names 'fp16', 'bf16', 'fp32'. Fix: use one of them"
         )
     return known[text]
+
+
+def build_collections(
+    found: Sequence[Found], plan: ShardingPlan, env: ShardingEnv, device: torch.device, everyone: ShardingEnv
+) -> dict[str, ShardedCollection]:
+    """Module path -> the sharded collection under a resolved plan, with rank 0's weights. Collective over ``everyone``.
+
+    Args:
+        found: collections that the plan names, with sharders of the library.
+        plan: the plan.
+        env: the ranks of a replica.
+        device: device of the tables.
+        everyone: the ranks of all replicas.
+    """
+    create_route_groups(plan, env)
+    built = agreed(
+        everyone, lambda: {one.path: one.sharder.build(one.module, plan.plan[one.path], env, device) for one in found}
+    )
+    moves = [own for one in found for own in first_weights(built[one.path], one.module, everyone)]
+    with torch.no_grad():
+        agreed(everyone, lambda: move(moves, env, device))
+    return built
 
 
 def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: ShardingEnv) -> list[Move]:

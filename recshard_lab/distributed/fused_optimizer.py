@@ -77,8 +77,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         """Drops the references to the collections, so that their kernels can be freed. Call `bind` next."""
         self._handles: dict[str, TableHandle] = {}
         self._kernels: list[tuple[int, ShardLookup]] = []
-        self._pushed: list[float] = []
-        self._collections: list[ShardedCollection] = []
+        self._pushed = []
+        self._collections = []
         for group in self.param_groups:
             group["params"] = []
 

@@ -725,8 +725,8 @@ class DistributedModelParallel(nn.Module):
 
     def _as_distributed(self, state_dict: Any) -> Any:
         """The state dict with whole dense tensors as DTensors, where the model's are (FSDP2)."""
-        changed = None
-        for name, own in self._bare.named_parameters():
+        changed, parameters = None, dict[str, Any](self._bare.named_parameters())
+        for name, own in parameters.items():
             value = state_dict.get(name)
             if hasattr(own, "placements") and isinstance(value, Tensor) and not hasattr(value, "placements"):
                 from torch.distributed.tensor import distribute_tensor

@@ -216,7 +216,8 @@ class ShardedCollection(nn.Module):
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
         self.executor.stepped = next((name for name, kind in self.kinds.items() if kind.optimizer is not None), None)
         lookup = self.executor.lookup
-        weights, states, flushes = map(self._by_table, (lookup.weights(), lookup.states(), lookup.flushes()))
+        found: list[Any] = [lookup.weights(), lookup.states(), lookup.flushes()]
+        weights, states, flushes = map(self._by_table, found)
         held: dict[str, ShardedTable] = {}
         for position, table in enumerate(self.tables):
             config, sharding = self.sized(table.name)

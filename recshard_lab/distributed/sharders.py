@@ -21,7 +21,13 @@ from recshard_lab.comm import (
     get_qcomm_codecs_registry,
     refuse_differences,
 )
-from recshard_lab.distributed.discover import module_facts, plan_facts, refuse_second_owners, sharder_facts
+from recshard_lab.distributed.discover import (
+    module_facts,
+    plan_facts,
+    refuse_other_forwards,
+    refuse_second_owners,
+    sharder_facts,
+)
 from recshard_lab.distributed.sharded_collections import (
     CollectionOptions,
     ShardedCollection,
@@ -121,7 +127,7 @@ class ModuleSharder(ABC, Generic[M]):
     def tables(self, module: M) -> Sequence[BaseEmbeddingConfig]:
         """The tables of an unsharded module. Default: one for each of `shardable_parameters` with two axes."""
         return [
-            EmbeddingBagConfig(*weight.shape, name, dtype_to_data_type(weight.dtype), [name])
+            EmbeddingBagConfig(weight.shape[0], weight.shape[1], name, dtype_to_data_type(weight.dtype), [name])
             for name, weight in self.shardable_parameters(module).items()
             if weight.dim() == 2
         ]
@@ -332,7 +338,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
 
         Raises:
             PlanError: an invalid plan for these tables and ranks.
-            ValueError: two tables have one parameter.
+            ValueError: two tables have one parameter, or a subclass with another forward.
 
         >>> from recshard_lab import EmbeddingBagConfig, table_wise
         >>> from recshard_lab.sharding import construct_module_sharding_plan
@@ -349,10 +355,11 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             weights = unsharded_weights(module)
             first = next((w.device for w in weights.values() if not w.is_meta), torch.device("cpu"))
             target = first if device is None else torch.device(device)
-            plan = ShardingPlan({"": EmbeddingModuleShardingPlan(params)})
-            plan = plan.resolved({"": self.tables(module)}, env.world_size, env.local_world_size)
             found = Found([""], module, self, list(self.tables(module)), module)
             refuse_second_owners([found])
+            refuse_other_forwards([found])
+            plan = ShardingPlan({"": EmbeddingModuleShardingPlan(params)})
+            plan = plan.resolved({"": found.tables}, env.world_size, env.local_world_size)
             settings = {"arguments": {"device type": target.type}, "sharders": sharder_facts(self)}
             return found, target, plan, {"plan": plan_facts(plan), "model": module_facts(found), **settings}
 

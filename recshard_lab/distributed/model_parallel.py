@@ -301,14 +301,10 @@ class DistributedModelParallel(nn.Module):
 
     def sharded_parameter_names(self) -> set[str]:
         """Names of the parameters that are shards of tables; all others are dense."""
-        tables = {
-            f"{path}.{name}" if path else name
-            for path, collection in self.collections.items()
-            for name, _ in collection.named_parameters()
-        }
+        tables = {name for path, own in self.collections.items() for name, _ in own.named_parameters(path)}
         for path in self._with_names:
-            own: Any = self._bare.get_submodule(path)
-            tables.update(own.sharded_parameter_names(path))
+            sharded: Any = self._bare.get_submodule(path)
+            tables.update(sharded.sharded_parameter_names(path))
         return tables
 
     def refuse_user_shards(self, action: str) -> None:
@@ -650,9 +646,8 @@ class DistributedModelParallel(nn.Module):
             on_cpu = call["info"].cpu_offload
             whole = self.full_state_dict(rank0_only=on_cpu, cpu_offload=on_cpu)
             for key in [key for key in state if key.startswith(prefix)]:
-                state[key] = whole.get(key.removeprefix(prefix))
-                if state[key] is None:  # only rank 0 receives it
-                    del state[key]
+                del state[key]  # on_cpu, only rank 0 receives it
+            state.update({prefix + name: value for name, value in whole.items()})
         return state
 
     def _fqn_modifiers(self) -> dict[str, str]:

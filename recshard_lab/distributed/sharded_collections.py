@@ -159,6 +159,8 @@ class ShardedCollection(nn.Module):
         }
         #: dynamic table that grows -> buckets of each partition, as of the last `level_tables` or load
         self.buckets = {name: table.buckets for name, table in self._growing.items()}
+        blocks = blocks_of(self.tables)
+        self._keys, self._dims = [block.key for block in blocks], [block.dim for block in blocks]
         self.place({table.name: shardings[table.name] for table in tables})
 
     def kinds_for(
@@ -560,7 +562,7 @@ class ShardedCollection(nn.Module):
         batch = as_batch(features, self.tables)
         if self._own_optimizer is not None:
             self._own_optimizer.push_learning_rates()
-        lookup_input = self.send(batch).wait() if self.feed is None else self.feed(self, batch)
+        lookup_input = self.executor.start(batch).wait() if self.feed is None else self.feed(self, batch)
         if self.training and not torch.is_grad_enabled():
             watch_hidden()
         self.executor.lookup.train(self.training)
@@ -586,9 +588,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         return self.tables
 
     def _output(self, pending: PendingRows, features: KeyedJaggedTensor) -> Any:
-        blocks = self.layout.blocks
-        keys, dims = [block.key for block in blocks], [block.dim for block in blocks]
-        return LazyKeyedTensor.pending(pending.wait, keys=keys, length_per_key=dims)
+        return LazyKeyedTensor.pending(pending.wait, keys=[*self._keys], length_per_key=[*self._dims])
 
 
 class ShardedEmbeddingCollection(ShardedCollection):

@@ -20,7 +20,7 @@ from recshard_lab.sharding import (
     ParameterSharding,
     ShardingPlan,
     ShardingType,
-    sharder_of,
+    find_collections,
 )
 from recshard_lab.sharding import Shard as OurShard
 
@@ -63,10 +63,11 @@ def options_of_plan(
     plan: ShardingPlan, module: nn.Module, sharders: Sequence[Any], batch_size: int, constraints: Mapping[str, Any]
 ) -> list[ShardingOption]:
     """The options of a finished plan, without costs."""
-    parts = dict(module.named_modules())
+    found = {path: one for one in find_collections(module, sharders) for path in one.paths}
     made = []
     for path, tables in plan.plan.items():
-        weights = sharder_of(parts[path], sharders).shardable_parameters(parts[path])
+        part = found[path].module
+        weights = found[path].sharder.shardable_parameters(part)
         for name, sharding in tables.items():
             limit = constraints.get(name) or ParameterConstraints()
             scheme = str(sharding.sharding_type)
@@ -76,7 +77,7 @@ def options_of_plan(
                 ShardingOption(
                     name,
                     weights[name],
-                    (path, parts[path]),
+                    (path, part),
                     list(limit.pooling_factors or [1.0]),
                     batch_size,
                     scheme,
@@ -182,9 +183,8 @@ def validate_modules_inclusion_in_sharding_plan(
         PlannerError: of type MISSING_MODULE_IN_PLAN.
     """
     missing = []
-    for path, part in module.named_modules():
-        sharder = sharder_of(part, sharders)
-        tables = [] if sharder is None else list(sharder.shardable_parameters(part))
+    for one in find_collections(module, sharders):
+        tables = list(one.sharder.shardable_parameters(one.module))
         if device_group is not None:
             limits = [(constraints or {}).get(name) for name in tables]
             tables = [
@@ -192,8 +192,8 @@ def validate_modules_inclusion_in_sharding_plan(
                 for n, limit in zip(tables, limits, strict=True)
                 if getattr(limit, "device_group", None) == device_group
             ]
-        if tables and path not in sharding_plan.plan:
-            missing.append(path)
+        if tables and one.path not in sharding_plan.plan:
+            missing.append(one.path)
     if missing:
         raise PlannerError(
             f"the plan lacks module {missing[0]!r}, which a sharder takes. Fix: add it, or leave its sharder out",

@@ -26,7 +26,7 @@ from recshard_lab.planner import HeuristicalStorageReservation as OurHeuristic
 from recshard_lab.planner import Workload
 from recshard_lab.planner.model.torchrec_cost import COPIES_OF_A_BATCH
 from recshard_lab.sharding import Topology as OurTopology
-from recshard_lab.sharding import sharder_of
+from recshard_lab.sharding import find_collections
 
 
 class StorageReservationType(StrEnum):
@@ -219,10 +219,7 @@ def _sizes(
     """Bytes of the dense part (parameters times `multiplier`, and buffers), and of the ids of one batch."""
     inside: set[int] = set()
     ids = 0.0
-    for part in module.modules():
-        sharder = sharder_of(part, sharders)
-        if sharder is None:
-            continue
+    for _, part, sharder, _, _ in find_collections(module, sharders):
         tables = sharder.shardable_parameters(part)
         inside.update(id(tensor) for tensor in (*part.parameters(), *part.buffers()))
         for name in tables:

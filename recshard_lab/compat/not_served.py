@@ -136,7 +136,7 @@ NEAREST: tuple[tuple[str, str, str], ...] = (
     (
         r"torchrec\.distributed\.model_tracker.*",
         "tracking raw ids before fbgemm's hash-ZCH remaps them",
-        "ModelDeltaTracker, or recshard_lab.distributed.ModelDeltaTracker with dmp.dump(path, rows=)",
+        "ModelDeltaTracker, also with records='steps' and dmp.dump(path, rows=)",
     ),
     (
         r".*\.(Managed\w*|Mc[A-Z]\w*|MC[A-Z]\w*|\w*MCH\w*|\w*[zZ]ch\w*)$|torchrec\.modules\.(mc|hash_mc)\w*.*|torchrec\.distributed\.mc_\w*.*",

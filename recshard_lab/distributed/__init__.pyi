@@ -14,7 +14,6 @@ from .model_parallel import ShardingEnv as ShardingEnv
 from .model_parallel import shard_modules as shard_modules
 from .peers import RankPeers as RankPeers
 from .row_tracker import DeltaTrackerConfig as DeltaTrackerConfig
-from .row_tracker import LookupTracker as LookupTracker
 from .row_tracker import ModelDeltaTracker as ModelDeltaTracker
 from .row_tracker import TrackingMode as TrackingMode
 from .sharded_collections import ShardedCollection as ShardedCollection

@@ -52,7 +52,7 @@ from recshard_lab.sharding import (
 from recshard_lab.sharding.plan.types import DDR
 
 if TYPE_CHECKING:
-    from recshard_lab.distributed.row_tracker import DeltaTrackerConfig, LookupTracker
+    from recshard_lab.distributed.row_tracker import DeltaTrackerConfig, ModelDeltaTracker
 
 
 @names_wrong_arguments
@@ -103,7 +103,7 @@ class DistributedModelParallel(nn.Module):
         data_parallel_wrapper: DataParallelWrapper | None = None,
     ) -> None:
         super().__init__()
-        self._lookup_tracker: LookupTracker | None = None  # of init_torchrec_delta_tracker
+        self._lookup_tracker: ModelDeltaTracker | None = None  # of init_torchrec_delta_tracker
         self._data_parallel_wrapper = data_parallel_wrapper or DefaultDataParallelWrapper()
         self.env = env if env is not None else ShardingEnv.default()
         everyone = self.dense_env
@@ -127,15 +127,15 @@ class DistributedModelParallel(nn.Module):
 
     # ---- tracking ----
 
-    def init_torchrec_delta_tracker(self, delta_tracker_config: "DeltaTrackerConfig") -> "LookupTracker":
+    def init_torchrec_delta_tracker(self, delta_tracker_config: "DeltaTrackerConfig") -> "ModelDeltaTracker":
         """Starts to record lookups, and returns the tracker. TorchRec's name.
 
         If there is a tracker, it returns that one, until tables move.
 
         Raises:
-            ValueError: another type of config, and as `LookupTracker`.
+            ValueError: another type of config, and as `ModelDeltaTracker`.
         """
-        from recshard_lab.distributed.row_tracker import DeltaTrackerConfig, LookupTracker
+        from recshard_lab.distributed.row_tracker import DeltaTrackerConfig, ModelDeltaTracker
 
         if not isinstance(delta_tracker_config, DeltaTrackerConfig):
             raise ValueError(
@@ -145,10 +145,10 @@ class DistributedModelParallel(nn.Module):
         if self._lookup_tracker is None or self._lookup_tracker.moved:
             config = delta_tracker_config
             settings = (config.consumers, config.delete_on_read, config.auto_compact, config.tracking_mode)
-            self._lookup_tracker = LookupTracker(self, *settings, config.fqns_to_skip)
+            self._lookup_tracker = ModelDeltaTracker(self, *settings, config.fqns_to_skip)
         return self._lookup_tracker
 
-    def get_delta_tracker(self) -> "LookupTracker | None":
+    def get_delta_tracker(self) -> "ModelDeltaTracker | None":
         """The tracker of `init_torchrec_delta_tracker`. None if there is none."""
         return self._lookup_tracker
 

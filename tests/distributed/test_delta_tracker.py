@@ -130,6 +130,10 @@ def named(found: dict[str, Tensor]) -> dict[str, list[int]]:
     return {key.split(".")[-2]: ids.tolist() for key, ids in found.items()}
 
 
+def tracker_of(model: Any, **settings: Any) -> ModelDeltaTracker:
+    return ModelDeltaTracker(model, records="steps", **settings)
+
+
 def tracked(variant: str) -> list[str]:
     """Trains and reads at two paces. Returns what differs from the batches."""
     every, wrong = range(world()[1]), []
@@ -138,7 +142,7 @@ def tracked(variant: str) -> list[str]:
     dmp = model_of(plan, kind)
     if kind == "deferred":
         dmp.fused_optimizer.defer_steps()
-    tracker = ModelDeltaTracker(dmp, consumers=["fast", "slow"])
+    tracker = tracker_of(dmp, consumers=["fast", "slow"])
 
     def check(what: str, consumer: str, numbers: list[int]) -> None:
         found, expected = named(tracker.get_unique_ids(consumer)), on_rank(plan, rows_of(numbers, every))
@@ -183,7 +187,7 @@ def test_each_rank_has_the_rows_of_its_shards_that_were_trained_since_a_read(two
 def replayed(folder: str, scheme: str, other: str, kind: str) -> tuple[int, list[str]]:
     """Dumps of nothing but the rows that a consumer has not seen, in a model under another plan that has the others."""
     dmp, older = (model_of(plan_of(own, kind), kind) for own in (scheme, other))
-    tracker, written, wrong = ModelDeltaTracker(dmp), 0, []
+    tracker, written, wrong = tracker_of(dmp), 0, []
     for number in range(3):
         train(dmp, 2 * number)
         train(dmp, 2 * number + 1)
@@ -219,13 +223,13 @@ def test_rows_since_the_last_read_bring_an_older_copy_up_to_date(
 
 def test_tables_that_have_moved_are_not_read() -> None:
     dmp = model_of(plan_of("row_wise", "pooled"), "pooled")
-    tracker = ModelDeltaTracker(dmp)
+    tracker = tracker_of(dmp)
     train(dmp, 0)
     dmp.reshard(plan_of("column_wise", "pooled"))
     with pytest.raises(ValueError, match=r"the tables have moved.*read before dmp\.reshard"):
         tracker.get_unique_ids()
     tracker.close()
-    later = ModelDeltaTracker(dmp)
+    later = tracker_of(dmp)
     train(dmp, 1)
     assert named(later.get_unique_ids()) == {name: sorted(ids) for name, ids in rows_of([1], range(1)).items()}
 
@@ -240,11 +244,11 @@ def fused(sequence: bool = False) -> Any:
 def test_unsharded_tables_are_tracked_when_they_are_stepped(sequence: bool) -> None:
     module = fused(sequence)
     before = {name: weight.clone() for name, weight in module.state_dict().items()}
-    tracker = ModelDeltaTracker(module, consumers=["fast", "slow"])
+    tracker = tracker_of(module, consumers=["fast", "slow"])
     module(batch(7, 0))  # without a backward
     other = copy.deepcopy(module)
     train(other, 3)
-    ModelDeltaTracker(other)  # the copy had none
+    tracker_of(other)  # the copy had none
     for number in range(3):
         train(module, number)
         expected = {name: sorted(ids) for name, ids in rows_of([number], range(1)).items()}
@@ -258,7 +262,7 @@ def test_unsharded_tables_are_tracked_when_they_are_stepped(sequence: bool) -> N
 
 def test_names_are_those_of_weights_in_state_dicts() -> None:
     model = torch.nn.ModuleDict({"x": fused(), "y": DynamicEmbeddingBagCollection([DYNAMIC], torch.optim.SGD)})
-    tracker = ModelDeltaTracker(model)
+    tracker = tracker_of(model)
     assert list(tracker.get_unique_ids()) == list(model["x"].state_dict(prefix="x."))
     assert tracker.fqn_to_feature_names() == {
         f"x.embedding_bags.{name}.weight": features for name, features in FEATURES.items()
@@ -268,11 +272,11 @@ def test_names_are_those_of_weights_in_state_dicts() -> None:
 
 def test_a_skipped_table_is_not_tracked() -> None:
     module = fused()
-    tracker = ModelDeltaTracker(module, fqns_to_skip=["a"])
+    tracker = tracker_of(module, fqns_to_skip=["a"])
     train(module, 0)
     assert named(tracker.get_unique_ids()) == {"b": sorted(rows_of([0], range(1))["b"])}
     dmp = model_of(plan_of("row_wise", "pooled"), "pooled")
-    sharded = ModelDeltaTracker(dmp, fqns_to_skip=["b"])
+    sharded = tracker_of(dmp, fqns_to_skip=["b"])
     train(dmp, 0)
     assert named(sharded.get_unique_ids()) == {"a": sorted(rows_of([0], range(1))["a"])}
 
@@ -294,32 +298,29 @@ def dense() -> DistributedModelParallel:
 
 def replicas() -> str:
     module = FusedEmbeddingBagCollection([BAGS], torch.optim.SGD, {"lr": 0.1})
-    return attempted(lambda: ModelDeltaTracker(DMPCollection(module, "cpu", None, 2, 1, None)))
+    return attempted(lambda: tracker_of(DMPCollection(module, "cpu", None, 2, 1, None)))
 
 
 def test_what_would_give_wrong_rows_is_refused(two: Any) -> None:
     assert all("a DMPCollection of 2 replicas" in own and "sync also changes rows" in own for own in two.run(replicas))
-    first = ModelDeltaTracker(tracked := fused())
+    first = tracker_of(tracked := fused())
     unfused = [EmbeddingBagCollection([BAGS]), dense()]
     owned = [managed(), DistributedModelParallel(managed())]
     calls: list[tuple[Any, str]] = [
         (
-            lambda: ModelDeltaTracker(fused(), mode=TrackingMode.EMBEDDING),
+            lambda: tracker_of(fused(), mode=TrackingMode.EMBEDDING),
             "EMBEDDING is not supported: a step would co",
         ),
-        (lambda: ModelDeltaTracker(fused(), mode="id_only"), "mode must be TrackingMode"),  # type: ignore[arg-type]
-        (lambda: ModelDeltaTracker(fused(), consumers=["x", "x"]), "two consumers have one name"),
-        (lambda: ModelDeltaTracker(fused(), consumers="x"), "consumers must be"),
-        (lambda: ModelDeltaTracker(tracked), r"has a tracker\. Fix: call its close"),
-        (lambda: first.get_unique_ids("other"), r"consumer 'other' is unknown\. Fix: use one of 'default'"),
-        *(
-            (lambda one=one: ModelDeltaTracker(one), "'embedding_bags.t.weight' is stepped by a torch")
-            for one in unfused
-        ),
-        *((lambda one=one: ModelDeltaTracker(one), "managed collision, which also resets rows") for one in owned),
+        (lambda: tracker_of(fused(), mode="id_only"), "mode must be TrackingMode"),  # type: ignore[arg-type]
+        (lambda: tracker_of(fused(), consumers=["x", "x"]), "two consumers have one name"),
+        (lambda: tracker_of(fused(), consumers="x"), "consumers must be"),
+        (lambda: tracker_of(tracked), r"has a tracker\. Fix: call its close"),
+        (lambda: first.get_unique_ids("other"), r"consumer 'other' is unknown\. Fix: use 'default'"),
+        *((lambda one=one: tracker_of(one), "'embedding_bags.t.weight' is stepped by a torch") for one in unfused),
+        *((lambda one=one: tracker_of(one), "managed collision, which also resets rows") for one in owned),
     ]
     assert not_refused(calls) == []
     for one in (*unfused, *owned):
-        assert ModelDeltaTracker(one, fqns_to_skip=["t"]).get_unique_ids() == {}
+        assert tracker_of(one, fqns_to_skip=["t"]).get_unique_ids() == {}
     first.close()
-    ModelDeltaTracker(tracked)
+    tracker_of(tracked)

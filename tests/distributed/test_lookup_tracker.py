@@ -10,7 +10,7 @@ from torch import nn
 
 import recshard_lab as rl
 from recshard_lab.distributed import TrackingMode
-from recshard_lab.distributed.row_tracker import DeltaStoreTrec, DeltaTrackerConfig, LookupTracker, UpdateMode
+from recshard_lab.distributed.row_tracker import DeltaStoreTrec, DeltaTrackerConfig, ModelDeltaTracker, UpdateMode
 
 
 def model(optimizer: Any = torch.optim.SGD, **table: Any) -> Any:
@@ -23,13 +23,13 @@ def batch(*ids: int) -> rl.KeyedJaggedTensor:
     return rl.KeyedJaggedTensor(["f"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
 
 
-def read(tracker: LookupTracker, **more: Any) -> list[int]:
+def read(tracker: ModelDeltaTracker, **more: Any) -> list[int]:
     return tracker.get_unique_ids(**more).get("bags.embedding_bags.t", torch.zeros(0)).tolist()
 
 
 def test_auto_compaction_merges_what_no_consumer_has_read() -> None:
     dmp = model()
-    tracker = LookupTracker(dmp, consumers=["a", "b"], auto_compact=True)
+    tracker = ModelDeltaTracker(dmp, consumers=["a", "b"], auto_compact=True)
     for ids in ((1, 2), (2, 3)):
         dmp._bare["bags"](batch(*ids))
         tracker.step()
@@ -52,7 +52,7 @@ def test_what_a_tracker_refuses() -> None:
         ({"consumers": ["a", "a"]}, "two consumers have one name"),
     ):
         with pytest.raises(ValueError, match=says):
-            LookupTracker(dmp, **settings)
+            ModelDeltaTracker(dmp, **settings)
     tracker = dmp.init_torchrec_delta_tracker(DeltaTrackerConfig(fqns_to_skip=["other"]))
     with pytest.raises(ValueError, match=r"consumer 'b' is unknown\. Fix: use 'default'"):
         tracker.get_unique_ids("b")
@@ -68,7 +68,7 @@ def test_what_a_tracker_refuses() -> None:
 
 def test_skipped_tables_and_copies_are_not_tracked() -> None:
     dmp = model()
-    skipped = LookupTracker(dmp, fqns_to_skip=["t"])
+    skipped = ModelDeltaTracker(dmp, fqns_to_skip=["t"])
     dmp._bare["bags"](batch(1))
     assert skipped.get_unique_ids() == {} == skipped.fqn_to_feature_names()
     tracker = dmp.init_torchrec_delta_tracker(DeltaTrackerConfig())

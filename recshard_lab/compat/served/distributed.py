@@ -79,20 +79,19 @@ SERVED: dict[str, dict[str, str]] = {
     "torchrec.distributed.shards_wrapper": {"torch.distributed.tensor._shards_wrapper": "LocalShardsWrapper"},
     "torchrec.distributed.model_tracker": {
         "distributed": "TrackingMode",
-        "distributed.row_tracker": "Trackers UniqueRows DeltaStore IndexedLookup UpdateMode "
-        "ModelDeltaTracker=LookupTracker SUPPORTED_MODULES",
+        "distributed.row_tracker": "UniqueRows DeltaStore=DeltaStoreTrec IndexedLookup UpdateMode "
+        "ModelDeltaTracker SUPPORTED_MODULES",
     },
     "torchrec.distributed.model_tracker.delta_store": {
-        "distributed.row_tracker": "DeltaStore DeltaStoreTrec",
+        "distributed.row_tracker": "DeltaStore=DeltaStoreTrec DeltaStoreTrec",
     },
     "torchrec.distributed.model_tracker.model_delta_tracker": {
         "distributed": "TrackingMode",
-        "distributed.row_tracker": "ModelDeltaTracker=LookupTracker ModelDeltaTrackerTrec=LookupTracker "
-        "SUPPORTED_MODULES UPDATE_MODE_MAP",
+        "distributed.row_tracker": "ModelDeltaTracker ModelDeltaTrackerTrec=ModelDeltaTracker SUPPORTED_MODULES",
     },
     "torchrec.distributed.model_tracker.types": {
         "distributed": "TrackingMode",
-        "distributed.row_tracker": "Trackers UniqueRows IndexedLookup UpdateMode DeltaTrackerConfig",
+        "distributed.row_tracker": "UniqueRows IndexedLookup UpdateMode DeltaTrackerConfig",
     },
     "torchrec.distributed.shard": {
         "distributed": "shard",

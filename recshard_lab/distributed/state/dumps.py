@@ -416,7 +416,7 @@ def dump_tables(
         model: a `DistributedModelParallel` or any module.
         since: the path of an earlier dump, or a step: writes a delta of the dynamic tables. Default: everything.
         rows: name of a static table's weight in state dicts -> its rows to write, ``[N]`` int64, as
-            `ModelDeltaTracker.get_unique_ids` returns them. Of other ranks' rows, each rank writes none. Other static
+            a `ModelDeltaTracker` of steps returns them. Of other ranks' rows, each rank writes none. Other static
             tables are not written. Default: none.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from recshard_lab.sparse import checks, drawing, full_text
+from recshard_lab.sparse import checks, text
 from recshard_lab.sparse.ops import complete_cumsum
 from recshard_lab.sparse.trees import Traceable, register
 
@@ -130,6 +130,15 @@ class JaggedStorage(metaclass=Traceable):
         """The state to pickle: no cached views, and of a slice only its own elements."""
         state = {**self.__dict__, **{name: compact(tensor) for name, tensor in self._tensors().items()}}
         return {name: None if name == "_jt_dict" else value for name, value in state.items()}
+
+    def __str__(self) -> str:
+        return text.full_text(self)
+
+    def __repr__(self) -> str:
+        return text.jagged_text(self)
+
+    def _repr_html_(self) -> str | None:
+        return text.html(self)
 
 
 def record_stream(stream: Any, *tensors: Tensor) -> None:
@@ -408,15 +417,6 @@ class JaggedTensor(JaggedStorage):
 
     def _apply(self, move: Callable[[Tensor], Tensor]) -> JaggedTensor:
         return JaggedTensor._unchecked(**{name.lstrip("_"): move(tensor) for name, tensor in self._tensors().items()})
-
-    def __str__(self) -> str:
-        return full_text.jagged_text(self) if full_text.has_values(*self._tensors().values()) else repr(self)
-
-    def __repr__(self) -> str:
-        return drawing.jagged_text("JaggedTensor", [None], self)
-
-    def _repr_html_(self) -> str | None:
-        return drawing.jagged_html("JaggedTensor", [None], self)
 
 
 def _flatten(jagged: JaggedTensor) -> tuple[list[Tensor], tuple[str, ...]]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.fx import wrap
 from torch.nn import functional
 
-from recshard_lab.sparse import checks, drawing, full_text
+from recshard_lab.sparse import checks
 from recshard_lab.sparse.jagged_tensor import Device, JaggedStorage, JaggedTensor, device_named, moved, pinned
 from recshard_lab.sparse.trees import register
 
@@ -658,17 +658,6 @@ class KeyedJaggedTensor(KeyedArrangement):
             if name != "_inverse":
                 tensor.untyped_storage().resize_(0)
         self._jt_dict = None
-
-    def __str__(self) -> str:
-        if not full_text.has_values(*self._tensors().values()):
-            return repr(self)
-        return full_text.keyed_jagged_text(self)
-
-    def __repr__(self) -> str:
-        return drawing.jagged_text("KeyedJaggedTensor", self._keys, self)
-
-    def _repr_html_(self) -> str | None:
-        return drawing.jagged_html("KeyedJaggedTensor", self._keys, self)
 
 
 # -- parts of the above that are one node in an fx graph --------------------------------------------

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import wrap
 
-from recshard_lab.sparse import checks, drawing, full_text
+from recshard_lab.sparse import checks, text
 from recshard_lab.sparse.jagged_tensor import Device, compact, moved, pinned, record_stream
 from recshard_lab.sparse.trees import Traceable, register
 
@@ -209,17 +209,20 @@ class KeyedTensor(metaclass=Traceable):
     def _with(self, values: Tensor) -> KeyedTensor:
         return KeyedTensor._unchecked(self._keys, self._length_per_key, values, self._key_dim)
 
+    def _tensors(self) -> dict[str, Tensor]:
+        return {"_values": self._values}
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_values": compact(self._values)}
 
     def __str__(self) -> str:
-        return full_text.keyed_text(self) if full_text.has_values(self._values) else repr(self)
+        return text.full_text(self)
 
     def __repr__(self) -> str:
-        return drawing.keyed_text(self)
+        return text.keyed_text(self)
 
     def _repr_html_(self) -> str | None:
-        return drawing.keyed_html(self)
+        return text.html(self)
 
 
 def regroup_kts(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:

@@ -5,4 +5,5 @@
 - `svg.py`: SVG
 - `rank_columns.py`: one column for each rank
 - `sheet.py`: several views as one picture
+- `jagged.py`: a jagged batch as HTML
 """

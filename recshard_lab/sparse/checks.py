@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from recshard_lab.sparse.keyed_jagged_tensor import KeyedStorage
+    from recshard_lab.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 
 #: Bags of every feature, or of each feature its own number.
@@ -54,20 +54,22 @@ def check_values(values: Tensor, weights: Tensor | None) -> None:
         raise ValueError(
             f"weights has {weights.shape[0]} entries for {values.shape[0]} values: give one weight a value"
         )
-    _same_device("weights", weights, values)
+    check_device("weights", weights, values)
 
 
-def without_spare(
+def check_parts(
     values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Values and weights that belong to a bag, if `LEAVE_OUT_SPARE_VALUES`; otherwise the arguments. CPU only."""
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The arguments, which are tensors of one device. Without spare values, if `LEAVE_OUT_SPARE_VALUES` (CPU only)."""
+    check_values(values, weights)
+    lengths = check_integers("lengths", lengths, values)
+    offsets = check_integers("offsets", offsets, values)
     cuts = lengths if lengths is not None else offsets
-    if not LEAVE_OUT_SPARE_VALUES or not readable(values) or cuts is None or not cuts.numel():
-        return values, weights
-    used = int(cuts.sum()) if lengths is not None else int(cuts[-1])
-    if not 0 <= used < values.shape[0]:
-        return values, weights
-    return values[:used], None if weights is None else weights[:used]
+    if LEAVE_OUT_SPARE_VALUES and readable(values) and cuts is not None and cuts.numel():
+        used = int(cuts.sum()) if lengths is not None else int(cuts[-1])
+        if 0 <= used < values.shape[0]:
+            values, weights = values[:used], None if weights is None else weights[:used]
+    return values, weights, lengths, offsets
 
 
 def check_integers(name: str, tensor: Tensor | None, values: Tensor) -> Tensor | None:
@@ -80,11 +82,11 @@ def check_integers(name: str, tensor: Tensor | None, values: Tensor) -> Tensor |
         if tensor.numel():
             raise ValueError(f"{name} must hold integers (int32 or int64), got {tensor.dtype}: use {name}.long()")
         tensor = tensor.to(torch.int32)
-    _same_device(name, tensor, values)
+    check_device(name, tensor, values)
     return tensor
 
 
-def check_lengths(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, stride: Stride) -> list[int]:
+def _check_lengths(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, stride: Stride) -> list[int]:
     """Ids of each feature `[F]`, after checking that no length is negative and they sum to N. CPU only."""
     per_key = sums_per_key(lengths, len(keys or ()), stride)
     low, high = torch.stack(lengths.aminmax()).tolist() if lengths.numel() else (0, 0)
@@ -114,7 +116,7 @@ def sums_per_key(lengths: Tensor, num_keys: int, stride: Stride) -> list[int]:
     return sums
 
 
-def check_offsets(offsets: Tensor, values: Tensor, keys: Sequence[str] | None, stride: Stride) -> None:
+def _check_offsets(offsets: Tensor, values: Tensor, keys: Sequence[str] | None, stride: Stride) -> None:
     """Offsets start at 0, never fall and end at N. CPU only."""
     if not offsets.numel():
         if values.shape[0]:
@@ -133,7 +135,7 @@ def check_offsets(offsets: Tensor, values: Tensor, keys: Sequence[str] | None, s
         raise ValueError(f"offsets ends with {int(offsets[-1])}, but values has {values.shape[0]}: they must be equal")
 
 
-def check_agreement(lengths: Tensor, offsets: Tensor, keys: Sequence[str] | None, stride: Stride) -> None:
+def _check_agreement(lengths: Tensor, offsets: Tensor, keys: Sequence[str] | None, stride: Stride) -> None:
     """Lengths and offsets, when both are given, cut in the same places. CPU only."""
     flat = lengths.reshape(-1)
     differs = (offsets[1:] - offsets[:-1]) != flat
@@ -145,17 +147,9 @@ def check_agreement(lengths: Tensor, offsets: Tensor, keys: Sequence[str] | None
         )
 
 
-def check_keys(keys: Sequence[str]) -> list[str]:
+def check_keys(keys: Iterable[str]) -> list[str]:
     """The keys as a list of strings."""
-    if isinstance(keys, str):
-        raise ValueError(f"keys must be a list of strings, got the string {keys!r}: use [{keys!r}]")
-    if not isinstance(keys, Iterable) or isinstance(keys, Tensor):
-        raise ValueError(f"keys must be a list of strings, got {_what(keys)}")
-    keys = keys if isinstance(keys, list) else list(keys)
-    for place, key in enumerate(keys):
-        if not isinstance(key, str):
-            raise ValueError(f"keys[{place}] must be a string, got {_what(key)}")
-    return keys
+    return check_all("keys", keys, str)
 
 
 def index_keys(keys: Sequence[str]) -> dict[str, int]:
@@ -185,16 +179,11 @@ def check_count(name: str, value: object) -> int:
 
 
 def check_list(name: str, given: Any) -> list[Any]:
-    """A list, from any sequence but a string."""
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise ValueError(f"{name} must be a list, got {_what(given)}")
+    """A list, from anything with an order but a string or a tensor."""
+    if not isinstance(given, Iterable) or isinstance(given, str | Tensor):
+        fix = f": use [{given!r}]" if isinstance(given, str | int) else ""
+        raise ValueError(f"{name} must be a list, got {_what(given)}{fix}")
     return given if isinstance(given, list) else list(given)
-
-
-def check_numbering(given: Any, keys: Sequence[str]) -> None:
-    """`index_per_key`, if given, numbers the keys."""
-    if given is not None and (not isinstance(given, dict) or given != index_keys(keys)):
-        raise ValueError(f"index_per_key {given!r} does not number the keys {keys}: leave it out")
 
 
 def check_all(name: str, given: Any, kind: type) -> list[Any]:
@@ -206,16 +195,12 @@ def check_all(name: str, given: Any, kind: type) -> list[Any]:
     return given
 
 
-def check_twin(tensor: Any, numbers: list[int], device: torch.device) -> None:
-    """A tensor that holds the same whole numbers as a list, on the device where it is used."""
-    if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.int32, torch.int64) or tensor.dim() != 1:
-        raise ValueError(f"indices_tensor must be [n] of int32 or int64, got {_what(tensor)}")
-    if tensor.numel() != len(numbers):
-        raise ValueError(f"indices_tensor has {tensor.numel()} entries for {len(numbers)} indices")
-    if tensor.device != device:
-        raise ValueError(f"indices_tensor is on {tensor.device}, but values is on {device}: move it")
-    if readable(tensor) and tensor.tolist() != numbers:
-        raise ValueError(f"indices_tensor {tensor.tolist()} and indices {numbers} differ: give the same order twice")
+def check_same(name: str, given: Any, expected: list[int] | dict[str, int], fix: str = "leave it out") -> None:
+    """An argument that TorchRec accepts although it follows from the others, if it is given."""
+    if given is None:
+        return
+    if (given if isinstance(given, dict) else check_list(name, given)) != expected:
+        raise ValueError(f"{name} is {given}, but the other arguments give {expected}. Fix: {fix}")
 
 
 def _where(place: int, keys: Sequence[str] | None, stride: Stride) -> str:
@@ -239,7 +224,8 @@ def _run_over(lengths: Tensor, values: Tensor, keys: Sequence[str] | None, strid
     return f": {_where(place, keys, stride)} would end at {int(ends[place])}"
 
 
-def _same_device(name: str, tensor: Tensor, values: Tensor) -> None:
+def check_device(name: str, tensor: Tensor, values: Tensor) -> None:
+    """A tensor is on the device of the values."""
     if tensor.device != values.device:
         raise ValueError(f"{name} is on {tensor.device}, but values is on {values.device}: move them with .to(device)")
 
@@ -250,69 +236,84 @@ def _what(value: object) -> str:
     return f"{type(value).__name__} {value!r}"[:80]
 
 
-# Checks that keys, lengths, offsets and stride of a KeyedJaggedTensor are consistent.
+# Counts of a KeyedJaggedTensor: keys, bags and samples that fit each other.
 #
-# Shape letters: F features (keys), B samples (stride), N values.
+# Shape letters: F features (keys), B samples (stride), R ranks, N values.
 
 
-def stride_of(keys: list[str], lengths: Tensor | None, offsets: Tensor | None, stride: int | None) -> int:
-    """Returns B, passed or derived. Raises if the counts are not F * B."""
-    if stride is not None:
-        stride = check_count("stride", stride)
+def check_bags(lengths: Tensor | None, offsets: Tensor | None, keys: list[str] | None, stride: Stride | None) -> int:
+    """The number of bags, which is that of keys and samples. Without keys: of a JaggedTensor."""
     bags = 0
-    if offsets is not None:
-        if offsets.dim() != 1:
-            raise ValueError(f"offsets must be [F * B + 1], got shape {list(offsets.shape)}")
-        bags = max(offsets.numel() - 1, 0)
-        _check_bags("offsets", bags, keys, stride)
-    if lengths is not None:
-        if lengths.dim() != 1 and not (lengths.dim() == 2 and lengths.shape[0] == len(keys)):
-            raise ValueError(f"lengths must be [F * B] or [F, B] with F = {len(keys)}, got shape {list(lengths.shape)}")
-        if offsets is not None and lengths.numel() != bags:
+    for name, cuts in (("offsets", offsets), ("lengths", lengths)):
+        if cuts is None:
+            continue
+        table = name == "lengths" and keys is not None and not isinstance(stride, list)
+        if cuts.dim() != 1 and not (table and cuts.dim() == 2 and cuts.shape[0] == len(keys or ())):
+            also = f" or be [{len(keys or ())}, B]" if table else ""
+            raise ValueError(f"{name} must have one dimension{also}, got shape {list(cuts.shape)}")
+        if name == "lengths" and offsets is not None and cuts.numel() != bags:
             raise ValueError(
-                f"offsets has {offsets.numel()} entries for {lengths.numel()} lengths: expected {lengths.numel() + 1}"
+                f"offsets has {offsets.numel()} entries for {cuts.numel()} lengths: expected {cuts.numel() + 1}"
             )
-        bags = lengths.numel()
-        _check_bags("lengths", bags, keys, stride)
-    if stride is not None:
-        return stride
-    return bags // len(keys) if keys else 0
+        bags = cuts.numel() if name == "lengths" else max(cuts.numel() - 1, 0)
+        if keys is None:
+            continue
+        if isinstance(stride, list):
+            fits, wanted = bags == sum(stride), f"the {stride} of {len(keys)} keys in stride_per_key_per_rank"
+        elif stride is not None:
+            fits, wanted = bags == len(keys) * stride, f"{len(keys)} keys x stride {stride}"
+        else:
+            fits = bags % len(keys) == 0 if keys else bags == 0
+            wanted = f"{len(keys)} keys x a whole number of samples"
+        if not fits:
+            more = ", and one more" if name == "offsets" else ""
+            raise ValueError(f"{name} describes {bags} bags, which is not {wanted}: pass one entry for each bag{more}")
+    return bags
 
 
-def _check_bags(name: str, bags: int, keys: list[str], stride: int | None) -> None:
-    fits = bags == len(keys) * stride if stride is not None else bags == 0 if not keys else bags % len(keys) == 0
-    if not fits:
-        samples = "a whole number of samples" if stride is None else f"stride {stride}"
-        more = ", and one more" if name == "offsets" else ""
-        raise ValueError(
-            f"{name} describes {bags} bags, which is not {len(keys)} keys x {samples}: "
-            f"pass one entry for each feature and sample{more}"
-        )
+def check_strides(keys: list[str], given: Any) -> list[list[int]]:
+    """``[F][R]`` as lists of whole numbers, from lists or an integer tensor ``[F, R]``."""
+    name = "stride_per_key_per_rank"
+    if isinstance(given, Tensor):
+        if given.is_floating_point() or given.dim() != 2:
+            raise ValueError(f"{name} must be [F, R] integers, got {given.dtype} of shape {list(given.shape)}")
+        given = given.tolist()
+    if len(check_list(name, given)) != len(keys):
+        raise ValueError(f"{name} must have one list of ranks for each of {len(keys)} keys, got {given!r}"[:300])
+    strides = []
+    for key, row in zip(keys, given, strict=True):
+        of_key = f"{name} of {key!r}"
+        strides.append([check_count(of_key, number) for number in check_list(of_key, row)])
+    if len({len(row) for row in strides}) > 1:
+        ranks = {key: len(row) for key, row in zip(keys, strides, strict=True)}
+        raise ValueError(f"{name} must name the same ranks for every key, got numbers of ranks {ranks}")
+    return strides
 
 
-def check_derived(
-    keys: list[str],
-    stride: int,
-    bags: list[int] | None,
-    stride_per_key: list[int] | None,
-    lengths_offset_per_key: list[int] | None,
-    index_per_key: dict[str, int] | None,
-) -> None:
-    """Checks arguments that TorchRec accepts although they follow from the others. Raises if they differ."""
-    expected = [stride] * len(keys) if bags is None else bags
-    if stride_per_key is not None and check_list("stride_per_key", stride_per_key) != expected:
-        raise ValueError(
-            f"stride_per_key {stride_per_key} differs from the bags {expected}. Fix: for features with different "
-            f"numbers of bags pass stride_per_key_per_rank={[[number] for number in stride_per_key]}"
-        )
-    if lengths_offset_per_key is None:
-        pass
-    elif check_list("lengths_offset_per_key", lengths_offset_per_key) != [0, *accumulate(expected)]:
-        raise ValueError(f"lengths_offset_per_key {lengths_offset_per_key} is not the running sum of {expected}")
-    check_numbering(index_per_key, keys)
+def check_inverse(given: Any, values: Tensor) -> tuple[list[str], Tensor]:
+    """Keys and ``[keys, B]`` integers, one row a key, beside the values."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise ValueError(f"inverse_indices must be (keys, tensor [keys, B]), got {type(given).__name__}")
+    keys, index = check_keys(given[0]), check_integers("the tensor of inverse_indices", given[1], values)
+    index_keys(keys)
+    if index is None or index.dim() != 2 or index.shape[0] != len(keys):
+        shape = None if index is None else list(index.shape)
+        raise ValueError(f"inverse_indices must be [{len(keys)}, B], a row for each of its keys {keys}, got {shape}")
+    return keys, index
 
 
-def common_strides(batches: Sequence[KeyedStorage]) -> list[list[int]] | None:
+def check_inverse_range(keys: list[str], index: Tensor, bags: dict[str, int]) -> None:
+    """Every entry is one of its feature's bags. Reads the numbers."""
+    for key, row in zip(keys, index, strict=True):
+        outside = ((row < 0) | (row >= bags[key])).nonzero() if key in bags else ()
+        if len(outside):
+            raise ValueError(
+                f"inverse_indices of feature {key!r}, sample {int(outside[0])} is {int(row[outside[0]])}, but the "
+                f"feature has {bags[key]} bags: use numbers from 0 to {bags[key] - 1}"
+            )
+
+
+def common_strides(batches: Sequence[KeyedJaggedTensor]) -> list[list[int]] | None:
     """Strides of joined batches; None if all have the same samples."""
     if not any(batch.variable_stride_per_key() for batch in batches):
         strides = [batch.stride() for batch in batches]
@@ -327,7 +328,7 @@ def common_strides(batches: Sequence[KeyedStorage]) -> list[list[int]] | None:
     return joined
 
 
-def common_inverse(batches: Sequence[KeyedStorage]) -> tuple[list[str] | None, Tensor | None]:
+def common_inverse(batches: Sequence[KeyedJaggedTensor]) -> tuple[list[str] | None, Tensor | None]:
     """Inverse indices of joined batches. All batches have them, for the same samples, or none has."""
     found = [batch.inverse_indices_or_none() for batch in batches]
     given = [pair for pair in found if pair is not None]
@@ -357,28 +358,22 @@ def check_host_counts(
             f"length_per_key {length_per_key} must have one count for each of {len(keys)} keys, "
             f"summing to {values.shape[0]} values"
         )
-    if offset_per_key is not None and list(offset_per_key) != [0, *accumulate(length_per_key)]:
-        raise ValueError(f"offset_per_key {offset_per_key} is not the running sum of {length_per_key}")
+    check_same("offset_per_key", offset_per_key, [0, *accumulate(length_per_key)])
     return length_per_key
 
 
 def check_numbers(
-    keys: list[str], values: Tensor, lengths: Tensor | None, offsets: Tensor | None, stride: Stride
+    keys: list[str] | None, values: Tensor, lengths: Tensor | None, offsets: Tensor | None, stride: Stride
 ) -> list[int]:
     """Ids of each feature, after a check of every length and offset. CPU only."""
     if offsets is not None:
-        check_offsets(offsets, values, keys, stride)
+        _check_offsets(offsets, values, keys, stride)
         if lengths is None:
-            if not stride or not keys or not offsets.numel():
-                return [0] * len(keys)
-            if isinstance(stride, list):
-                ends = offsets[torch.tensor([0, *accumulate(stride)])].tolist()
-                return [upper - lower for lower, upper in pairwise(ends)]
-            return [upper - lower for lower, upper in pairwise(offsets[::stride].tolist())]
-        if offsets.numel():
-            check_agreement(lengths, offsets, keys, stride)
+            lengths = offsets.diff()
+        elif offsets.numel():
+            _check_agreement(lengths, offsets, keys, stride)
     assert lengths is not None
-    return check_lengths(lengths, values, keys, stride)
+    return _check_lengths(lengths, values, keys, stride)
 
 
 def all_or_none(weighted: Sequence[bool], names: Sequence[str]) -> bool:

@@ -42,6 +42,25 @@ class JaggedStorage(metaclass=Traceable):
     _lengths: Tensor | None
     _offsets: Tensor | None
 
+    def _fill(
+        self,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> None:
+        self._values = values
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
+
+    @classmethod
+    def _unchecked(cls, *args: Any, **kwargs: Any) -> Self:
+        """One without checks, for parts that are right by construction; arguments as of `_fill`."""
+        self = cls.__new__(cls)
+        self._fill(*args, **kwargs)
+        return self
+
     def device(self) -> torch.device:
         """Where the values are."""
         return self._values.device
@@ -121,6 +140,28 @@ class JaggedStorage(metaclass=Traceable):
     def record_stream(self, stream: Any) -> None:
         """Prevents reuse of device memory before `stream` has finished with it. No effect on host memory."""
         record_stream(stream, *self._tensors().values())
+
+    def validate(self) -> Self:
+        """Checks every value on any device, as the constructor does on CPU. Returns itself.
+
+        Raises:
+            ValueError: lengths that are negative or do not sum to N, offsets that fall. The error names the row, or the
+                feature and the sample; see `validate_keyed_jagged_tensor`.
+        """
+        checks.check_values(self._values, self._weights)
+        if self._values.is_meta:
+            raise ValueError("tensors on 'meta' hold no numbers to validate")
+        host = {"values": torch.empty(self._values.shape[0])}  # values may be anything, and stay where they are
+        for name, tensor in self._tensors().items():
+            checks.check_device(name.lstrip("_"), tensor, self._values)
+            if name not in ("_values", "_weights"):
+                host[name.lstrip("_")] = tensor.cpu()
+        self._build(**host)
+        return self
+
+    def _build(self, **parts: Any) -> Any:
+        """The constructor, with these tensors and the other arguments as they are here."""
+        raise NotImplementedError
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors that are there, by attribute name."""
@@ -205,46 +246,13 @@ class JaggedTensor(JaggedStorage):
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> None:
-        checks.check_values(values, weights)
+        values, weights, lengths, offsets = checks.check_parts(values, weights, lengths, offsets)
         if lengths is None and offsets is None:
             raise ValueError("a JaggedTensor needs lengths or offsets: give one of them")
-        lengths = checks.check_integers("lengths", lengths, values)
-        offsets = checks.check_integers("offsets", offsets, values)
-        values, weights = checks.without_spare(values, weights, lengths, offsets)
-        for name, tensor in (("lengths", lengths), ("offsets", offsets)):
-            if tensor is not None and tensor.dim() != 1:
-                raise ValueError(f"{name} must have one dimension, got shape {list(tensor.shape)}")
-        if lengths is not None and offsets is not None and lengths.numel() != max(offsets.numel() - 1, 0):
-            raise ValueError(
-                f"offsets has {offsets.numel()} entries for {lengths.numel()} lengths: expected {lengths.numel() + 1}"
-            )
+        checks.check_bags(lengths, offsets, None, None)
         if checks.readable(values):
-            if offsets is not None:
-                checks.check_offsets(offsets, values, None, 1)
-            if lengths is not None and offsets is not None and offsets.numel():
-                checks.check_agreement(lengths, offsets, None, 1)
-            if lengths is not None:
-                checks.check_lengths(lengths, values, None, 1)
-        self._values = values
-        self._weights = weights
-        self._lengths = lengths
-        self._offsets = offsets
-
-    @classmethod
-    def _unchecked(
-        cls,
-        values: Tensor,
-        weights: Tensor | None = None,
-        lengths: Tensor | None = None,
-        offsets: Tensor | None = None,
-    ) -> JaggedTensor:
-        """The same without checks, for tensors that are correct by construction."""
-        self = cls.__new__(cls)
-        self._values = values
-        self._weights = weights
-        self._lengths = lengths
-        self._offsets = offsets
-        return self
+            checks.check_numbers(None, values, lengths, offsets, 1)
+        self._fill(values, weights, lengths, offsets)
 
     @staticmethod
     def empty(
@@ -343,18 +351,8 @@ class JaggedTensor(JaggedStorage):
         lengths = torch.tensor(sizes, dtype=torch.int32, device=joined.device)
         return JaggedTensor(joined, None if weights is None else torch.cat(weights), lengths)
 
-    def validate(self) -> JaggedTensor:
-        """Checks every value on any device, as the constructor does on CPU. Returns itself.
-
-        Raises:
-            ValueError: lengths that are negative or do not sum to N, offsets that fall. The error names the row.
-        """
-        checks.check_values(self._values, self._weights)
-        if self._values.is_meta:
-            raise ValueError("tensors on 'meta' hold no numbers to validate")
-        host = {name.lstrip("_"): t.cpu() for name, t in self._tensors().items() if name in ("_lengths", "_offsets")}
-        JaggedTensor(torch.empty(self._values.shape[0]), **host)
-        return self
+    def _build(self, **parts: Any) -> JaggedTensor:
+        return JaggedTensor(**parts)
 
     def to_dense(self) -> list[Tensor]:
         """One tensor a bag, views of the values."""

@@ -13,9 +13,10 @@ Shape letters: F features (keys), B samples (stride), N values.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ from torch.nn import functional
 from recshard_lab.sparse import checks
 from recshard_lab.sparse.jagged_tensor import Device, JaggedStorage, JaggedTensor, device_named, moved, pinned
 from recshard_lab.sparse.trees import register
+
+logger = logging.getLogger(__name__)
+
 
 # Variable batches (VBE): features with different numbers of bags, and their expansion to one batch.
 #
@@ -38,81 +42,9 @@ from recshard_lab.sparse.trees import register
 # Shape letters: F features (keys), R ranks, B_f bags of feature f, B samples of the full batch.
 
 
-def strides_from(keys: list[str], given: Any) -> list[list[int]]:
-    """``[F][R]`` as lists of whole numbers, from lists or an integer tensor ``[F, R]``."""
-    name = "stride_per_key_per_rank"
-    if isinstance(given, Tensor):
-        if given.is_floating_point() or given.dim() != 2:
-            raise ValueError(f"{name} must be [F, R] integers, got {given.dtype} of shape {list(given.shape)}")
-        given = given.tolist()
-    if not isinstance(given, list | tuple) or len(given) != len(keys):
-        raise ValueError(f"{name} must have one list of ranks for each of {len(keys)} keys, got {given!r}"[:300])
-    strides: list[list[int]] = []
-    for key, row in zip(keys, given, strict=True):
-        if not isinstance(row, list | tuple):
-            raise ValueError(f"{name} of {key!r} must be a list, one number a rank, got {row!r}: use [{row!r}]")
-        strides.append([checks.check_count(f"{name} of {key!r}", number) for number in row])
-    if len({len(row) for row in strides}) > 1:
-        ranks = {key: len(row) for key, row in zip(keys, strides, strict=True)}
-        raise ValueError(f"{name} must name the same ranks for every key, got numbers of ranks {ranks}")
-    return strides
-
-
-def check_bags(keys: list[str], lengths: Tensor | None, offsets: Tensor | None, stride_per_key: list[int]) -> None:
-    """Lengths ``[sum of B_f]`` and offsets ``[sum of B_f + 1]``, whichever are there."""
-    total = sum(stride_per_key)
-    for name, tensor, expected in (("lengths", lengths, total), ("offsets", offsets, total + 1)):
-        if tensor is None or (name == "offsets" and total == 0 and tensor.numel() == 0):
-            continue
-        if tensor.dim() != 1 or tensor.numel() != expected:
-            raise ValueError(
-                f"{name} has shape {list(tensor.shape)}, but stride_per_key_per_rank gives the {len(keys)} keys "
-                f"{stride_per_key} bags: expected [{expected}]"
-            )
-
-
-def full_stride(given: int | None, stride_per_key: list[int], inverse: Tensor | None) -> int:
+def _full_stride(stride_per_key: list[int], inverse: Tensor | None) -> int:
     """B: the samples of `inverse_indices`; without them, the largest number of bags of a feature."""
-    expected = inverse.shape[1] if inverse is not None else None
-    if given is not None:
-        given = checks.check_count("stride", given)
-        if expected is not None and given != expected:
-            raise ValueError(f"stride is {given}, but inverse_indices has {expected} samples: leave stride out")
-        return given
-    return expected if expected is not None else max(stride_per_key, default=0)
-
-
-def check_inverse(given: Any, values: Tensor) -> tuple[list[str], Tensor]:
-    """Keys and ``[keys, B]`` integers, one row a key, beside the values."""
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise ValueError(f"inverse_indices must be (keys, tensor [keys, B]), got {type(given).__name__}")
-    keys, index = checks.check_keys(given[0]), given[1]
-    checks.index_keys(keys)
-    if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
-        what = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise ValueError(f"inverse_indices must hold a tensor of int32 or int64, got {what}")
-    if index.dim() != 2 or index.shape[0] != len(keys):
-        raise ValueError(
-            f"inverse_indices must be [{len(keys)}, B], a row for each of its keys {keys}, got {list(index.shape)}"
-        )
-    if index.device != values.device:
-        raise ValueError(f"inverse_indices is on {index.device}, but values is on {values.device}: move it")
-    return keys, index
-
-
-def check_inverse_range(keys: list[str], index: Tensor, bags: dict[str, int]) -> None:
-    """Every entry is one of its feature's bags. Reads the numbers."""
-    for key, row in zip(keys, index, strict=True):
-        limit = bags.get(key)
-        if limit is None or not row.numel():
-            continue
-        outside = (row < 0) | (row >= limit)
-        if bool(outside.any()):
-            sample = int(outside.nonzero()[0])
-            raise ValueError(
-                f"inverse_indices of feature {key!r}, sample {sample} is {int(row[sample])}, but the feature has "
-                f"{limit} bags: use numbers from 0 to {limit - 1}"
-            )
+    return inverse.shape[1] if inverse is not None else max(stride_per_key, default=0)
 
 
 def inverse_of(inverse: tuple[Sequence[str], Tensor] | None, feature: str) -> Tensor:
@@ -133,31 +65,122 @@ def inverse_of(inverse: tuple[Sequence[str], Tensor] | None, feature: str) -> Te
     return index[list(keys).index(feature)]
 
 
-# The keys of a KeyedJaggedTensor, its number of samples, and the position of each key's ids.
-#
-# Counts on the host (`length_per_key`, `offset_per_key`) are read from the lengths at first use and then stored. On
-# CUDA this waits for the device. To avoid the wait, pass them to the constructor.
-#
-# Shape letters: F features (keys), B samples (stride), B_f bags of feature f, N values.
+class KeyedJaggedTensor(JaggedStorage):
+    """A batch of sparse features: which ids each sample has of each feature.
 
+    Args:
+        keys: F feature names.
+        values: `[N]` ids, feature-major.
+        weights: `[N]`, one per value, or None.
+        lengths: `[F * B]` (or `[F, B]`) integers that sum to N.
+        offsets: `[F * B + 1]` integers from 0 to N. One of lengths and offsets is enough.
+        stride: B, the number of samples; follows from lengths or offsets when left out.
+        stride_per_key_per_rank: `[F][R]`, number of bags of each feature from each rank, for a variable batch:
+            features have different numbers of bags. Lengths are then `[sum of B_f]`. On one rank `[[B_0], ...]`.
+        length_per_key: ids of each feature, if the caller knows them; this avoids a wait on CUDA.
+        offset_per_key: `[F + 1]` their running sum.
+        stride_per_key, lengths_offset_per_key, index_per_key, jt_dict: accepted as TorchRec does; derived here,
+            and rejected if they differ.
+        inverse_indices: for a variable batch, (keys, `[keys, B]` integers): which bag of each key belongs to each
+            sample of the full batch. A pooled lookup expands its rows by them.
 
-class KeyedStorage(JaggedStorage):
-    """Bags by feature and sample, and the counts that locate them. Abstract: use KeyedJaggedTensor."""
+    Raises:
+        ValueError: shapes, types or devices that do not belong together; on CPU also negative lengths,
+            lengths that do not sum to N, offsets that fall. The error names feature and sample.
+
+    >>> ids = torch.tensor([10, 11, 12, 3, 4, 5, 6, 7])
+    >>> kjt = KeyedJaggedTensor(["movie", "genre"], ids, lengths=torch.tensor([2, 0, 1, 1, 1, 3]))
+    >>> kjt
+    KeyedJaggedTensor(2 features x 3 samples, 8 ids, int64)
+      movie  [10 11] []  [12]
+      genre  [3]     [4] [5 6 7]
+    >>> kjt["genre"].to_dense()[2]
+    tensor([5, 6, 7])
+
+    A variable batch: both samples are of one user, whose bag is stored once.
+
+    >>> kjt = KeyedJaggedTensor(
+    ...     ["user", "item"],
+    ...     torch.tensor([7, 8, 1, 2]),
+    ...     lengths=torch.tensor([2, 1, 1]),
+    ...     stride_per_key_per_rank=[[1], [2]],
+    ...     inverse_indices=(["user", "item"], torch.tensor([[0, 0], [0, 1]])),
+    ... )
+    >>> kjt.stride(), kjt.stride_per_key()
+    (2, [1, 2])
+    """
 
     _FIELDS: ClassVar[tuple[str, ...]] = (*JaggedStorage._FIELDS, "_inverse")
 
     _keys: list[str]
     _stride: int | None
     _strides: list[list[int]] | None
-    _stride_per_key: list[int] | None
     _inverse: Tensor | None
     _inverse_keys: list[str] | None
     _length_per_key: list[int] | None
-    _offset_per_key: list[int] | None
-    _index_per_key: dict[str, int] | None
-    _jt_dict: dict[str, JaggedTensor] | None
+    # derived from the others when first asked for
+    _stride_per_key: list[int] | None = None
+    _offset_per_key: list[int] | None = None
+    _index_per_key: dict[str, int] | None = None
+    _jt_dict: dict[str, JaggedTensor] | None = None
 
-    def _fill(
+    def __init__(
+        self,
+        keys: list[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: list[list[int]] | Tensor | None = None,
+        stride_per_key: list[int] | None = None,
+        length_per_key: list[int] | None = None,
+        lengths_offset_per_key: list[int] | None = None,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+        jt_dict: dict[str, JaggedTensor] | None = None,
+        inverse_indices: tuple[list[str], Tensor] | None = None,
+    ) -> None:
+        keys = checks.check_keys(keys)
+        values, weights, lengths, offsets = checks.check_parts(values, weights, lengths, offsets)
+        if lengths is None and offsets is None:
+            if keys:
+                raise ValueError(f"a KeyedJaggedTensor of {len(keys)} keys needs lengths or offsets: give one")
+            lengths = torch.empty(0, dtype=torch.int32, device=values.device)
+        strides, inverse_keys, inverse = None, None, None
+        if inverse_indices is not None:
+            inverse_keys, inverse = checks.check_inverse(inverse_indices, values)
+        if stride is not None:
+            stride = checks.check_count("stride", stride)
+        if stride_per_key_per_rank is not None:
+            strides = checks.check_strides(keys, stride_per_key_per_rank)
+            bags = [sum(ranks) for ranks in strides]
+            checks.check_bags(lengths, offsets, keys, bags)
+            if stride is not None and inverse is not None and stride != inverse.shape[1]:
+                raise ValueError(
+                    f"stride is {stride}, but inverse_indices has {inverse.shape[1]} samples: leave stride out"
+                )
+            stride = _full_stride(bags, inverse) if stride is None else stride
+        else:
+            num_bags = checks.check_bags(lengths, offsets, keys, stride)
+            stride = num_bags // max(len(keys), 1) if stride is None else stride
+            bags = [stride] * len(keys)
+        fix = "for features with different numbers of bags pass stride_per_key_per_rank=[[bags], ...]"
+        checks.check_same("stride_per_key", stride_per_key, bags, fix)
+        if lengths_offset_per_key is not None:
+            checks.check_same("lengths_offset_per_key", lengths_offset_per_key, [0, *accumulate(bags)])
+        if index_per_key is not None:
+            checks.check_same("index_per_key", index_per_key, checks.index_keys(keys))
+        known = checks.check_host_counts(keys, values, length_per_key, offset_per_key)
+        if checks.readable(values):
+            counted = checks.check_numbers(keys, values, lengths, offsets, stride if strides is None else bags)
+            checks.check_same("length_per_key", known, counted)
+            known = counted
+            if inverse is not None and inverse_keys is not None:
+                checks.check_inverse_range(inverse_keys, inverse, dict(zip(keys, bags, strict=True)))
+        self._fill(keys, values, weights, lengths, offsets, stride, known, strides, inverse, inverse_keys)
+
+    def _fill(  # type: ignore[override]
         self,
         keys: list[str],
         values: Tensor,
@@ -170,27 +193,128 @@ class KeyedStorage(JaggedStorage):
         inverse: Tensor | None = None,
         inverse_keys: list[str] | None = None,
     ) -> None:
+        super()._fill(values, weights, lengths, offsets)
         self._keys = keys
-        self._values = values
-        self._weights = weights
-        self._lengths = lengths
-        self._offsets = offsets
         self._stride = stride
         self._strides = strides
-        self._stride_per_key = None
         self._inverse = inverse
         self._inverse_keys = inverse_keys
         self._length_per_key = length_per_key
-        self._offset_per_key = None
-        self._index_per_key = None
-        self._jt_dict = None
 
-    @classmethod
-    def _unchecked(cls, *args: Any, **kwargs: Any) -> Self:
-        """One without a look at anything, for parts that are right by construction; arguments as of `_fill`."""
-        self = cls.__new__(cls)
-        self._fill(*args, **kwargs)
+    # -- built from ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def from_offsets_sync(
+        keys: list[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: list[list[int]] | None = None,
+        inverse_indices: tuple[list[str], Tensor] | None = None,
+    ) -> KeyedJaggedTensor:
+        """From offsets; reads the counts of each feature at once, for which CUDA waits."""
+        return KeyedJaggedTensor(
+            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+        ).sync()
+
+    @staticmethod
+    def from_lengths_sync(
+        keys: list[str],
+        values: Tensor,
+        lengths: Tensor,
+        weights: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: list[list[int]] | None = None,
+        inverse_indices: tuple[list[str], Tensor] | None = None,
+    ) -> KeyedJaggedTensor:
+        """From lengths; reads the counts of each feature at once, for which CUDA waits."""
+        return KeyedJaggedTensor(
+            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+        ).sync()
+
+    @staticmethod
+    def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
+        """One feature from each JaggedTensor; where they differ in bags, a variable batch.
+
+        >>> bags = JaggedTensor(torch.tensor([1, 2]), lengths=torch.tensor([0, 2]))
+        >>> KeyedJaggedTensor.from_jt_dict({"a": bags, "b": bags}).lengths()
+        tensor([0, 2, 0, 2])
+        """
+        return _from_jt_dict(jt_dict)
+
+    @staticmethod
+    def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+        """The features of several batches of the same samples, side by side.
+
+        >>> kjt = KeyedJaggedTensor(["a"], torch.tensor([1, 2]), lengths=torch.tensor([2, 0]))
+        >>> KeyedJaggedTensor.concat([kjt, kjt.permute([])]).keys()
+        ['a']
+        """
+        return _concat(kjt_list)
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> KeyedJaggedTensor:
+        """No features and no samples."""
+        bags = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
+        return KeyedJaggedTensor([], bags.values(), bags.weights_or_none(), bags.lengths(), stride=0)
+
+    @staticmethod
+    def empty_like(kjt: KeyedJaggedTensor, device: torch.device | None = None) -> KeyedJaggedTensor:
+        """Without a device: no features, but the types, device and samples of `kjt`.
+
+        With one: its keys and counts, and buffers of its shapes on that device, to `copy_` into.
+        """
+        return _empty_like(kjt, device)
+
+    def copy_(self, kjt: KeyedJaggedTensor, non_blocking: bool = False) -> KeyedJaggedTensor:
+        """Overwrites the tensors held here, in place, with those of a batch of the same keys and shapes.
+
+        Raises:
+            ValueError: other keys or samples, shapes that differ, weights or inverse indices in only one of the two.
+        """
+        if isinstance(kjt, KeyedJaggedTensor) and (kjt._keys != self._keys or kjt.stride() != self.stride()):
+            raise ValueError(
+                f"copy_ needs the same keys and samples, here {self._keys} x {self.stride()}, "
+                f"given {kjt._keys} x {kjt.stride()}"
+            )
+        super().copy_(kjt, non_blocking)
+        self._strides, self._stride_per_key = kjt._strides, kjt._stride_per_key
+        self._inverse_keys = kjt._inverse_keys
+        self._length_per_key, self._offset_per_key = kjt._length_per_key, kjt._offset_per_key
+        self._jt_dict = None
         return self
+
+    def validate(self) -> Self:
+        """Checks everything on any device, as the constructor does on CPU, and repeated keys. Returns itself.
+
+        Raises:
+            ValueError: naming the feature and the sample that are wrong; see `validate_keyed_jagged_tensor`.
+        """
+        checks.index_keys(checks.check_keys(self._keys))
+        return super().validate()
+
+    def _build(self, inverse: Tensor | None = None, **parts: Any) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(
+            self._keys,
+            **parts,
+            stride=self._stride,
+            stride_per_key_per_rank=self._strides,
+            length_per_key=self._length_per_key,
+            offset_per_key=self._offset_per_key,
+            inverse_indices=None if inverse is None else (self._inverse_keys or [], inverse),
+        )
+
+    # -- keys, samples, and the position of each key's ids ------------------------------------------
+    #
+    # Counts on the host (`length_per_key`, `offset_per_key`) are read from the lengths at first use and then stored. On
+    # CUDA this waits for the device. To avoid the wait, pass them to the constructor.
 
     def keys(self) -> list[str]:
         """The F feature names."""
@@ -200,9 +324,10 @@ class KeyedStorage(JaggedStorage):
         """B, the number of samples; of a variable batch, those of the inverse indices or the most bags of a key."""
         if self._stride is None:  # rebuilt by a pytree, whose leaves may have changed
             if self._strides is not None:
-                self._stride = full_stride(None, self.stride_per_key(), self._inverse)
+                self._stride = _full_stride(self.stride_per_key(), self._inverse)
             else:
-                self._stride = checks.stride_of(self._keys, self._lengths, self._offsets, None)
+                num_bags = checks.check_bags(self._lengths, self._offsets, self._keys, None)
+                self._stride = num_bags // max(len(self._keys), 1)
         return self._stride
 
     def stride_per_key(self) -> list[int]:
@@ -275,16 +400,7 @@ class KeyedStorage(JaggedStorage):
         self._offset_per_key = None
         return self
 
-
-# The same bags arranged in another way: features split off, reordered, on another device.
-#
-# Inverse indices name their features, so they stay with every part.
-#
-# Shape letters: F features (keys), B samples (stride), B_f bags of feature f, N values.
-
-
-class KeyedArrangement(KeyedStorage):
-    """Split, permute and move the features of a batch. Abstract: use KeyedJaggedTensor."""
+    # -- the same bags arranged in another way; inverse indices name their features, so they stay with every part --
 
     def split(self, segments: list[int]) -> list[Self]:
         """Consecutive groups of features, as views.
@@ -311,7 +427,7 @@ class KeyedArrangement(KeyedStorage):
     def _slice(self, start: int, end: int) -> Self:
         offsets, bags = self.offset_per_key(), self.lengths_offset_per_key()
         lower, upper = offsets[start], offsets[end]
-        return type(self)._unchecked(
+        return self._unchecked(
             self._keys[start:end],
             self._values[lower:upper],
             None if self._weights is None else self._weights[lower:upper],
@@ -340,11 +456,12 @@ class KeyedArrangement(KeyedStorage):
         for index in indices:
             if not isinstance(index, int | torch.SymInt) or not 0 <= index < len(self._keys):
                 raise ValueError(f"index {index} in permute({indices}) is not one of 0 to {len(self._keys) - 1}")
-        if indices_tensor is not None:
-            checks.check_twin(indices_tensor, indices, self.device())
+        twin = checks.check_integers("indices_tensor", indices_tensor, self._values)
+        if twin is not None and (twin.shape != (len(indices),) or (checks.readable(twin) and twin.tolist() != indices)):
+            raise ValueError(f"indices_tensor {twin} and indices {indices} differ: give the same order twice")
         offsets, counts = self.offset_per_key(), self.length_per_key()
         slices = [(offsets[index], offsets[index + 1]) for index in indices] or [(0, 0)]
-        return type(self)._unchecked(
+        return self._unchecked(
             [self._keys[index] for index in indices],
             torch.cat([self._values[lower:upper] for lower, upper in slices]),
             None if self._weights is None else torch.cat([self._weights[a:b] for a, b in slices]),
@@ -388,7 +505,7 @@ class KeyedArrangement(KeyedStorage):
 
     def _apply(self, move: Callable[[Tensor], Tensor]) -> Self:
         tensors = {name.lstrip("_"): move(tensor) for name, tensor in self._tensors().items()}
-        return type(self)._unchecked(
+        return self._unchecked(
             self._keys,
             **tensors,
             stride=self._stride,
@@ -396,220 +513,6 @@ class KeyedArrangement(KeyedStorage):
             strides=self._strides,
             inverse_keys=self._inverse_keys,
         )
-
-
-class KeyedJaggedTensor(KeyedArrangement):
-    """A batch of sparse features: which ids each sample has of each feature.
-
-    Args:
-        keys: F feature names.
-        values: `[N]` ids, feature-major.
-        weights: `[N]`, one per value, or None.
-        lengths: `[F * B]` (or `[F, B]`) integers that sum to N.
-        offsets: `[F * B + 1]` integers from 0 to N. One of lengths and offsets is enough.
-        stride: B, the number of samples; follows from lengths or offsets when left out.
-        stride_per_key_per_rank: `[F][R]`, number of bags of each feature from each rank, for a variable batch:
-            features have different numbers of bags. Lengths are then `[sum of B_f]`. On one rank `[[B_0], ...]`.
-        length_per_key: ids of each feature, if the caller knows them; this avoids a wait on CUDA.
-        offset_per_key: `[F + 1]` their running sum.
-        stride_per_key, lengths_offset_per_key, index_per_key, jt_dict: accepted as TorchRec does; derived here,
-            and rejected if they differ.
-        inverse_indices: for a variable batch, (keys, `[keys, B]` integers): which bag of each key belongs to each
-            sample of the full batch. A pooled lookup expands its rows by them.
-
-    Raises:
-        ValueError: shapes, types or devices that do not belong together; on CPU also negative lengths,
-            lengths that do not sum to N, offsets that fall. The error names feature and sample.
-
-    >>> ids = torch.tensor([10, 11, 12, 3, 4, 5, 6, 7])
-    >>> kjt = KeyedJaggedTensor(["movie", "genre"], ids, lengths=torch.tensor([2, 0, 1, 1, 1, 3]))
-    >>> kjt
-    KeyedJaggedTensor(2 features x 3 samples, 8 ids, int64)
-      movie  [10 11] []  [12]
-      genre  [3]     [4] [5 6 7]
-    >>> kjt["genre"].to_dense()[2]
-    tensor([5, 6, 7])
-
-    A variable batch: both samples are of one user, whose bag is stored once.
-
-    >>> kjt = KeyedJaggedTensor(
-    ...     ["user", "item"],
-    ...     torch.tensor([7, 8, 1, 2]),
-    ...     lengths=torch.tensor([2, 1, 1]),
-    ...     stride_per_key_per_rank=[[1], [2]],
-    ...     inverse_indices=(["user", "item"], torch.tensor([[0, 0], [0, 1]])),
-    ... )
-    >>> kjt.stride(), kjt.stride_per_key()
-    (2, [1, 2])
-    """
-
-    def __init__(
-        self,
-        keys: list[str],
-        values: Tensor,
-        weights: Tensor | None = None,
-        lengths: Tensor | None = None,
-        offsets: Tensor | None = None,
-        stride: int | None = None,
-        stride_per_key_per_rank: list[list[int]] | Tensor | None = None,
-        stride_per_key: list[int] | None = None,
-        length_per_key: list[int] | None = None,
-        lengths_offset_per_key: list[int] | None = None,
-        offset_per_key: list[int] | None = None,
-        index_per_key: dict[str, int] | None = None,
-        jt_dict: dict[str, JaggedTensor] | None = None,
-        inverse_indices: tuple[list[str], Tensor] | None = None,
-    ) -> None:
-        keys = checks.check_keys(keys)
-        checks.check_values(values, weights)
-        lengths = checks.check_integers("lengths", lengths, values)
-        offsets = checks.check_integers("offsets", offsets, values)
-        if lengths is None and offsets is None:
-            if keys:
-                raise ValueError(f"a KeyedJaggedTensor of {len(keys)} keys needs lengths or offsets: give one")
-            lengths = torch.empty(0, dtype=torch.int32, device=values.device)
-        values, weights = checks.without_spare(values, weights, lengths, offsets)
-        strides, bags, inverse_keys, inverse = None, None, None, None
-        if inverse_indices is not None:
-            inverse_keys, inverse = check_inverse(inverse_indices, values)
-        if stride_per_key_per_rank is not None:
-            strides = strides_from(keys, stride_per_key_per_rank)
-            bags = [sum(ranks) for ranks in strides]
-            check_bags(keys, lengths, offsets, bags)
-            stride = full_stride(stride, bags, inverse)
-        else:
-            stride = checks.stride_of(keys, lengths, offsets, stride)
-        checks.check_derived(keys, stride, bags, stride_per_key, lengths_offset_per_key, index_per_key)
-        known = checks.check_host_counts(keys, values, length_per_key, offset_per_key)
-        if checks.readable(values):
-            counted = checks.check_numbers(keys, values, lengths, offsets, stride if bags is None else bags)
-            if known is not None and known != counted:
-                raise ValueError(f"length_per_key is {known}, but the lengths sum to {counted}: leave it out")
-            known = counted
-            if inverse is not None and inverse_keys is not None:
-                numbers = bags if bags is not None else [stride] * len(keys)
-                check_inverse_range(inverse_keys, inverse, dict(zip(keys, numbers, strict=True)))
-        self._fill(keys, values, weights, lengths, offsets, stride, known, strides, inverse, inverse_keys)
-
-    # -- built from ---------------------------------------------------------------------------------
-
-    @staticmethod
-    def from_offsets_sync(
-        keys: list[str],
-        values: Tensor,
-        offsets: Tensor,
-        weights: Tensor | None = None,
-        stride: int | None = None,
-        stride_per_key_per_rank: list[list[int]] | None = None,
-        inverse_indices: tuple[list[str], Tensor] | None = None,
-    ) -> KeyedJaggedTensor:
-        """From offsets; reads the counts of each feature at once, for which CUDA waits."""
-        return KeyedJaggedTensor(
-            keys,
-            values,
-            weights,
-            None,
-            offsets,
-            stride,
-            stride_per_key_per_rank,
-            inverse_indices=inverse_indices,
-        ).sync()
-
-    @staticmethod
-    def from_lengths_sync(
-        keys: list[str],
-        values: Tensor,
-        lengths: Tensor,
-        weights: Tensor | None = None,
-        stride: int | None = None,
-        stride_per_key_per_rank: list[list[int]] | None = None,
-        inverse_indices: tuple[list[str], Tensor] | None = None,
-    ) -> KeyedJaggedTensor:
-        """From lengths; reads the counts of each feature at once, for which CUDA waits."""
-        return KeyedJaggedTensor(
-            keys,
-            values,
-            weights,
-            lengths,
-            None,
-            stride,
-            stride_per_key_per_rank,
-            inverse_indices=inverse_indices,
-        ).sync()
-
-    @staticmethod
-    def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
-        """One feature from each JaggedTensor; where they differ in bags, a variable batch.
-
-        >>> bags = JaggedTensor(torch.tensor([1, 2]), lengths=torch.tensor([0, 2]))
-        >>> KeyedJaggedTensor.from_jt_dict({"a": bags, "b": bags}).lengths()
-        tensor([0, 2, 0, 2])
-        """
-        return _from_jt_dict(jt_dict)
-
-    @staticmethod
-    def concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-        """The features of several batches of the same samples, side by side.
-
-        >>> kjt = KeyedJaggedTensor(["a"], torch.tensor([1, 2]), lengths=torch.tensor([2, 0]))
-        >>> KeyedJaggedTensor.concat([kjt, kjt.permute([])]).keys()
-        ['a']
-        """
-        return _concat(kjt_list)
-
-    @staticmethod
-    def empty(
-        is_weighted: bool = False,
-        device: torch.device | None = None,
-        values_dtype: torch.dtype | None = None,
-        weights_dtype: torch.dtype | None = None,
-        lengths_dtype: torch.dtype = torch.int32,
-    ) -> KeyedJaggedTensor:
-        """No features and no samples."""
-        return KeyedJaggedTensor(
-            keys=[],
-            values=torch.empty(0, dtype=values_dtype, device=device),
-            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
-            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
-            stride=0,
-        )
-
-    @staticmethod
-    def empty_like(kjt: KeyedJaggedTensor, device: torch.device | None = None) -> KeyedJaggedTensor:
-        """Without a device: no features, but the types, device and samples of `kjt`.
-
-        With one: its keys and counts, and buffers of its shapes on that device, to `copy_` into.
-        """
-        return _empty_like(kjt, device)
-
-    def copy_(self, kjt: KeyedJaggedTensor, non_blocking: bool = False) -> KeyedJaggedTensor:
-        """Overwrites the tensors held here, in place, with those of a batch of the same keys and shapes.
-
-        Raises:
-            ValueError: other keys or samples, shapes that differ, weights or inverse indices in only one of the two.
-        """
-        if isinstance(kjt, KeyedJaggedTensor) and (kjt._keys != self._keys or kjt.stride() != self.stride()):
-            raise ValueError(
-                f"copy_ needs the same keys and samples, here {self._keys} x {self.stride()}, "
-                f"given {kjt._keys} x {kjt.stride()}"
-            )
-        super().copy_(kjt, non_blocking)
-        self._strides, self._stride_per_key = kjt._strides, kjt._stride_per_key
-        self._inverse_keys = kjt._inverse_keys
-        self._length_per_key, self._offset_per_key = kjt._length_per_key, kjt._offset_per_key
-        self._jt_dict = None
-        return self
-
-    def validate(self) -> KeyedJaggedTensor:
-        """Looks at everything, on any device, as the constructor does on CPU, and at repeated keys; returns itself.
-
-        Raises:
-            ValueError: naming the feature and the sample that are wrong; see `validate_keyed_jagged_tensor`.
-        """
-        from recshard_lab.sparse.validator import validate_keyed_jagged_tensor
-
-        validate_keyed_jagged_tensor(self)
-        return self
 
     # -- read ---------------------------------------------------------------------------------------
 
@@ -749,3 +652,56 @@ def _unflatten(leaves: Sequence[Any], context: tuple[Any, ...]) -> KeyedJaggedTe
 
 
 register(KeyedJaggedTensor, _flatten, _unflatten, lambda context: context[2])
+
+
+# A complete check of a batch that was built without checks, or that is on a device.
+
+
+class TableRange(Protocol):
+    """What the validator reads of a table's config."""
+
+    num_embeddings: int
+    feature_names: list[str]
+
+
+def validate_keyed_jagged_tensor(kjt: KeyedJaggedTensor, configs: Sequence[TableRange] | None = None) -> bool:
+    """Checks every key, length, offset, stride and inverse index, on any device.
+
+    Constructors check values on the CPU only, because on a GPU this makes the host wait.
+
+    Args:
+        kjt: the batch; not on ``meta``, which has no values.
+        configs: tables whose sizes the ids must fit, such as `EmbeddingBagConfig`; None skips that.
+
+    Returns:
+        Whether the ids of all features are rows of their tables. A warning is logged for each feature with others.
+
+    Raises:
+        ValueError: which feature and which sample are wrong, and how: lengths that are negative or do not sum to
+            the values, offsets that fall or start late, lengths and offsets that disagree, weights of another
+            size, a key that occurs twice, strides and bags that differ, an inverse index that names no bag,
+            counts on the host that are not those of the lengths, parts on several devices.
+
+    >>> validate_keyed_jagged_tensor(KeyedJaggedTensor(["a"], torch.tensor([5]), lengths=torch.tensor([1, 0])))
+    True
+    """
+    if not isinstance(kjt, KeyedJaggedTensor):
+        raise ValueError(f"expected a KeyedJaggedTensor, got {type(kjt).__name__}")
+    kjt.validate()
+    outside = [] if configs is None else _outside(kjt, configs)
+    for warning in outside:
+        logger.warning(warning)
+    return not outside
+
+
+def _outside(kjt: KeyedJaggedTensor, configs: Sequence[TableRange]) -> list[str]:
+    """One warning for each feature with ids that are not rows of its table."""
+    rows = {feature: config.num_embeddings for config in configs for feature in config.feature_names}
+    found = []
+    for key in filter(rows.__contains__, kjt.keys()):
+        ids = kjt[key].values()
+        if ids.numel():
+            low, high = map(int, torch.stack(ids.aminmax()))
+            if low < 0 or high >= rows[key]:
+                found.append(f"feature {key!r} has ids from {low} to {high}, but its table has {rows[key]} rows")
+    return found

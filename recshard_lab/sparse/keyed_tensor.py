@@ -63,11 +63,9 @@ class KeyedTensor(metaclass=Traceable):
                 f"length_per_key {length_per_key} sums to {sum(length_per_key)}, but values is "
                 f"{list(values.shape)}: expected {values.shape[key_dim]} along dimension {key_dim}"
             )
-        if offset_per_key is None:
-            pass
-        elif checks.check_list("offset_per_key", offset_per_key) != [0, *accumulate(length_per_key)]:
-            raise ValueError(f"offset_per_key {offset_per_key} is not the running sum of {length_per_key}")
-        checks.check_numbering(index_per_key, keys)
+        checks.check_same("offset_per_key", offset_per_key, [0, *accumulate(length_per_key)])
+        if index_per_key is not None:
+            checks.check_same("index_per_key", index_per_key, checks.index_keys(keys))
         self._fill(keys, length_per_key, values, key_dim)
 
     def _fill(self, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int) -> None:
@@ -105,12 +103,9 @@ class KeyedTensor(metaclass=Traceable):
             least = min(tensor.dim() for tensor in tensors)
             if not isinstance(dim, int) or not -least <= dim < least:
                 raise ValueError(f"{name} is {dim!r}, but a tensor has {least} dimensions")
-        if len({tensor.device for tensor in tensors}) > 1:
-            raise ValueError(f"tensors are on several devices, {[str(tensor.device) for tensor in tensors]}: move them")
-        shapes = {key: list(tensor.shape) for key, tensor in zip(keys, tensors, strict=True)}
-        rest = {(*shape[: cat_dim % len(shape)], *shape[cat_dim % len(shape) + 1 :]) for shape in shapes.values()}
-        if len(rest) > 1 or len({len(shape) for shape in shapes.values()}) > 1:
-            raise ValueError(f"tensors must be alike in every dimension but {cat_dim}, got {shapes}")
+        for tensor in tensors:
+            checks.check_device("one of tensors", tensor, tensors[0])
+        _alike(f"tensors of {keys}", [list(tensor.shape) for tensor in tensors], cat_dim)
         lengths = [tensor.shape[key_dim] for tensor in tensors]
         return KeyedTensor(keys, lengths, torch.cat(tensors, dim=cat_dim), key_dim)
 
@@ -281,16 +276,19 @@ def _homes(keyed_tensors: Sequence[KeyedTensor]) -> dict[str, Place | None]:
     dims = [kt._key_dim for kt in keyed_tensors]
     if len(set(dims)) > 1:
         raise ValueError(f"keyed_tensors must have the same key_dim, got {dims}")
-    shapes = [list(kt._values.shape) for kt in keyed_tensors]
-    dim = dims[0] % len(shapes[0])
-    rest = [(*shape[:dim], *shape[dim + 1 :]) for shape in shapes]  # compared without a hash, for sizes of an export
-    if any(one != rest[0] for one in rest[1:]):
-        raise ValueError(f"keyed_tensors must be alike in every dimension but {dim}, got shapes {shapes}")
+    _alike("keyed_tensors", [list(kt._values.shape) for kt in keyed_tensors], dims[0])
     home: dict[str, Place | None] = {}
     for number, kt in enumerate(keyed_tensors):
         for key, start, length in zip(kt._keys, kt.offset_per_key(), kt._length_per_key, strict=False):
             home[key] = None if key in home else (number, start, length)
     return home
+
+
+def _alike(name: str, shapes: list[list[int]], dim: int) -> None:
+    """Shapes differ in one dimension only."""
+    rest = [shape[: dim % len(shape)] + shape[dim % len(shape) + 1 :] for shape in shapes]
+    if any(one != rest[0] for one in rest[1:]):  # compared without a hash, for sizes of an export
+        raise ValueError(f"{name} must be alike in every dimension but {dim}, got shapes {shapes}")
 
 
 def _flatten(kt: KeyedTensor) -> tuple[list[Tensor], tuple[Any, ...]]:

@@ -5,9 +5,9 @@ from .crossnet import LowRankCrossNet as LowRankCrossNet
 from .crossnet import LowRankMixtureCrossNet as LowRankMixtureCrossNet
 from .crossnet import VectorCrossNet as VectorCrossNet
 from .deepfm import DeepFM as DeepFM
+from .deepfm import DeepFMNN as DeepFMNN
 from .deepfm import FactorizationMachine as FactorizationMachine
 from .deepfm import SimpleDeepFMNN as SimpleDeepFMNN
-from .deepfm_nn import DeepFMNN as DeepFMNN
 from .dlrm import DLRM as DLRM
 from .dlrm import DLRM_DCN as DLRM_DCN
 from .dlrm import DenseArch as DenseArch

@@ -15,6 +15,7 @@ Shape letters: B batch, N features in a row, R rank, E experts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,9 @@ def _biases(layers: int, shape: Sequence[int], device: torch.device | str | None
 
 
 class _Cross(nn.Module):
-    """Checks that all forms share."""
+    """The loop over layers, which all forms share. A form has `_layer`, and the names of its layers' parameters."""
+
+    _parameter_names: ClassVar[tuple[str, ...]] = ("kernels", "bias")
 
     def __init__(self, in_features: int, num_layers: int, **at_least_one: int) -> None:
         super().__init__()
@@ -59,8 +62,16 @@ class _Cross(nn.Module):
                 raise ValueError(f"{type(self).__name__}: {name} must be at least 1 and below 2**31, got {value}")
         self.in_features, self._num_layers = in_features, num_layers
 
-    def _checked(self, input: Tensor) -> Tensor:
-        return _checked(input, self.in_features, type(self).__name__)
+    def forward(self, input: Tensor) -> Tensor:
+        """``[B, N] -> [B, N]``"""
+        first = crossed = _checked(input, self.in_features, type(self).__name__)
+        for parameters in zip(*(getattr(self, name) for name in self._parameter_names), strict=True):
+            crossed = self._layer(first, crossed, *parameters)
+        return crossed
+
+    def _layer(self, first: Tensor, crossed: Tensor, *parameters: Tensor) -> Tensor:
+        """``x_{l+1}`` from ``x_0`` and ``x_l``."""
+        raise NotImplementedError
 
 
 @wrap  # one node in an fx graph
@@ -94,12 +105,9 @@ class CrossNet(_Cross):
         self.kernels = _kernels(num_layers, (in_features, in_features), device)
         self.bias = _biases(num_layers, (in_features, 1), device)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """``[B, N] -> [B, N]``"""
-        first = crossed = self._checked(input)
-        for kernel, bias in zip(self.kernels, self.bias, strict=True):
-            crossed = torch.addcmul(crossed, first, functional.linear(crossed, kernel, bias.squeeze(1)))
-        return crossed
+    def _layer(self, first: Tensor, crossed: Tensor, *parameters: Tensor) -> Tensor:
+        kernel, bias = parameters
+        return torch.addcmul(crossed, first, functional.linear(crossed, kernel, bias.squeeze(1)))
 
 
 @names_wrong_arguments
@@ -120,6 +128,8 @@ class LowRankCrossNet(_Cross):
     (torch.Size([3, 6]), 60)
     """
 
+    _parameter_names = ("W_kernels", "V_kernels", "bias")
+
     def __init__(
         self, in_features: int, num_layers: int, low_rank: int = 1, device: torch.device | str | None = None
     ) -> None:
@@ -128,13 +138,9 @@ class LowRankCrossNet(_Cross):
         self.V_kernels = _kernels(num_layers, (low_rank, in_features), device)
         self.bias = _biases(num_layers, (in_features,), device)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """``[B, N] -> [B, N]``"""
-        first = crossed = self._checked(input)
-        for up, down, bias in zip(self.W_kernels, self.V_kernels, self.bias, strict=True):
-            low = functional.linear(crossed, down)
-            crossed = torch.addcmul(crossed, first, functional.linear(low, up, bias))
-        return crossed
+    def _layer(self, first: Tensor, crossed: Tensor, *parameters: Tensor) -> Tensor:
+        up, down, bias = parameters
+        return torch.addcmul(crossed, first, functional.linear(functional.linear(crossed, down), up, bias))
 
 
 @names_wrong_arguments
@@ -158,12 +164,9 @@ class VectorCrossNet(_Cross):
         self.kernels = _kernels(num_layers, (in_features, 1), device)
         self.bias = _biases(num_layers, (in_features, 1), device)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """``[B, N] -> [B, N]``"""
-        first = crossed = self._checked(input)
-        for kernel, bias in zip(self.kernels, self.bias, strict=True):
-            crossed = torch.addcmul(crossed + bias.squeeze(1), first, crossed @ kernel)
-        return crossed
+    def _layer(self, first: Tensor, crossed: Tensor, *parameters: Tensor) -> Tensor:
+        kernel, bias = parameters
+        return torch.addcmul(crossed + bias.squeeze(1), first, crossed @ kernel)
 
 
 @names_wrong_arguments
@@ -191,6 +194,8 @@ class LowRankMixtureCrossNet(_Cross):
     torch.Size([3, 6])
     """
 
+    _parameter_names = ("U_kernels", "C_kernels", "V_kernels", "bias")
+
     def __init__(
         self,
         in_features: int,
@@ -209,18 +214,12 @@ class LowRankMixtureCrossNet(_Cross):
         self.gates = nn.ModuleList(nn.Linear(in_features, 1, bias=False, device=device) for _ in range(gates))
         self.C_kernels = _kernels(num_layers, (num_experts, low_rank, low_rank), device)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """``[B, N] -> [B, N]``"""
-        first = crossed = self._checked(input)
-        for up, inner, down, bias in zip(self.U_kernels, self.C_kernels, self.V_kernels, self.bias, strict=True):
-            low = self._activation(torch.einsum("bn,ern->ebr", crossed, down))
-            mixed = self._activation(torch.bmm(low, inner.transpose(1, 2)))
-            experts = first * (torch.bmm(mixed, up.transpose(1, 2)) + bias.squeeze(1))  # [E, B, N]
-            crossed = crossed + self._weighed(experts, crossed)
-        return crossed
-
-    def _weighed(self, experts: Tensor, layer_input: Tensor) -> Tensor:
+    def _layer(self, first: Tensor, crossed: Tensor, *parameters: Tensor) -> Tensor:
+        up, inner, down, bias = parameters
+        low = self._activation(torch.einsum("bn,ern->ebr", crossed, down))
+        mixed = self._activation(torch.bmm(low, inner.transpose(1, 2)))
+        experts = first * (torch.bmm(mixed, up.transpose(1, 2)) + bias.squeeze(1))  # [E, B, N]
         if self._num_experts == 1:
-            return experts[0]
-        shares = torch.cat([gate(layer_input) for gate in self.gates], 1).softmax(1)
-        return torch.einsum("ebn,be->bn", experts, shares)
+            return crossed + experts[0]
+        shares = torch.cat([gate(crossed) for gate in self.gates], 1).softmax(1)
+        return crossed + torch.einsum("ebn,be->bn", experts, shares)

@@ -76,6 +76,18 @@ def checked_dense(features: Tensor, in_features: int) -> Tensor:
     return features
 
 
+def common_dim(model: str, tables: Sequence[EmbeddingBagConfig], least: int = 1) -> int:
+    """The `embedding_dim` of all tables.
+
+    Raises:
+        ValueError: it differs between tables, or is below `least`.
+    """
+    widths = {table.name: table.embedding_dim for table in tables}
+    if len(set(widths.values())) != 1 or min(widths.values()) < least:
+        raise ValueError(f"{model} needs tables of one embedding_dim, at least {least}, got {widths}")
+    return tables[0].embedding_dim
+
+
 def checked_sizes(
     tables: Sequence[EmbeddingBagConfig],
     dense_in_features: int,
@@ -87,10 +99,7 @@ def checked_sizes(
     Raises:
         ValueError: tables of different widths, or layer sizes that do not fit them.
     """
-    widths = {table.name: table.embedding_dim for table in tables}
-    if len(set(widths.values())) != 1:
-        raise ValueError(f"DLRM needs tables of one embedding_dim, got {widths}")
-    dim = tables[0].embedding_dim
+    dim = common_dim("DLRM", tables)
     bottom, over = list(dense_arch_layer_sizes), list(over_arch_layer_sizes)
     if dense_in_features < 0:
         raise ValueError(f"dense_in_features must be 0 or more, got {dense_in_features}")

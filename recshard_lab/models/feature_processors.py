@@ -313,18 +313,9 @@ def _weights_by_place(
 @wrap
 def with_weights(features: KeyedJaggedTensor, weights: Tensor) -> KeyedJaggedTensor:
     """The same bags with weights ``[N]``."""
-    variable, inverse = features.variable_stride_per_key(), features.inverse_indices_or_none()
-    return KeyedJaggedTensor._unchecked(
-        features.keys(),
-        features.values(),
-        weights,
-        features.lengths(),
-        stride=features.stride(),
-        length_per_key=features.length_per_key(),
-        strides=features.stride_per_key_per_rank() if variable else None,
-        inverse=None if inverse is None else inverse[1],
-        inverse_keys=None if inverse is None else inverse[0],
-    )
+    weighted = features._apply(lambda tensor: tensor)
+    weighted._weights = weights
+    return weighted
 
 
 def _length(longest: int, feature: str = "") -> int:

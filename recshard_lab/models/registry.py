@@ -17,7 +17,7 @@ from torch import nn
 
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
-from recshard_lab.models.deepfm_nn import DeepFMNN
+from recshard_lab.models.deepfm import DeepFMNN
 from recshard_lab.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
 from recshard_lab.models.two_tower import Peers, StreamingFrequency, TwoTower, TwoTowerTrainTask
 

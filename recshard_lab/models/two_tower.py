@@ -81,9 +81,10 @@ class TwoTower(nn.Module):
         self.candidate_keys = [key for name in names if name not in chosen for key in keys[name]]
         self.features = [feature for table in tables for feature in table.feature_names]
         width = {key: table.embedding_dim for table in tables for key in keys[table.name]}
-        sizes = list(layer_sizes)
-        self.query_proj = _tower(sum(width[key] for key in self.query_keys), sizes, device)
-        self.candidate_proj = _tower(sum(width[key] for key in self.candidate_keys), sizes, device)
+        self.query_proj, self.candidate_proj = (
+            MLP(sum(width[key] for key in keys), list(layer_sizes), device=device, activation_on_last=False)
+            for keys in (self.query_keys, self.candidate_keys)
+        )
 
     @names_wrong_arguments
     def forward(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
@@ -108,10 +109,6 @@ class TwoTower(nn.Module):
     def _through(self, tower: MLP, rows: KeyedTensor, keys: Sequence[str]) -> Tensor:
         vectors: Tensor = tower(torch.cat([rows[key] for key in keys], dim=1))
         return functional.normalize(vectors, dim=1) if self.normalize else vectors
-
-
-def _tower(width: int, sizes: Sequence[int], device: torch.device | str | None) -> MLP:
-    return MLP(width, sizes, device=device, activation_on_last=False)
 
 
 def with_all(kjt: KeyedJaggedTensor, features: Sequence[str]) -> KeyedJaggedTensor:

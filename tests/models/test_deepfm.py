@@ -51,7 +51,7 @@ def test_the_simple_model_is_torchrecs() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     refusals: list[tuple[Any, str]] = [
-        (lambda: DeepFMNN(tables(4, 8), 3, [5]), r"one embedding_dim, at least 2 .*, got \{'t0': 4, 't1': 8\}"),
+        (lambda: DeepFMNN(tables(4, 8), 3, [5]), r"one embedding_dim, at least 2, got \{'t0': 4, 't1': 8\}"),
         (lambda: DeepFMNN(tables(1), 3, [5]), "at least 2"),
         (lambda: SimpleDeepFMNN(3, tables(4, 8), 5, 6), r"SimpleDeepFMNN needs tables of one embedding_dim"),
         (lambda: SimpleDeepFMNN(3, tables(4), 0, 6), r"must be at least 1, got \[3, 0, 6\]"),

@@ -10,6 +10,7 @@ Shape letters: B bags (samples), N values, L longest bag, D columns of a vector 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,25 +20,116 @@ from recshard_lab.sparse import checks, text
 from recshard_lab.sparse.ops import complete_cumsum
 from recshard_lab.sparse.trees import Traceable, register
 
-# What JaggedTensor and KeyedJaggedTensor store alike: values, weights, and lengths or offsets.
-#
-# Either of `lengths` and `offsets` may be missing; it is derived from the other when first asked for.
-
-
 _INT32_MAX = 2**31 - 1
 
 Device = torch.device | str | int
 
 
-class JaggedStorage(metaclass=Traceable):
-    """Values cut into bags, with optional weights. Abstract: use JaggedTensor or KeyedJaggedTensor.
+class Tensors(metaclass=Traceable):
+    """Values, and tensors beside them. Abstract: use JaggedTensor, KeyedJaggedTensor or KeyedTensor.
 
     The metaclass lets torch.fx trace a constructor that is given proxies.
     """
 
-    _FIELDS: ClassVar[tuple[str, ...]] = ("_values", "_weights", "_lengths", "_offsets")
+    _FIELDS: ClassVar[tuple[str, ...]] = ("_values",)
 
     _values: Tensor
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def values(self) -> Tensor:
+        """All values: `[N, ...]` ids or vectors one after the other, or columns `[B, sum of D]` of a KeyedTensor."""
+        return self._values
+
+    def size_in_bytes(self) -> int:
+        """Bytes of the tensors that are there: values, weights, lengths, offsets, inverse indices."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors().values())
+
+    def record_stream(self, stream: Any) -> None:
+        """Prevents reuse of device memory before `stream` has finished with it. No effect on host memory."""
+        record_stream(stream, *self._tensors().values())
+
+    def to(self, device: Device, non_blocking: bool = False) -> Self:
+        """The same on another device."""
+        there = device_named(device)
+        return self._apply(lambda tensor: tensor.to(there, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """The same in pinned host memory, from which a copy to a GPU can run beside computation."""
+        try:
+            return self._apply(Tensor.pin_memory)
+        except RuntimeError as error:
+            where = self.device()
+            raise ValueError(
+                f"pin_memory needs an accelerator and tensors on the CPU; these are on {where}: {error}"
+            ) from error
+
+    def _apply(self, move: Callable[[Tensor], Tensor]) -> Self:
+        """The same with other tensors."""
+        raise NotImplementedError
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors that are there, by attribute name."""
+        return {name: getattr(self, name) for name in self._FIELDS if getattr(self, name) is not None}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle: no cached views, and of a slice only its own elements."""
+        state = {**self.__dict__, **{name: compact(tensor) for name, tensor in self._tensors().items()}}
+        return {name: None if name == "_jt_dict" else value for name, value in state.items()}
+
+    def __str__(self) -> str:
+        return text.full_text(self)
+
+    def _repr_html_(self) -> str | None:
+        return text.html(self)
+
+
+class Keyed:
+    """Names of parts of the values, and where each begins."""
+
+    _keys: list[str]
+    # derived from the others when first asked for
+    _offset_per_key: list[int] | None = None
+    _index_per_key: dict[str, int] | None = None
+
+    def keys(self) -> list[str]:
+        """The names: F features, or K keys of columns."""
+        return self._keys
+
+    def length_per_key(self) -> list[int]:
+        """Values of each key."""
+        raise NotImplementedError
+
+    def offset_per_key(self) -> list[int]:
+        """Where each key's ids or columns start, and at last their number: `[F + 1]`."""
+        if self._offset_per_key is None:
+            self._offset_per_key = [0, *accumulate(self.length_per_key())]
+        return self._offset_per_key
+
+    def index_per_key(self) -> dict[str, int]:
+        """Position of each key; ValueError when one stands twice."""
+        if self._index_per_key is None:
+            self._index_per_key = checks.index_keys(self._keys)
+        return self._index_per_key
+
+    def _place(self, key: str) -> int:
+        """Position of a key. An unknown key raises an error that is KeyError and ValueError."""
+        place = self.index_per_key().get(key) if isinstance(key, str) else None
+        if place is None:
+            raise checks.unknown_key(key, self._keys)
+        return place
+
+
+class JaggedStorage(Tensors):
+    """Values cut into bags, with optional weights. Abstract: use JaggedTensor or KeyedJaggedTensor.
+
+    Either of lengths and offsets may be missing; it is derived from the other when first asked for.
+    """
+
+    _FIELDS: ClassVar[tuple[str, ...]] = ("_values", "_weights", "_lengths", "_offsets")
+
     _weights: Tensor | None
     _lengths: Tensor | None
     _offsets: Tensor | None
@@ -60,14 +152,6 @@ class JaggedStorage(metaclass=Traceable):
         self = cls.__new__(cls)
         self._fill(*args, **kwargs)
         return self
-
-    def device(self) -> torch.device:
-        """Where the values are."""
-        return self._values.device
-
-    def values(self) -> Tensor:
-        """All ids (or vectors) one after the other, `[N, ...]`."""
-        return self._values
 
     def weights(self) -> Tensor:
         """One weight a value, `[N]`; ValueError when there are none."""
@@ -104,10 +188,6 @@ class JaggedStorage(metaclass=Traceable):
         """The offsets if they are known already, else None; derives nothing."""
         return self._offsets
 
-    def size_in_bytes(self) -> int:
-        """Bytes of the tensors that are there: values, weights, lengths, offsets, inverse indices."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors().values())
-
     def copy_(self, jt: Self, non_blocking: bool = False) -> Self:
         """Overwrites the tensors held here, in place, with those of a batch of the same shape; returns itself.
 
@@ -137,10 +217,6 @@ class JaggedStorage(metaclass=Traceable):
             tensor.copy_(theirs[name], non_blocking=non_blocking)
         return self
 
-    def record_stream(self, stream: Any) -> None:
-        """Prevents reuse of device memory before `stream` has finished with it. No effect on host memory."""
-        record_stream(stream, *self._tensors().values())
-
     def validate(self) -> Self:
         """Checks every value on any device, as the constructor does on CPU. Returns itself.
 
@@ -163,23 +239,8 @@ class JaggedStorage(metaclass=Traceable):
         """The constructor, with these tensors and the other arguments as they are here."""
         raise NotImplementedError
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """The tensors that are there, by attribute name."""
-        return {name: getattr(self, name) for name in self._FIELDS if getattr(self, name) is not None}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state to pickle: no cached views, and of a slice only its own elements."""
-        state = {**self.__dict__, **{name: compact(tensor) for name, tensor in self._tensors().items()}}
-        return {name: None if name == "_jt_dict" else value for name, value in state.items()}
-
-    def __str__(self) -> str:
-        return text.full_text(self)
-
     def __repr__(self) -> str:
         return text.jagged_text(self)
-
-    def _repr_html_(self) -> str | None:
-        return text.html(self)
 
 
 def record_stream(stream: Any, *tensors: Tensor) -> None:
@@ -192,27 +253,12 @@ def record_stream(stream: Any, *tensors: Tensor) -> None:
         tensor.record_stream(stream)
 
 
-def moved(tensor: Tensor, device: Device, non_blocking: bool) -> Tensor:
-    """The tensor on a device; refuses what names none."""
-    return tensor.to(device_named(device), non_blocking=non_blocking)
-
-
 def device_named(device: Device) -> torch.device:
     """The device; refuses what names none."""
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be one such as 'cpu' or 'cuda:0', got {device!r}") from error
-
-
-def pinned(tensor: Tensor) -> Tensor:
-    """The tensor in pinned host memory."""
-    try:
-        return tensor.pin_memory()
-    except RuntimeError as error:
-        raise ValueError(
-            f"pin_memory needs an accelerator and a tensor on the CPU; this one is on {tensor.device}: {error}"
-        ) from error
 
 
 def compact(tensor: Tensor) -> Tensor:
@@ -404,14 +450,6 @@ class JaggedTensor(JaggedStorage):
             kept = place < width
             bag, place, source = bag[kept], place[kept], source[kept]
         return rows.index_put((bag, place), source)
-
-    def to(self, device: Device, non_blocking: bool = False) -> JaggedTensor:
-        """The same on another device."""
-        return self._apply(lambda tensor: moved(tensor, device, non_blocking))
-
-    def pin_memory(self) -> JaggedTensor:
-        """The same in pinned host memory, from which a copy to a GPU can run beside computation."""
-        return self._apply(pinned)
 
     def _apply(self, move: Callable[[Tensor], Tensor]) -> JaggedTensor:
         return JaggedTensor._unchecked(**{name.lstrip("_"): move(tensor) for name, tensor in self._tensors().items()})

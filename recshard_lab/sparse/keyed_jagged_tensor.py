@@ -24,7 +24,7 @@ from torch.fx import wrap
 from torch.nn import functional
 
 from recshard_lab.sparse import checks
-from recshard_lab.sparse.jagged_tensor import Device, JaggedStorage, JaggedTensor, device_named, moved, pinned
+from recshard_lab.sparse.jagged_tensor import Device, JaggedStorage, JaggedTensor, Keyed, device_named
 from recshard_lab.sparse.trees import register
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def inverse_of(inverse: tuple[Sequence[str], Tensor] | None, feature: str) -> Te
     return index[list(keys).index(feature)]
 
 
-class KeyedJaggedTensor(JaggedStorage):
+class KeyedJaggedTensor(Keyed, JaggedStorage):
     """A batch of sparse features: which ids each sample has of each feature.
 
     Args:
@@ -112,7 +112,6 @@ class KeyedJaggedTensor(JaggedStorage):
 
     _FIELDS: ClassVar[tuple[str, ...]] = (*JaggedStorage._FIELDS, "_inverse")
 
-    _keys: list[str]
     _stride: int | None
     _strides: list[list[int]] | None
     _inverse: Tensor | None
@@ -120,8 +119,6 @@ class KeyedJaggedTensor(JaggedStorage):
     _length_per_key: list[int] | None
     # derived from the others when first asked for
     _stride_per_key: list[int] | None = None
-    _offset_per_key: list[int] | None = None
-    _index_per_key: dict[str, int] | None = None
     _jt_dict: dict[str, JaggedTensor] | None = None
 
     def __init__(
@@ -316,10 +313,6 @@ class KeyedJaggedTensor(JaggedStorage):
     # Counts on the host (`length_per_key`, `offset_per_key`) are read from the lengths at first use and then stored. On
     # CUDA this waits for the device. To avoid the wait, pass them to the constructor.
 
-    def keys(self) -> list[str]:
-        """The F feature names."""
-        return self._keys
-
     def stride(self) -> int:
         """B, the number of samples; of a variable batch, those of the inverse indices or the most bags of a key."""
         if self._stride is None:  # rebuilt by a pytree, whose leaves may have changed
@@ -369,12 +362,6 @@ class KeyedJaggedTensor(JaggedStorage):
         """The same if known already, else None."""
         return self._length_per_key
 
-    def offset_per_key(self) -> list[int]:
-        """Where each feature's ids start, and at last N: `[F + 1]`."""
-        if self._offset_per_key is None:
-            self._offset_per_key = [0, *accumulate(self.length_per_key())]
-        return self._offset_per_key
-
     def offset_per_key_or_none(self) -> list[int] | None:
         """The same if known already, else None."""
         return self._offset_per_key
@@ -382,12 +369,6 @@ class KeyedJaggedTensor(JaggedStorage):
     def lengths_offset_per_key(self) -> list[int]:
         """Where each feature's lengths start, and at last their number: `[F + 1]`."""
         return [0, *accumulate(self.stride_per_key())]
-
-    def index_per_key(self) -> dict[str, int]:
-        """Position of each key; ValueError when one stands twice."""
-        if self._index_per_key is None:
-            self._index_per_key = checks.index_keys(self._keys)
-        return self._index_per_key
 
     def sync(self) -> Self:
         """Reads `length_per_key` and `offset_per_key` now; returns itself."""
@@ -490,13 +471,9 @@ class KeyedJaggedTensor(JaggedStorage):
         flat._lengths, flat._offsets = self.lengths().reshape(-1), None
         return flat
 
-    def pin_memory(self) -> Self:
-        """The same in pinned host memory, from which a copy to a GPU can run beside computation."""
-        return self._apply(pinned)
-
     def to(self, device: Device, non_blocking: bool = False, dtype: torch.dtype | None = None) -> Self:
         """The same on another device; `dtype` is for the weights."""
-        there = self._apply(lambda tensor: moved(tensor, device, non_blocking))
+        there = super().to(device, non_blocking)
         if dtype is not None and there._weights is not None:
             if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
                 raise ValueError(f"dtype is that of the weights, such as torch.float32, got {dtype!r}")
@@ -518,10 +495,7 @@ class KeyedJaggedTensor(JaggedStorage):
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """One feature's bags, as views. An unknown key raises an error that is KeyError and ValueError."""
-        place = self.index_per_key().get(key) if isinstance(key, str) else None
-        if place is None:
-            raise checks.unknown_key(key, self._keys)
-        return self._feature(place)
+        return self._feature(self._place(key))
 
     def _feature(self, place: int) -> JaggedTensor:
         """The bags of the feature at a position, as views."""

@@ -9,20 +9,20 @@ Shape letters: B samples, K keys, D columns of a key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.fx import wrap
 
 from recshard_lab.sparse import checks, text
-from recshard_lab.sparse.jagged_tensor import Device, compact, moved, pinned, record_stream
-from recshard_lab.sparse.trees import Traceable, register
+from recshard_lab.sparse.jagged_tensor import Keyed, Tensors
+from recshard_lab.sparse.trees import register
 
 
-class KeyedTensor(metaclass=Traceable):
+class KeyedTensor(Keyed, Tensors):
     """Named slices of one tensor.
 
     Args:
@@ -73,8 +73,6 @@ class KeyedTensor(metaclass=Traceable):
         self._length_per_key = length_per_key
         self._values = values
         self._key_dim = key_dim
-        self._offset_per_key: list[int] | None = None
-        self._index_per_key: dict[str, int] | None = None
 
     @classmethod
     def _unchecked(cls, keys: list[str], length_per_key: list[int], values: Tensor, key_dim: int = 1) -> KeyedTensor:
@@ -109,47 +107,17 @@ class KeyedTensor(metaclass=Traceable):
         lengths = [tensor.shape[key_dim] for tensor in tensors]
         return KeyedTensor(keys, lengths, torch.cat(tensors, dim=cat_dim), key_dim)
 
-    def size_in_bytes(self) -> int:
-        """Bytes of the values."""
-        return self._values.numel() * self._values.element_size()
-
-    def keys(self) -> list[str]:
-        """The K names."""
-        return self._keys
-
-    def values(self) -> Tensor:
-        """All columns, usually `[B, sum of D]`."""
-        return self._values
-
     def key_dim(self) -> int:
         """The dimension that the keys share out."""
         return self._key_dim
-
-    def device(self) -> torch.device:
-        """Where the values are."""
-        return self._values.device
 
     def length_per_key(self) -> list[int]:
         """Columns of each key `[K]`."""
         return self._length_per_key
 
-    def offset_per_key(self) -> list[int]:
-        """First column of each key, and at last their number: `[K + 1]`."""
-        if self._offset_per_key is None:
-            self._offset_per_key = [0, *accumulate(self._length_per_key)]
-        return self._offset_per_key
-
-    def index_per_key(self) -> dict[str, int]:
-        """Position of each key; ValueError when one stands twice."""
-        if self._index_per_key is None:
-            self._index_per_key = checks.index_keys(self._keys)
-        return self._index_per_key
-
     def __getitem__(self, key: str) -> Tensor:
         """One key's columns, a view. An unknown key raises an error that is KeyError and ValueError."""
-        place = self.index_per_key().get(key) if isinstance(key, str) else None
-        if place is None:
-            raise checks.unknown_key(key, self._keys)
+        place = self._place(key)
         return self._values.narrow(self._key_dim, self.offset_per_key()[place], self._length_per_key[place])
 
     def to_dict(self) -> dict[str, Tensor]:
@@ -189,35 +157,12 @@ class KeyedTensor(metaclass=Traceable):
         regrouped = KeyedTensor.regroup(keyed_tensors, groups)
         return {key: regrouped[place] for place, key in enumerate(keys)}
 
-    def record_stream(self, stream: Any) -> None:
-        """Prevents reuse of device memory before `stream` has finished with it. No effect on host memory."""
-        record_stream(stream, self._values)
-
-    def to(self, device: Device, non_blocking: bool = False) -> KeyedTensor:
-        """The same on another device."""
-        return self._with(moved(self._values, device, non_blocking))
-
-    def pin_memory(self) -> KeyedTensor:
-        """The same in pinned host memory, from which a copy to a GPU can run beside computation."""
-        return self._with(pinned(self._values))
-
-    def _with(self, values: Tensor) -> KeyedTensor:
-        return KeyedTensor._unchecked(self._keys, self._length_per_key, values, self._key_dim)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {"_values": self._values}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_values": compact(self._values)}
-
-    def __str__(self) -> str:
-        return text.full_text(self)
+    def _apply(self, move: Callable[[Tensor], Tensor]) -> Self:
+        # not of a lazy class: the values are there
+        return KeyedTensor._unchecked(self._keys, self._length_per_key, move(self._values), self._key_dim)  # type: ignore
 
     def __repr__(self) -> str:
         return text.keyed_text(self)
-
-    def _repr_html_(self) -> str | None:
-        return text.html(self)
 
 
 def regroup_kts(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:

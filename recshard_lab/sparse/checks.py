@@ -305,10 +305,10 @@ def check_inverse(given: Any, values: Tensor) -> tuple[list[str], Tensor]:
 def check_inverse_range(keys: list[str], index: Tensor, bags: dict[str, int]) -> None:
     """Every entry is one of its feature's bags. Reads the numbers."""
     for key, row in zip(keys, index, strict=True):
-        outside = ((row < 0) | (row >= bags[key])).nonzero() if key in bags else ()
-        if len(outside):
+        outside = ((row < 0) | (row >= bags.get(key, 0))).nonzero()
+        if key in bags and outside.numel():
             raise ValueError(
-                f"inverse_indices of feature {key!r}, sample {int(outside[0])} is {int(row[outside[0]])}, but the "
+                f"inverse_indices of feature {key!r}, sample {int(outside[0])} is {int(row[int(outside[0])])}, but the "
                 f"feature has {bags[key]} bags: use numbers from 0 to {bags[key] - 1}"
             )
 

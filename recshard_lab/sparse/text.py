@@ -29,12 +29,12 @@ class Bag(NamedTuple):
 
     ids: list[str]
     weights: list[str] | None
-    count: int
+    num_ids: int
 
     @property
     def hidden(self) -> int:
         """Ids that are not shown."""
-        return self.count - len(self.ids)
+        return self.num_ids - len(self.ids)
 
     def __str__(self) -> str:
         shown = self.ids if self.weights is None else list(map(":".join, zip(self.ids, self.weights, strict=True)))
@@ -56,7 +56,7 @@ class Shown(NamedTuple):
         return max(self.counts, default=0)
 
 
-def html(batch: JaggedStorage | KeyedTensor) -> str | None:
+def html(batch: Any) -> str | None:
     """The picture of a batch in a notebook, for which the lab is loaded. None, so text, if it has nothing to draw."""
     picture: str | None = import_module("recshard_lab.lab.draw.jagged").html_of(batch)
     return picture
@@ -119,7 +119,7 @@ def keyed_text(kt: KeyedTensor) -> str:
     return "\n".join(lines + [f"  (and {hidden} more keys)"] * (0 < hidden < len(kt._keys)))
 
 
-def full_text(batch: JaggedStorage | KeyedTensor) -> str:
+def full_text(batch: Any) -> str:
     """``str()``: every value; ``repr()`` if there are no numbers to read."""
     if not has_numbers(*batch._tensors().values()):
         return repr(batch)
@@ -163,7 +163,7 @@ def drawable(kt: KeyedTensor) -> bool:
     return plain and len(set(kt._keys)) == len(kt._keys) and values.numel() > 0
 
 
-def _name(batch: JaggedStorage | KeyedTensor) -> str:
+def _name(batch: Any) -> str:
     return "KeyedTensor" if hasattr(batch, "key_dim") else "Keyed" * hasattr(batch, "_keys") + "JaggedTensor"
 
 

@@ -86,7 +86,7 @@ def _band_html(key: str | None, bags: list[words.Bag], num_samples: int) -> str:
 
 
 def _bag_html(bag: words.Bag) -> str:
-    if not bag.count:
+    if not bag.num_ids:
         return '<span class="rsl-more">empty</span>'
     weights = bag.weights or [""] * len(bag.ids)
     boxes = [

@@ -7,7 +7,6 @@ Shape letters: N rows, E rows of a table, d columns of a shard.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -292,19 +291,6 @@ def _chain(table: DynamicTable) -> Chain:
     return table.tiers
 
 
-@dataclass
-class _Dynamic:
-    """A shard of a dynamic table on this rank, and the first step whose backward is to come."""
-
-    table: DynamicTable
-    pending: int | None
-
-    @property
-    def primary(self) -> bool:
-        """Whether it has the first columns, with which ids and scores are written."""
-        return self.table.columns[0] == 0
-
-
 class Piece(NamedTuple):
     """A shard of a table on this rank.
 
@@ -368,7 +354,8 @@ class _Tables:
         self.env = env
         self.replica = getattr(model, "replica", 0)
         self.names: list[str] = []
-        self.dynamic: dict[str, list[_Dynamic]] = {}
+        #: shards on this rank, each with the first step whose backward is to come
+        self.dynamic: dict[str, list[tuple[DynamicTable, int | None]]] = {}
         self.static: dict[str, ModelTable] = {}
         for path, module in getattr(model, "_bare", model).named_modules():
             if isinstance(module, ShardedCollection):
@@ -378,11 +365,11 @@ class _Tables:
                     if isinstance(group.kernel, DynamicKernel):
                         own = zip(group.shards, group.kernel.tables, group.kernel.pending(), strict=True)
                         for (number, _), table, pending in own:
-                            self.dynamic[module.tables[number].name].append(_Dynamic(table, pending))
+                            self.dynamic[module.tables[number].name].append((table, pending))
             elif isinstance(module, DynamicCollection):
                 self._know(module.tables())
                 tables = zip(module.tables().items(), module._kernel.pending(), strict=True)
-                self.dynamic |= {name: [_Dynamic(table, pending)] for (name, table), pending in tables}
+                self.dynamic |= {name: [(table, pending)] for (name, table), pending in tables}
                 continue
             for found in tables_in(path, module):
                 name = found.key.split(".")[-2]
@@ -442,7 +429,7 @@ def _written(writer: FileWriter, tables: _Tables, steps: Any, rows: Mapping[str,
     entries = []
     for name, shards in tables.dynamic.items():
         since = first_step(steps, name)
-        entries += [{name: write_dynamic(writer, own.table, since, own.pending, own.primary)} for own in shards]
+        entries += [{name: write_dynamic(writer, table, since, pending)} for table, pending in shards]
     for key, ids in rows.items():
         table = tables.static[tables.keys[key]]
         for shard, weight, states, primary in table.pieces:
@@ -484,28 +471,25 @@ def _check(folder: Path, entries: Mapping[str, Entry], tables: _Tables, optimize
             raise DumpError(
                 f"{folder} has a table {name!r}, and the model has {tables.names}. Fix: add it to the model"
             )
-        for shard in tables.dynamic.get(name, ()):
-            check_dynamic(folder, name, entry, shard.table, optimizer_state)
+        for table, _ in tables.dynamic.get(name, ()):
+            check_dynamic(folder, name, entry, table, optimizer_state)
         if name not in tables.static:
             continue
-        table = tables.static[name]
-        for piece in table.pieces:
-            states = piece.states if optimizer_state else {}
-            check_shape(folder, name, entry, table.size[1], table.dtype, states)
-        if entry["kind"] != "static" or entry["rows"] != table.size[0]:
-            raise DumpError(
-                f"{folder} has a {entry['kind']} table {name!r}, and the model a static one of {table.size[0]:,} rows"
-            )
+        (_, (rows, dim), dtype, pieces, _), kind = tables.static[name], entry["kind"]
+        for piece in pieces:
+            check_shape(folder, name, entry, dim, dtype, piece.states if optimizer_state else {})
+        if kind != "static" or entry["rows"] != rows:
+            raise DumpError(f"{folder} has a {kind} table {name!r}, and the model a static one of {rows:,} rows")
 
 
 @torch.no_grad()
 def _filled(folder: Path, entries: Mapping[str, Entry], tables: _Tables, optimizer_state: bool) -> Restored:
     rows, lost = dict.fromkeys(entries, 0), dict.fromkeys(entries, 0)
     for name, entry in entries.items():
-        for shard in tables.dynamic.get(name, ()):
-            read, gone = read_dynamic(folder, entry, shard.table, optimizer_state)
-            rows[name] += read * shard.primary
-            lost[name] += gone * shard.primary
+        for table, _ in tables.dynamic.get(name, ()):
+            read, gone = read_dynamic(folder, entry, table, optimizer_state)
+            if table.columns[0] == 0:  # column shards have the same rows
+                rows[name], lost[name] = rows[name] + read, lost[name] + gone
         for piece in tables.static[name].pieces if name in tables.static else ():
             rows[name] += _read_static(FileReader(folder, entry), piece, optimizer_state)
     return Restored(rows, lost)

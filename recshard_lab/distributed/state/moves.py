@@ -229,9 +229,7 @@ def _rounds(
     batch: list[tuple[Move, Transfer]] = []
     sends, receives = [0] * env.world_size, [0] * env.world_size
     for dtype in dict.fromkeys(part.dtype for part in moves):
-        for part in moves:
-            if part.dtype != dtype:
-                continue
+        for part in (part for part in moves if part.dtype == dtype):
             for overlap in transfers(part.sources, part.targets):
                 for transfer in _row_chunks(overlap, max(1, round_bytes // dtype.itemsize)):
                     source, target = transfer.source_rank, transfer.target_rank

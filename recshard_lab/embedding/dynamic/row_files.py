@@ -243,16 +243,14 @@ def write_dynamic(
     table: DynamicTable,
     since: Mapping[str, int] | int | None,
     pending: int | None,
-    primary: bool = True,
 ) -> Entry:
-    """Writes a table or a shard.
+    """Writes a table or a shard. The shards of its first columns write ids with scores; the others have the same ids.
 
     Args:
         writer: of this rank.
         table: the table.
         since: the first step whose rows are written; of rows and of admission, as ``next`` of an earlier dump has it.
         pending: the first step whose backward is to come; None for none.
-        primary: whether this shard has the first columns: the others have the same ids.
 
     Returns:
         The table in the manifest.
@@ -260,7 +258,7 @@ def write_dynamic(
     with table.lock:
         index, counts = table.index, table.admission_counts
         own = since if isinstance(since, Mapping) else {"rows": since, "admission": None}
-        step = index.step
+        step, primary = index.step, table.columns[0] == 0
         entry: Entry = {
             "kind": "dynamic",
             "dim": table.config.embedding_dim,

@@ -365,12 +365,12 @@ def check_host_counts(
 def check_numbers(
     keys: list[str] | None, values: Tensor, lengths: Tensor | None, offsets: Tensor | None, stride: Stride
 ) -> list[int]:
-    """Ids of each feature, after a check of every length and offset. CPU only."""
+    """Ids of each feature, or of all bags if there are no keys, after a check of every length and offset. CPU only."""
     if offsets is not None:
         _check_offsets(offsets, values, keys, stride)
         if lengths is None:
-            lengths = offsets.diff()
-        elif offsets.numel():
+            return sums_per_key(offsets.diff(), len(keys or ()), stride)
+        if offsets.numel():
             _check_agreement(lengths, offsets, keys, stride)
     assert lengths is not None
     return _check_lengths(lengths, values, keys, stride)

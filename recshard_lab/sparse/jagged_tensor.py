@@ -295,9 +295,9 @@ class JaggedTensor(JaggedStorage):
         values, weights, lengths, offsets = checks.check_parts(values, weights, lengths, offsets)
         if lengths is None and offsets is None:
             raise ValueError("a JaggedTensor needs lengths or offsets: give one of them")
-        checks.check_bags(lengths, offsets, None, None)
+        num_bags = checks.check_bags(lengths, offsets, None, None)
         if checks.readable(values):
-            checks.check_numbers(None, values, lengths, offsets, 1)
+            checks.check_numbers(None, values, lengths, offsets, num_bags)
         self._fill(values, weights, lengths, offsets)
 
     @staticmethod

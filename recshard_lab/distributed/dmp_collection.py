@@ -135,7 +135,11 @@ class DMPCollection(DistributedModelParallel):
             ):
                 if value is not default:
                     raise ValueError(f"{name}={value!r} is not supported: {reason}. Fix: {name}={default!r}")
-            self._strategy = _strategy_of(sharding_strategy)
+            strategy = str(getattr(sharding_strategy, "value", sharding_strategy))
+            known = [own.value for own in ShardingStrategy]
+            if strategy not in known:
+                raise ValueError(f"sharding_strategy={strategy!r} is not supported. Supported: {', '.join(known)}")
+            self._strategy = ShardingStrategy(strategy)
             if world_size != world.world_size:
                 raise ValueError(
                     f"world_size={world_size!r}, but the process group has {world.world_size} ranks. Fix: pass "
@@ -370,11 +374,3 @@ class DMPCollection(DistributedModelParallel):
     def show(self) -> str:
         """The layout of the ranks in one line, and the plan of a sharding group as a table."""
         return f"{self.grid}\n{self.plan.show()}"
-
-
-def _strategy_of(value: Any) -> ShardingStrategy:
-    name = str(getattr(value, "value", value))
-    known = [strategy.value for strategy in ShardingStrategy]
-    if name not in known:
-        raise ValueError(f"sharding_strategy={name!r} is not supported. Supported: {', '.join(known)}")
-    return ShardingStrategy(name)

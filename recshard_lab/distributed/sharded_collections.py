@@ -5,6 +5,7 @@ Shape letters: B batch, D columns of an output block, N ids of a feature.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from types import GenericAlias
@@ -147,7 +148,7 @@ class ShardedCollection(nn.Module):
         self._policy = OutOfRange(self.options.out_of_range)
         self.env, self.device = env, device
         self.tables = list(tables)
-        self.optimizers = [optimizers[table.name] for table in tables]
+        self.optimizers = dict(optimizers)
         #: source of the lookup inputs of batches that were sent ahead; training pipelines set it for one forward
         self.feed: Feed | None = None
         self._listener: Listener | None = None
@@ -177,7 +178,7 @@ class ShardedCollection(nn.Module):
         return choose_kernels(
             self.tables,
             [shardings[table.name] for table in self.tables],
-            self.optimizers,
+            [self.optimizers[table.name] for table in self.tables],
             pooled=self.pooled,
             weighted=options.weighted,
             device=self.device,
@@ -438,8 +439,8 @@ class ShardedCollection(nn.Module):
         dynamic = next((table.name for table in self.tables if table.dynamic), None)
         if dynamic is not None:
             raise ValueError(f"the dynamic table {dynamic!r} cannot be copied. Fix: use save_checkpoint")
-        optimizers = {table.name: spec for table, spec in zip(self.tables, self.optimizers, strict=True)}
-        twin = type(self)(self.tables, self.shardings, optimizers, self.env, torch.device(device), self.options)
+        target = torch.device(device)
+        twin = type(self)(self.tables, self.shardings, self.optimizers, self.env, target, self.options)
         twin.unsharded_module_type = self.unsharded_module_type
         for name, shards in self.table_shards().items():
             shards.flush()
@@ -702,17 +703,8 @@ class ManagedCollection(ShardedCollection):
         rows, total = lookup_input.rows, features.values().numel()
         if rows is None:  # the lookup failed, or this rank stores no shard
             rows = torch.zeros(lookup_input.ids.shape, dtype=torch.int64, device=self.device)
-        found = exchange_rows(rows, total, lookup_input, self.layout, self.env)
-        variable = features.variable_stride_per_key()
-        remapped = KeyedJaggedTensor(
-            features.keys(),
-            found,
-            features.weights_or_none(),
-            features.lengths(),
-            stride=None if variable else features.stride(),
-            stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
-            inverse_indices=features.inverse_indices_or_none(),
-        )
+        remapped = copy(features)  # keys, lengths, weights and inverse indices stay
+        remapped._values = exchange_rows(rows, total, lookup_input, self.layout, self.env)
         keys = [feature for table in self.tables for feature in table.feature_names]
         return remapped.permute([features.keys().index(key) for key in keys])
 

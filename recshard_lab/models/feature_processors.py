@@ -42,6 +42,23 @@ class FeatureProcessorsCollection(nn.Module, ABC):
         """Ids ``[N]`` -> the same with weights ``[N]``."""
 
 
+class _ReadsPlaces(nn.Module):
+    """A processor whose places may be computed ahead."""
+
+    _pre_processed = False
+
+    def pre_process_input(self, features: JaggedTensor | KeyedJaggedTensor) -> None:
+        """Writes each id's place in its bag into its weight. Later forwards read places from the weights.
+
+        Args:
+            features: ids with weights ``[N]``, which are overwritten.
+        """
+        lengths, weights = features.lengths().reshape(-1), features.weights()
+        with torch.no_grad():
+            weights.copy_(_places(lengths, weights.shape[0], weights.shape[0], ""))
+        self._pre_processed = True
+
+
 class _Ones(nn.ParameterDict):
     """Weights by name. `reset_parameters` sets them to ones after they were moved from ``meta``."""
 
@@ -52,7 +69,7 @@ class _Ones(nn.ParameterDict):
 
 
 @names_wrong_arguments
-class PositionWeightedModule(FeatureProcessor):
+class PositionWeightedModule(_ReadsPlaces, FeatureProcessor):
     """One learned weight for each place in a bag.
 
     Args:
@@ -69,7 +86,6 @@ class PositionWeightedModule(FeatureProcessor):
 
     def __init__(self, max_feature_length: int, device: torch.device | str | None = None) -> None:
         super().__init__()
-        self._pre_processed = False
         self.position_weight = nn.Parameter(torch.empty(_length(max_feature_length), device=device_named(device)))
         self.reset_parameters()
 
@@ -93,18 +109,9 @@ class PositionWeightedModule(FeatureProcessor):
         weights = self.position_weight.index_select(0, places)
         return JaggedTensor._unchecked(features.values(), weights, features.lengths())
 
-    def pre_process_input(self, features: JaggedTensor) -> None:
-        """Writes each id's place in its bag into its weight. Later forwards read places from the weights.
-
-        Args:
-            features: ids with weights ``[N]``, which are overwritten.
-        """
-        _write_places(features)
-        self._pre_processed = True
-
 
 @names_wrong_arguments
-class PositionWeightedModuleCollection(FeatureProcessorsCollection):
+class PositionWeightedModuleCollection(_ReadsPlaces, FeatureProcessorsCollection):
     """A `PositionWeightedModule` per feature. Ids of other features have weight 1.
 
     Args:
@@ -121,7 +128,6 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
 
     def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None) -> None:
         super().__init__()
-        self._pre_processed = False
         device = device_named(device)
         if not max_feature_lengths:
             raise ValueError("max_feature_lengths is empty. Fix: pass {feature: length of its longest bag}")
@@ -148,11 +154,6 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
         weights = {key: self.position_weights[key] for key in self.max_feature_lengths}
         places = features.weights() if self._pre_processed else None
         return with_weights(features, _weights_by_place(features, weights, self.max_feature_lengths, places))
-
-    def pre_process_input(self, features: KeyedJaggedTensor) -> None:
-        """As of `PositionWeightedModule`."""
-        _write_places(features)
-        self._pre_processed = True
 
     def copy(self, device: torch.device | str) -> PositionWeightedModuleCollection:
         """This module, moved to a device. TorchRec's name of ``to``."""
@@ -325,16 +326,9 @@ def _length(longest: int, feature: str = "") -> int:
     return longest
 
 
-def _write_places(features: JaggedTensor | KeyedJaggedTensor) -> None:
-    """Overwrites the weights ``[N]`` with each id's place in its bag."""
-    lengths, weights = features.lengths().reshape(-1), features.weights()
-    with torch.no_grad():
-        weights.copy_(_places(lengths, weights.shape[0], weights.shape[0], ""))
-
-
 @wrap
 def _places_in(weights: Tensor, longest: int, feature: str) -> Tensor:
-    """``[N]``: places that `_write_places` has written."""
+    """``[N]``: places that `pre_process_input` has written."""
     places = weights.long()
     if not torch.compiler.is_compiling() and places.numel() and not 0 <= int(places.max()) < longest:
         of = f"feature {feature!r}: " if feature else ""

@@ -8,14 +8,14 @@ Shape letters: I dense features, D embedding dim.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import checks_arguments, names_wrong_arguments
 from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingBagConfig
 from recshard_lab.models.deepfm import DeepFMNN
 from recshard_lab.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
@@ -112,6 +112,7 @@ def register_model(kind: ModelKind) -> ModelKind:
         kind.settings()
     except TypeError as error:
         raise ValueError(f"every setting of model {kind.name!r} needs a default: {error}") from error
+    checks_arguments(kind.settings)  # values of another type are refused by the setting's name
     _KINDS[kind.name] = kind
     return kind
 
@@ -156,14 +157,13 @@ def settings_of(name: str, given: Mapping[str, Any] | Any = None) -> Any:
         return given
     if given is not None and not isinstance(given, Mapping):
         raise ValueError(f"settings of model {name!r} must be a mapping or {kind.settings.__name__}, got {given!r}")
-    known = {field.name: field for field in fields(kind.settings)}
+    known = [field.name for field in fields(kind.settings)]
     chosen = {}
     for key, value in (given or {}).items():
         if key not in known:
             hint = _meant(key, known)
             raise ValueError(f"model {name!r} has no setting {key!r}{hint}. Fix: use one of {', '.join(known)}")
         chosen[key] = tuple(value) if isinstance(value, list) else value
-        _check_like(name, key, chosen[key], known[key].default)
     return kind.settings(**chosen)
 
 
@@ -222,27 +222,8 @@ def settings_as_dict(settings: Any) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
 
 
-def _check_like(model: str, key: str, value: Any, default: Any) -> None:
-    """Raises unless the value has the default's type: a number for a number, a list of integers for a list."""
-    if isinstance(default, bool) or default is None:
-        fits = isinstance(value, bool) if default is not None else value is None or isinstance(value, str | tuple)
-    elif isinstance(default, tuple):
-        fits = isinstance(value, tuple) and all(isinstance(own, int) and not isinstance(own, bool) for own in value)
-    elif isinstance(default, int):
-        fits = isinstance(value, int) and not isinstance(value, bool)
-    elif isinstance(default, float):
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-    else:
-        fits = True
-    if not fits:
-        like = list(default) if isinstance(default, tuple) else default
-        raise ValueError(
-            f"setting {key!r} of model {model!r} must have the type of its default {like!r}, got {value!r}"
-        )
-
-
-def _meant(name: Any, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(str(name), list(known), n=1)
+def _meant(name: Any, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

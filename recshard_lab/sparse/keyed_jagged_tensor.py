@@ -570,16 +570,14 @@ def _concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     inverse_keys, inverse = checks.common_inverse(kjt_list)
     names = [f"kjt_list[{place}]" for place in range(len(kjt_list))]
     weighted = checks.all_or_none([kjt.weights_or_none() is not None for kjt in kjt_list], names)
-    counts: list[int] | None = []
-    for kjt in kjt_list:
-        counts = None if counts is None or kjt._length_per_key is None else counts + kjt._length_per_key
+    counts = [count for kjt in kjt_list for count in kjt._length_per_key or ()]
     return KeyedJaggedTensor._unchecked(
         keys=[key for kjt in kjt_list for key in kjt._keys],
         values=checks.join("values", [kjt._values for kjt in kjt_list]),
         weights=checks.join("weights", [kjt.weights() for kjt in kjt_list]) if weighted else None,
         lengths=torch.cat([kjt.lengths().reshape(-1) for kjt in kjt_list]),
         stride=max(kjt.stride() for kjt in kjt_list),
-        length_per_key=counts,
+        length_per_key=counts if all(kjt._length_per_key is not None for kjt in kjt_list) else None,
         strides=strides,
         inverse=inverse,
         inverse_keys=inverse_keys,

@@ -1,6 +1,7 @@
 """ModelDeltaTracker: its ids are those of the batches, and their rows replayed on an older copy give equal tables."""
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,7 @@ def named(found: dict[str, Tensor]) -> dict[str, list[int]]:
     return {key.split(".")[-2]: ids.tolist() for key, ids in found.items()}
 
 
-def tracker_of(model: Any, **settings: Any) -> ModelDeltaTracker:
-    return ModelDeltaTracker(model, records="steps", **settings)
+tracker_of = partial(ModelDeltaTracker, records="steps")
 
 
 def tracked(variant: str) -> list[str]:

@@ -64,10 +64,7 @@ def test_what_is_not_known_is_refused_by_name() -> None:
     refusals: list[tuple[Any, str]] = [
         (lambda: build_model("dlmr", TABLES), r"named 'dlmr' \(did you mean 'dlrm'\?\)\. Fix: use one of deepfm"),
         (lambda: settings_of("dlrm_dcn", {"dcn_layers": 2}), r"'dcn_layers' \(did you mean 'dcn_num_layers'\?\)"),
-        (
-            lambda: settings_of("dlrm", {"over_arch_layer_sizes": "64"}),
-            "over_arch_layer_sizes must be .* got '64'",
-        ),
+        (lambda: settings_of("dlrm", {"over_arch_layer_sizes": "64"}), "over_arch_layer_sizes must be .* got '64'"),
         (lambda: settings_of("dlrm", 3), r"must be a mapping or DLRMSettings, got 3"),
     ]
     assert not_refused(refusals) == []

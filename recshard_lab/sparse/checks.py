@@ -369,7 +369,9 @@ def check_numbers(
     if offsets is not None:
         _check_offsets(offsets, values, keys, stride)
         if lengths is None:
-            return sums_per_key(offsets.diff(), len(keys or ()), stride)
+            bags = stride if isinstance(stride, list) else [stride] * len(keys or ())
+            ends = [0, *accumulate(bags)] if offsets.numel() else []
+            return offsets[torch.tensor(ends, dtype=torch.int64)].diff().tolist() or [0] * len(bags)
         if offsets.numel():
             _check_agreement(lengths, offsets, keys, stride)
     assert lengths is not None

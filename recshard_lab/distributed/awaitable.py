@@ -144,12 +144,19 @@ def _arrived(value: Any) -> Any:
     return value.wait() if isinstance(value, LazyAwaitable) else value
 
 
-class LazyNoWait(NoWait[W], LazyAwaitable[W]):
+class LazyNoWait(LazyAwaitable[W]):
     """A complete result with the type of a lazy one.
 
     >>> LazyNoWait([1, 2])[1]
     2
     """
+
+    def __init__(self, obj: W) -> None:
+        super().__init__()
+        self._obj = obj
+
+    def _wait_impl(self) -> W:
+        return self._obj
 
 
 def _forward(name: str, apply: Callable[..., Any]) -> None:

@@ -526,7 +526,8 @@ class ShardedCollection(nn.Module):
 
     def output_dist(self, ctx: ShardedModuleContext, output: PendingRows) -> Any:
         """Issues the output exchange. Returns the output of the forward, which waits when it is first used."""
-        assert ctx.features is not None
+        if ctx.features is None:
+            raise ValueError("ctx has no batch. Fix: pass the ctx that input_dist took")
         output.issue()
         return self._output(output, ctx.features)
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, comm
-from recshard_lab.distributed import ShardingEnv
+from recshard_lab.distributed import ShardingEnv, model_parallel
 from recshard_lab.launcher import groups as launched_groups
 from recshard_lab.launcher import join
 from recshard_lab.train.pipelines import base
@@ -62,11 +62,10 @@ def test_every_spelling_of_a_backend_gives_one_answer(group: Any) -> None:
 def test_models_metrics_and_join_default_to_the_gpu_of_a_group_with_both_backends(group: Any, monkeypatch: Any) -> None:
     group("cpu:gloo,cuda:nccl")
     table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
-    asked = []
-    monkeypatch.setattr(DistributedModelParallel, "_find", lambda self, *_: asked.append(self.device) or iter(()))
+    monkeypatch.setattr(model_parallel, "find_collections", lambda *_: [])
     monkeypatch.setattr(EmbeddingBagCollection, "to", lambda self, device: self, raising=False)
-    DistributedModelParallel(EmbeddingBagCollection([table]), init_data_parallel=False)
-    assert asked[0] == GPU
+    dmp = DistributedModelParallel(EmbeddingBagCollection([table]), init_data_parallel=False)
+    assert dmp.device == GPU
     with join() as place:
         assert place.device == GPU
 

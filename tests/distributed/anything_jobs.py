@@ -28,7 +28,7 @@ from recshard_lab import (
 )
 from recshard_lab.comm import QCommsConfig, get_qcomm_codecs_registry, make_codec
 from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
-from recshard_lab.distributed.sharded_collections import ShardedCollection
+from recshard_lab.distributed.sharded_collections import CollectionOptions, ShardedCollection
 from recshard_lab.embedding import OptimizerSpec, WeightDecayMode, embedding_names_by_table
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.embedding.optimizers.rules import RULES
@@ -72,17 +72,13 @@ class _Sharder(EmbeddingBagCollectionSharder):
     specs: dict[str, OptimizerSpec]
 
     def build(self, module: nn.Module, params: Any, env: Any, device: torch.device) -> ShardedCollection:
-        return self.sharded_type(
-            self.tables(module),
-            params,
-            self.specs,
-            env,
-            device,
+        options = CollectionOptions(
             weighted=bool(getattr(module, "is_weighted", lambda: False)()),
             backend=self.backend,
             codecs=self.qcomm_codecs_registry,
             out_of_range=str(module.out_of_range),
         )
+        return self.sharded_type(self.tables(module), params, self.specs, env, device, options)
 
 
 class _SequenceSharder(_Sharder):

@@ -17,8 +17,9 @@ def traced_step(case: Case) -> tuple[dict[str, int], int]:
     _, model = sharded_model(case)
     for ranks in case.steps[:2]:
         with trace() as traced:
-            lookup_input = model.collection.send(batch_of(ranks[rank])).wait()
-            out = model.collection.compute_and_output_dist(model.collection.create_context(), lookup_input)
+            ctx = model.collection.create_context()
+            lookup_input = model.collection.input_dist(ctx, batch_of(ranks[rank])).wait().wait()
+            out = model.collection.compute_and_output_dist(ctx, lookup_input)
             outputs = [own.values().sum() for own in out.values()] if isinstance(out, dict) else [out.values().sum()]
             torch.stack(outputs).sum().backward()
     sent: dict[str, int] = {}

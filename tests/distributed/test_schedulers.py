@@ -93,7 +93,7 @@ def unsharded(name: str, tensor_rate: bool) -> list[dict[str, Tensor]]:
 
 def build(tensor_rate: bool) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     model = Model()
-    plan = construct_module_sharding_plan(model.ebc, {"a": row_wise(), "b": data_parallel()}, 2)
+    plan = construct_module_sharding_plan(model.ebc, {"a": row_wise(), "b": data_parallel()}, world_size=2)
     sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": "exact_sgd", "learning_rate": 0.4})
     dmp = DistributedModelParallel(model, plan=ShardingPlan({"ebc": plan}), sharders=[sharder])
     dense = {key: p for key, p in dmp.named_parameters() if key.startswith("over")}

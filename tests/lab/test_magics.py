@@ -76,7 +76,7 @@ class Notebook:
 
     def complete(self, source: str) -> list[str]:
         """What the Tab key offers at the end of `source`."""
-        reply = self.client.complete(source, reply=True, timeout=scaled(10))["content"]
+        reply = self.client.complete(source, reply=True, timeout=scaled(60))["content"]
         return sorted(reply["matches"])
 
     def close(self) -> None:

@@ -86,7 +86,7 @@ def test_it_shows_work_output_and_death_and_its_buttons_interrupt_restart_and_st
     processes = [psutil.Process(pid) for pid in ranks.pids if psutil.pid_exists(pid)]
     panel.stop_button.click()
     wait_until(lambda: "No ranks are running" in panel.table.value)
-    _, alive = psutil.wait_procs(processes, timeout=scaled(5))
+    _, alive = psutil.wait_procs(processes, timeout=scaled(20))
     assert not alive
 
 

@@ -68,8 +68,8 @@ def test_a_closed_worker_ends_its_threads() -> None:
     worker, looks = Worker("ends"), threading.Semaphore(0)
     worker.every(0.01, looks.release, "look")
     worker.newest(lambda _: None, "follow", delay_s=60)
-    assert looks.acquire(timeout=scaled(5))
-    assert looks.acquire(timeout=scaled(5))
+    assert looks.acquire(timeout=scaled(20))
+    assert looks.acquire(timeout=scaled(20))
     worker.close()
     assert worker.wait(timeout_s=scaled(5))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("recshard-ends")]

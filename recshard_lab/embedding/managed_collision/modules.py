@@ -421,8 +421,10 @@ def bucket_edges(rows: int, buckets: int, segments: Sequence[int] | None, name: 
     """The first row of each bucket of a table, and its rows: those of ``segments``, or ``rows`` in equal buckets.
 
     Raises:
-        ValueError: buckets of different sizes.
+        ValueError: buckets of different sizes, or no bucket.
     """
+    if segments is not None and len(segments) < 2:
+        raise ValueError(f"output_segments={segments} have no bucket. Fix: pass the first row of each, then the rows")
     rows = rows if segments is None else segments[-1]
     if not 1 <= rows < 2**48 or buckets < 1 or rows % buckets:
         raise ValueError(

@@ -70,6 +70,8 @@ def apply_to_all(
 
 
 def _tables_of(module: Any, sharder: Any) -> list[BaseEmbeddingConfig]:
+    if sharder is not None and not hasattr(sharder, "module_type"):
+        raise ValueError(f"sharder is {sharder!r:.80}, expected a sharder. Fix: omit it, or pass one of this module")
     tables = configs_of(module, sharder_of(module, [] if sharder is None else [sharder]))
     if tables is None:
         raise PlanError(

@@ -46,6 +46,12 @@ def checks_arguments(call: _F) -> _F:
     Traceback (most recent call last):
     ...
     ValueError: keep: rows must be list[int] | None, got ['a'] (a list). Fix: pass rows=<list[int] | None>
+    >>> @checks_arguments
+    ... def draw(theme: typing.Literal["light", "dark"]) -> None: ...
+    >>> draw("blue")
+    Traceback (most recent call last):
+        ...
+    ValueError: draw: theme must be 'light' or 'dark', got 'blue' (a str). Fix: pass theme='light' or theme='dark'
     """
     if isinstance(call, type):
         made: Any = call
@@ -117,7 +123,9 @@ def _wrong(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
             continue
         if name in hints and not _fits(value, hints[name]):
             kind = _spelled(hints[name])
-            fix = f"{name}=True or {name}=False" if hints[name] is bool else f"{name}=<{kind}>"
+            choices = (True, False) if hints[name] is bool else typing.get_args(hints[name])
+            one_of = hints[name] is bool or typing.get_origin(hints[name]) is typing.Literal
+            fix = " or ".join(f"{name}={choice!r}" for choice in choices) if one_of else f"{name}=<{kind}>"
             return f"{name} must be {kind}, got {_shown(value)}. Fix: pass {fix}"
     return None
 
@@ -165,6 +173,8 @@ def _parts_fit(value: Any, origin: type, parts: tuple[Any, ...], fits: Callable[
 def _spelled(hint: Any) -> str:
     if hint is type(None):
         return "None"
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(hint)))
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
 
 

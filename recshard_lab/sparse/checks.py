@@ -267,7 +267,7 @@ def check_bags(lengths: Tensor | None, offsets: Tensor | None, keys: list[str] |
             wanted = f"{len(keys)} keys x a whole number of samples"
         if not fits:
             more = ", and one more" if name == "offsets" else ""
-            raise ValueError(f"{name} describes {bags} bags, which is not {wanted}: pass one entry for each bag{more}")
+            raise ValueError(f"{name} describes {bags} bags, expected {wanted}. Fix: pass one entry for each bag{more}")
     return bags
 
 
@@ -365,7 +365,7 @@ def check_host_counts(
 def check_numbers(
     keys: list[str] | None, values: Tensor, lengths: Tensor | None, offsets: Tensor | None, stride: Stride
 ) -> list[int]:
-    """Ids of each feature, or of all bags if there are no keys, after a check of every length and offset. CPU only."""
+    """Checks every length and offset. CPU only. Returns the ids of each feature, or of all bags without keys."""
     if offsets is not None:
         _check_offsets(offsets, values, keys, stride)
         if lengths is None:

@@ -120,7 +120,7 @@ def keyed_text(kt: KeyedTensor) -> str:
 
 
 def full_text(batch: Any) -> str:
-    """``str()``: every value; ``repr()`` if there are no numbers to read."""
+    """``str()``: every value. A batch without numbers, such as one on the meta device, has its ``repr()``."""
     if not has_numbers(*batch._tensors().values()):
         return repr(batch)
     if hasattr(batch, "key_dim"):

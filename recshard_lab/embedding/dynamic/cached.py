@@ -28,7 +28,7 @@ from recshard_lab.embedding.dynamic.index import ScoredIndex
 from recshard_lab.embedding.dynamic.stores.base import Rows
 from recshard_lab.embedding.kernels import TORCH_DTYPES, KernelInput, KernelSpec, LookupKernel, RowNorms, ShardSpec
 from recshard_lab.embedding.kernels.base import zeros
-from recshard_lab.embedding.kernels.mapped import Found, MappedKernel, Saved
+from recshard_lab.embedding.kernels.mapped import Located, MappedKernel, Saved
 
 
 class Cache(NamedTuple):
@@ -252,12 +252,12 @@ class CachedKernel(MappedKernel):
 
     # ---- rows of batches ----
 
-    def prefetch(self, batch: KernelInput) -> Found | None:
+    def prefetch(self, batch: KernelInput) -> Located | None:
         """As of `LookupKernel`. None if others may be writing to the slow tier: the forward will move the rows."""
         with self._lock:
             return None if any(table.written for table in self.tables) else super().prefetch(batch)
 
-    def _find(self, batch: KernelInput, train: bool, pins_last: bool = False) -> Found:
+    def _find(self, batch: KernelInput, train: bool, pins_last: bool = False) -> Located:
         with self._lock:
             for table in self.tables:
                 table.reload()
@@ -265,7 +265,7 @@ class CachedKernel(MappedKernel):
             self._link.wait()
             return found
 
-    def _refreshed(self, found: Found) -> Found:
+    def _refreshed(self, found: Located) -> Located:
         self._reload()
         return super()._refreshed(found)
 
@@ -284,14 +284,14 @@ class CachedKernel(MappedKernel):
         return of_weights
 
     @torch.no_grad()
-    def _before(self, found: Found, steps: bool) -> None:
+    def _before(self, found: Located, steps: bool) -> None:
         super()._before(found, steps)
         for table in self.tables:
             for fast, slow in table.table_states():
                 fast.copy_(slow)
 
     @torch.no_grad()
-    def _after_step(self, found: Found) -> None:
+    def _after_step(self, found: Located) -> None:
         super()._after_step(found)
         for table in self.tables:
             for fast, slow in table.table_states():

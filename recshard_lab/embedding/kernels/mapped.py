@@ -83,7 +83,7 @@ class RowMap(Protocol):
         """Overwrites them, where the ids are now."""
 
 
-class Found(NamedTuple):
+class Located(NamedTuple):
     """Where the rows of a batch are.
 
     Attributes:
@@ -104,7 +104,7 @@ class Saved:
     """What backward needs: the batch, its rows, and what the inner kernel needs. None: it is another kernel by now."""
 
     batch: KernelInput
-    found: Found
+    found: Located
     inner: Any
 
     def rows(self) -> KernelInput:
@@ -151,7 +151,7 @@ class MappedKernel(LookupKernel):
 
     # ---- of each kind of map ----
 
-    def _find(self, batch: KernelInput, train: bool, pins_last: bool = False) -> Found:
+    def _find(self, batch: KernelInput, train: bool, pins_last: bool = False) -> Located:
         """The rows of a batch. If ``train``, as one step of each map, in which ids may get rows.
 
         ``pins_last``: ids of the step before keep their rows, whether its backward has ended or not: so timing affects
@@ -235,14 +235,14 @@ class MappedKernel(LookupKernel):
         spans: Sequence[Span],
         misses: Sequence[int],
         step: Step | None,
-    ) -> Found:
+    ) -> Located:
         """A batch with staging rows for the ids of which ``rows`` has -1. It replaces these.
 
         Args:
             misses: 0 for maps whose ids all have a row.
         """
         if not any(misses) or not bool((rows < 0).any()):
-            return Found(rows, step, self._memory)
+            return Located(rows, step, self._memory)
         staged = {}
         for number, table in enumerate(self._maps):
             at = self._positions(number, spans) if misses[number] else ids[:0]
@@ -255,7 +255,7 @@ class MappedKernel(LookupKernel):
             self._staging[number] = max(size, 2 * self._staging[number], _STAGING)
         if sizes:
             self._rebuild()
-        return Found(rows, step, self._memory, staged)
+        return Located(rows, step, self._memory, staged)
 
     @staticmethod
     def _without_row(table: RowMap, ids: Tensor, train: bool) -> Staged:
@@ -265,7 +265,7 @@ class MappedKernel(LookupKernel):
             distinct, places = distinct[:1], torch.zeros_like(places)
         return Staged(ids, places, distinct, rows, trained)
 
-    def _refreshed(self, found: Found) -> Found:
+    def _refreshed(self, found: Located) -> Located:
         """A prefetched batch just before its lookup: backward has changed rows of slower tiers since."""
         staged = dict(found.staged)
         for number, own in staged.items():
@@ -275,7 +275,7 @@ class MappedKernel(LookupKernel):
                 staged[number] = own._replace(rows=rows, trained=trained)
         return found._replace(staged=staged)
 
-    def _found_again(self, found: Found, batch: KernelInput) -> Found:
+    def _found_again(self, found: Located, batch: KernelInput) -> Located:
         """The same batch in the inner kernel of now. Ids that have got a row since are still without one."""
         with self._lock:
             ids, spans = batch.ids.to(self.device, torch.int64), self._spans(batch)
@@ -298,7 +298,7 @@ class MappedKernel(LookupKernel):
         return self._memory_of(number, slice(first, first + len(own.ids)))
 
     @torch.no_grad()
-    def _before(self, found: Found, steps: bool) -> None:
+    def _before(self, found: Located, steps: bool) -> None:
         """Is called before each pass of the inner kernel. ``steps``: the pass is a backward."""
         for number, own in found.staged.items():
             weight, states = self._staging_of(number, own)
@@ -306,14 +306,14 @@ class MappedKernel(LookupKernel):
             for name, state in states.items() if steps else ():
                 state.copy_(own.read.states[name]) if own.read is not None else state.zero_()
 
-    def _after_step(self, found: Found) -> None:
+    def _after_step(self, found: Located) -> None:
         """Is called after each backward pass of the inner kernel."""
         for number, own in found.staged.items():
             if own.read is not None and own.trained is not None:
                 weight, states = self._staging_of(number, own)
                 self._maps[number].write_rows(own.read._replace(weight=weight, states=states).at(own.trained))
 
-    def _read(self, found: Found) -> Found:
+    def _read(self, found: Located) -> Located:
         """The batch with weights and states of the staging rows that are trained."""
         staged = dict(found.staged)
         for number, own in staged.items():
@@ -326,7 +326,7 @@ class MappedKernel(LookupKernel):
 
     # ---- the two passes ----
 
-    def prefetch(self, batch: KernelInput) -> Found | None:
+    def prefetch(self, batch: KernelInput) -> Located | None:
         """As of `LookupKernel`. Ids get rows here."""
         return self._find(batch, train=True, pins_last=True)
 

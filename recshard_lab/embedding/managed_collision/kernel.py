@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.kernels import KernelInput, KernelSpec, LookupKernel
-from recshard_lab.embedding.kernels.mapped import Found, MappedKernel
+from recshard_lab.embedding.kernels.mapped import Located, MappedKernel
 from recshard_lab.embedding.managed_collision.collections import first_rows, reset_rows
 from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig, RowOwners
 
@@ -48,7 +48,7 @@ class ManagedKernel(MappedKernel):
         ]
         super().__init__(spec, inner)
 
-    def _find(self, batch: KernelInput, train: bool, pins_last: bool = False) -> Found:
+    def _find(self, batch: KernelInput, train: bool, pins_last: bool = False) -> Located:
         """Rows that ids get are reset."""
         parts = list(batch.ids.long().split(batch.counts))
         for number, module in enumerate(self.modules):
@@ -62,7 +62,7 @@ class ManagedKernel(MappedKernel):
         offsets = [self.modules[shard].offset for shard in self.features]
         self.rows = torch.cat([part + first for part, first in zip(parts, offsets, strict=True)])
         step = self._begun([module.step for module in self.modules]) if train else None
-        return Found(torch.cat(parts), step, self._memory)
+        return Located(torch.cat(parts), step, self._memory)
 
     def _reset(self, number: int) -> None:
         """Resets the rows of a shard that have new owners."""

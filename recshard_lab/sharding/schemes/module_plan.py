@@ -151,7 +151,8 @@ def find_collections(
     Args:
         model: a torch module. Names in a `DistributedModelParallel` are those of the model inside it.
         sharders: find modules of their types and of subclasses. Default: all embedding collections with tables.
-        planned: names of a plan: modules of sharders that are no embedding collections are found if it has one.
+        planned: the paths in a plan. A module that is no embedding collection is found only at one of these.
+            Default: everywhere.
 
     >>> from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig
     >>> import torch

@@ -18,7 +18,9 @@ from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows, RowStore
 
 
 class HostStore(RowStore):
-    """Rows in tensors, found by a `ScoredIndex` of the rows' scores. A full store loses the lowest score.
+    """Rows in tensors, found by a `ScoredIndex` of the rows' scores.
+
+    A full store loses its lowest scores for the rows of a put, also if these have lower ones.
 
     Args:
         format: of all rows.

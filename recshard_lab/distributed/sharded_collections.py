@@ -194,7 +194,7 @@ class ShardedCollection(nn.Module):
         """
         _, groups = self.kinds_for(shardings)
         layout = Layout(self.tables, blocks_of(self.tables), shardings, groups, env.world_size)
-        (PooledOutput if self.pooled else SequenceOutput)(layout, env, self.options.codecs)
+        (PooledOutput if self.pooled else SequenceOutput)(layout, env, self.options.codecs, self.device)
 
     def place(self, shardings: Mapping[str, ParameterSharding]) -> None:
         """Replaces kernels and layout with those of these shardings. Weights and states are zero."""

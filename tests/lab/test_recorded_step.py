@@ -143,7 +143,7 @@ def test_recording_leaves_training_as_it_is_bit_for_bit(ranks: Ranks, scheme: st
 
 def test_no_recorder_is_left_behind(ranks: Ranks) -> None:
     build(ranks, plan_of("row_wise"))
-    hooks = "(model.collections['tables'].executor._recorder, model.collections['tables'].executor.input_dist.recorder)"
+    hooks = "(model.collections['tables'].executor.recorder, model.collections['tables'].executor.input_dist.recorder)"
     assert ranks.eval(hooks) == [(None, None)] * 2
     record(ranks, "model", "batch", **NAMES)
     assert ranks.eval(hooks) == [(None, None)] * 2

@@ -420,17 +420,17 @@ def semi_sync_resharded() -> tuple[list[str], int]:
     """What differs where the tables move: rows read late by a thread, beside rows read in turn; old executors kept."""
     from recshard_lab.distributed.step.executor import Executor
 
-    read, models, old = Executor.read, [], []
+    look_up, models, old = Executor.look_up, [], []
 
     def late(self: Executor, *arguments: Any) -> Any:
         if threading.current_thread().name == "recshard-lookup":
             time.sleep(0.05)
-        return read(self, *arguments)
+        return look_up(self, *arguments)
 
     for threads in (False, True):
         ours, source = dlrm(), iter(batches())
         old.append(weakref.ref(ours.collections["model.embedding_bag_collection"].executor))
-        Executor.read = late
+        Executor.look_up = late
         try:
             with pipelines.TrainPipelineSemiSync(
                 ours, dense_optimizer(ours), CPU, start_batch=1, threads=threads
@@ -442,7 +442,7 @@ def semi_sync_resharded() -> tuple[list[str], int]:
                 kept = sum(executor() is not None for executor in old)
                 outputs(pipeline, source)
         finally:
-            Executor.read = read
+            Executor.look_up = look_up
         models.append(ours)
     return same_weights(*models), kept
 

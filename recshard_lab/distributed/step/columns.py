@@ -12,8 +12,10 @@ and adds. Its indices are computed once for each set of area sizes. Its addition
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from math import gcd
 from typing import Generic, TypeAlias, TypeVar
 
@@ -29,26 +31,6 @@ from recshard_lab.sparse.ops import complete_cumsum
 Ints: TypeAlias = NDArray[np.int64]
 Numbers: TypeAlias = Sequence[int] | Ints
 T = TypeVar("T")
-
-
-class Memo(Generic[T]):
-    """Keeps the last few values of a function. Unlike ``lru_cache`` of a method it holds no reference to its owner.
-
-    >>> memo = Memo[int]()
-    >>> memo.get(3, lambda: 9), memo.get(3, lambda: 0)
-    (9, 9)
-    """
-
-    def __init__(self, keep: int = 8) -> None:
-        self._keep, self._known = keep, dict[Hashable, T]()
-
-    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """The value for ``key``, computed if it is not known."""
-        if key not in self._known:
-            while len(self._known) >= self._keep:
-                del self._known[next(iter(self._known))]
-            self._known[key] = compute()
-        return self._known[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Indices:
-    """Arguments of `gather`. A copy needs only the chunks; sums and products are embedding bags."""
+    """Which chunks to gather. A copy needs only the chunks; sums and products are embedding bags."""
 
     chunks: Tensor
     bags: Tensor | None
@@ -97,10 +79,9 @@ class ColumnMap:
         source_widths: columns of each source area.
         target_widths: columns of each target area.
         steps: further sizes that area starts may be multiples of.
-        keep: number of sets of sizes whose indices are kept.
 
     >>> join = ColumnMap([Run(0, 0, 0, 2), Run(1, 0, 0, 2), Run(1, 2, 2, 1)], [2, 3], [3])
-    >>> join(torch.tensor([1.0, 2.0, 10.0, 20.0, 30.0]), [1, 1], [1])
+    >>> join.bind([1, 1], [1], torch.device("cpu"))(torch.tensor([1.0, 2.0, 10.0, 20.0, 30.0]))
     tensor([11., 22., 30.])
     """
 
@@ -110,7 +91,6 @@ class ColumnMap:
         source_widths: Sequence[int],
         target_widths: Sequence[int],
         steps: Iterable[int] = (),
-        keep: int = 8,
     ) -> None:
         merged = _merge_runs(runs)
         self.source_widths, self.target_widths = tuple(source_widths), tuple(target_widths)
@@ -122,7 +102,6 @@ class ColumnMap:
         #: whether the target area is the sum of two source areas
         self._sums_two = width > 0 and merged == [Run(area, 0, 0, width) for area in range(2)]
         self._tabulate(merged)
-        self._memo = Memo[Indices](keep)
 
     def _tabulate(self, runs: Sequence[Run]) -> None:
         """Entries: a chunk that is read, for each chunk of a target row in turn."""
@@ -145,44 +124,49 @@ class ColumnMap:
         #: whether rows are single chunks at one distance
         self._steady = self._copies and bool((self._entries == 1).all() and (self._stride == self._stride[:1]).all())
 
-    def __call__(
-        self, flat: Tensor, source_rows: Numbers, rows: Numbers, scale: float = 1.0, starts: Ints | None = None
-    ) -> Tensor:
-        """The target areas, flat, end to end.
+    def bind(
+        self,
+        source_rows: Numbers,
+        rows: Numbers,
+        device: torch.device,
+        scale: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        starts: Ints | None = None,
+    ) -> Callable[[Tensor], Tensor]:
+        """What makes the target areas, flat, end to end, of a flat tensor that holds the source areas.
 
         Args:
-            flat: holds the source areas.
             source_rows: of each source area.
             rows: of each target area.
+            device: of the tensors.
             scale: multiplies them.
-            starts: where each source area begins in ``flat``. Default: the areas are end to end.
+            dtype: of the tensors; read where they are scaled.
+            starts: where each source area begins in the tensor. Default: the areas are end to end.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        total = int(rows @ self._widths)
-        if self._whole and flat.numel() * len(self.target_widths) == total:
-            return _copies(flat, len(self.target_widths), scale)
-        if self._sums_two and flat.numel() == 2 * total and scale == 1.0:
-            return torch.add(*flat.view(2, total))
+        total, areas = int(rows @ self._widths), len(self.target_widths)
+        held = int(np.asarray(source_rows, dtype=np.int64) @ np.array(self.source_widths, dtype=np.int64))
+        if starts is None and self._whole and held * areas == total:
+            return partial(_copies, number=areas, scale=scale)
+        if starts is None and self._sums_two and held == 2 * total and scale == 1.0:
+            return partial(_sum_of_two, size=total)
         if not total or not len(self._sender):
-            return flat.new_zeros(total)
-        return gather(flat, self.chunk, self.indices(source_rows, rows, flat, scale, starts))
+            return lambda flat: flat.new_zeros(total)
+        indices = self.indices(source_rows, rows, device, scale, dtype, starts)
+        return partial(gather, chunk=self.chunk, indices=indices)
 
     def indices(
-        self, source_rows: Numbers, rows: Numbers, like: Tensor, scale: float = 1.0, starts: Ints | None = None
+        self,
+        source_rows: Numbers,
+        rows: Numbers,
+        device: torch.device,
+        scale: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+        starts: Ints | None = None,
     ) -> Indices:
-        """What the call gathers from a tensor ``like`` this one."""
-        before, counts = np.asarray(source_rows, dtype=np.int64), np.asarray(rows, dtype=np.int64)
-        begins = None if starts is None else starts.tobytes()
-        key = before.tobytes(), counts.tobytes(), begins, scale, like.dtype, like.device
-
-        def compute() -> Indices:
-            first = starts_of(before, self.source_widths) if starts is None else starts
-            return self._compute(first, counts, scale, like.dtype, like.device)
-
-        return self._memo.get(key, compute)
-
-    def _compute(self, starts: Ints, counts: Ints, scale: float, dtype: torch.dtype, device: torch.device) -> Indices:
-        first = starts[self._sender] // self.chunk + self._offset
+        """What `bind` gathers."""
+        starts = starts_of(source_rows, self.source_widths) if starts is None else starts
+        counts, first = np.asarray(rows, dtype=np.int64), starts[self._sender] // self.chunk + self._offset
         if self._steady and scale == 1.0:
             return Indices(_expand_steady(first, int(self._stride[0]), counts, device), None, None)
         chunks = expand(first, self._stride, self._entries, counts)
@@ -251,6 +235,10 @@ def _copies(flat: Tensor, number: int, scale: float) -> Tensor:
     return flat.repeat(number) if scale == 1.0 else (flat.expand(number, -1) * scale).view(-1)
 
 
+def _sum_of_two(flat: Tensor, size: int) -> Tensor:
+    return torch.add(*flat.view(2, size))
+
+
 def _merge_runs(runs: Iterable[Run]) -> list[Run]:
     """Joins runs that are adjacent in both source and target."""
     merged: list[Run] = []
@@ -262,6 +250,61 @@ def _merge_runs(runs: Iterable[Run]) -> list[Run]:
         else:
             merged.append(run)
     return merged
+
+
+class Target:
+    """Where the columns of blocks are in the output.
+
+    Side by side in one area ``[B, output width]``. In a variable batch, blocks have different numbers of bags: each is
+    an area ``[bags, columns]``, one after the other.
+
+    Args:
+        layout: the wiring.
+        variable: whether batches are variable.
+
+    Attributes:
+        widths: columns of each area.
+        places: for each block, its area, and its first column there.
+    """
+
+    def __init__(self, layout: Layout, variable: bool) -> None:
+        self.variable, blocks = variable, layout.blocks
+        self.widths = [block.dim for block in blocks] if variable else [layout.output_width]
+        self.places = [(n, 0) if variable else (0, block.start) for n, block in enumerate(blocks)]
+
+
+def widths_of(features: Sequence[ShardFeature]) -> tuple[int, ...]:
+    """Columns of each shard feature."""
+    return tuple(feature.shard.num_cols for feature in features)
+
+
+def runs_of(
+    features: Sequence[ShardFeature], sender: int, places: Sequence[tuple[int, int]] | Mapping[int, tuple[int, int]]
+) -> list[Run]:
+    """From an area with these features side by side to the area and first column of each block in ``places``."""
+    runs = []
+    for feature, source in zip(features, accumulate(widths_of(features), initial=0), strict=False):
+        receiver, start = places[feature.block]
+        runs.append(Run(sender, source, start + feature.shard.cols[0], feature.shard.num_cols, receiver))
+    return runs
+
+
+class Last(Generic[T]):
+    """The value of a function of numbers of rows. The last one is kept: batches often have equal numbers.
+
+    >>> total = Last(lambda rows: int(rows.sum()))
+    >>> total(np.array([2, 3])), total(np.array([2, 3]))
+    (5, 5)
+    """
+
+    def __init__(self, compute: Callable[..., T]) -> None:
+        self._compute, self._known = compute, dict[tuple[bytes, ...], T]()
+
+    def __call__(self, *rows: Ints) -> T:
+        key = tuple(own.tobytes() for own in rows)
+        if key not in self._known:
+            self._known = {key: self._compute(*rows)}
+        return self._known[key]
 
 
 # Which chunks of rows on the wire belong to which places of a batch.
@@ -360,39 +403,43 @@ class Stacked:
         self.width, self._chunk = sum(widths), gcd(*widths, *steps) or 1
         self._columns = starts_of(self._widths)
         runs = [Run(area, 0, 0, width, area) for area, width in enumerate([*widths] * sources)]
-        self._pack = ColumnMap(runs, [self.width] * len(runs), [*widths] * sources, self._columns, keep=1)
-        self._memo = Memo[Indices](keep=1)
+        self._pack = ColumnMap(runs, [self.width] * len(runs), [*widths] * sources, self._columns)
 
-    def by_source(self, rows: Tensor, bags: Ints) -> Tensor:
-        """Rows ``[T, width]`` of the kernel, in the order of the wire; ``bags [W, features]``."""
+    def by_source(self, bags: Ints, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """What puts rows ``[T, width]`` of the kernel in the order of the wire; ``bags [W, features]``."""
         if len(self._widths) == 1:
-            return rows.reshape(-1)
+            return torch.flatten
         starts = (np.cumsum(bags, 0) - bags) * self.width + self._columns
         counts = bags.reshape(-1)
-        return self._pack(rows.reshape(-1), counts, counts, starts=starts.reshape(-1))
+        pack = self._pack.bind(counts, counts, device, starts=starts.reshape(-1))
+        return lambda rows: pack(rows.reshape(-1))
 
-    def by_kernel(self, flat: Tensor, bags: Ints, begins: Ints | None = None) -> Tensor:
-        """``[T, width]``, zeros where a shard feature has fewer than T bags.
+    def by_kernel(self, bags: Ints, device: torch.device, begins: Ints | None = None) -> Callable[[Tensor], Tensor]:
+        """What makes ``[T, width]`` of a flat message, zeros where a shard feature has fewer than T bags.
 
         Args:
-            flat: holds the rows of each source.
             bags: ``[W, features]``.
+            device: of the message.
             begins: where the rows of each source begin; without it, behind those of the source before.
         """
-        if begins is None and len(self._widths) == 1 and self.width:
-            return flat.view(-1, self.width)
+        width = self.width
+        if begins is None and len(self._widths) == 1 and width:
+            return lambda flat: flat.view(-1, width)
         longest, sizes = int(bags.sum(0).max(initial=0)), bags @ self._widths
-        if not longest * self.width:
-            return flat.new_empty(longest, self.width)
+        if not longest * width:
+            return lambda flat: flat.new_empty(longest, width)
         starts = starts_of(sizes) if begins is None else begins
-        if len(self._widths) == 1:
-            if flat.numel() > longest * self.width:
+        if len(self._widths) > 1:
+            indices = self._compute(starts, bags, device)
+            return lambda flat: gather(flat, self._chunk, indices).view(longest, width)
+
+        def own_rows(flat: Tensor) -> Tensor:
+            if flat.numel() > longest * width:
                 edges = np.column_stack([starts, starts + sizes]).reshape(-1)
                 flat = torch.cat(flat.split(np.diff(edges, prepend=0, append=flat.numel()).tolist())[1::2])
-            return flat.view(longest, self.width)
-        key = starts.tobytes(), bags.tobytes(), flat.device
-        indices = self._memo.get(key, lambda: self._compute(starts, bags, flat.device))
-        return gather(flat, self._chunk, indices).view(longest, self.width)
+            return flat.view(longest, width)
+
+        return own_rows
 
     def _compute(self, begins: Ints, rows: Ints, device: torch.device) -> Indices:
         (sources, count), totals = rows.shape, rows.sum(0)
@@ -419,23 +466,25 @@ class Transposed:
     Args:
         widths: columns of each shard feature.
         sources: W.
+        device: of rows.
     """
 
-    def __init__(self, widths: Sequence[int], sources: int) -> None:
+    def __init__(self, widths: Sequence[int], sources: int, device: torch.device) -> None:
         self.features = count = len(widths)
         areas, turned = [width for width in widths for _ in range(sources)], [*widths] * sources
         pairs = [(n * sources + source, source * count + n) for n in range(count) for source in range(sources)]
         runs = [Run(area, 0, 0, areas[area], place) for area, place in pairs]
-        self._there = ColumnMap(runs, areas, turned, keep=1)
-        self._back = ColumnMap([run.reversed() for run in runs], turned, areas, keep=1)
+        there, back = ColumnMap(runs, areas, turned), ColumnMap([run.reversed() for run in runs], turned, areas)
+        self._there = Last(lambda counts: there.bind(counts.T.reshape(-1), counts.reshape(-1), device))
+        self._back = Last(lambda counts: back.bind(counts.reshape(-1), counts.T.reshape(-1), device))
 
     def by_source(self, flat: Tensor, counts: Ints) -> Tensor:
         """Rows of the kernel, in the order of the wire; ``counts [W, features]``."""
-        return self._there(flat, counts.T.reshape(-1), counts.reshape(-1))
+        return self._there(counts)(flat)
 
     def by_kernel(self, flat: Tensor, counts: Ints) -> Tensor:
         """The other way."""
-        return self._back(flat, counts.reshape(-1), counts.T.reshape(-1))
+        return self._back(counts)(flat)
 
 
 # Mean pooling: sums over the bag lengths of the local batch, in a number of kernels that no table adds to.
@@ -453,25 +502,30 @@ class Means:
         dims = [block.dim for block in layout.blocks]
         self.chunk = gcd(*dims) or 1
         self._chunks = np.array(dims, dtype=np.int64) // self.chunk
-        self._memo = Memo[Tensor]()
 
-    def divide(self, rows: Tensor, local_batch: LocalBatch) -> Tensor:
-        """Sums over the lengths of their bags, empty bags over 1.
+    def bind(
+        self, bags: Sequence[int], samples_first: bool, device: torch.device
+    ) -> Callable[[Tensor, LocalBatch], Tensor] | None:
+        """What divides sums by the lengths of their bags, empty bags by 1; None where no block is a mean.
 
         Args:
-            rows: ``[B, output width]``, or flat in a variable batch, block after block.
-            local_batch: has the lengths.
+            bags: of each block.
+            samples_first: whether sums are ``[B, output width]``; else they are flat, block after block.
+            device: of the sums.
         """
-        if not self.blocks or not rows.numel():
-            return rows
-        lengths = local_batch.lengths
-        key = tuple(bags.numel() for bags in lengths), rows.dim() == 2, rows.device
-        index = self._memo.get(key, lambda: self._compute(*key))
-        divided = torch.cat([*(lengths[block] for block in self.blocks), lengths[0].new_ones(1)])
-        divisors = divided.clamp(min=1).to(rows.dtype).index_select(0, index).unsqueeze(1)
-        return (rows.view(-1, self.chunk) / divisors).view(rows.shape)
+        if not self.blocks or not sum(bags):
+            return None
+        index = self._index(bags, samples_first, device)
 
-    def _compute(self, bags: tuple[int, ...], samples_first: bool, device: torch.device) -> Tensor:
+        def divide(rows: Tensor, local_batch: LocalBatch) -> Tensor:
+            lengths = local_batch.lengths
+            divided = torch.cat([*(lengths[block] for block in self.blocks), lengths[0].new_ones(1)])
+            divisors = divided.clamp(min=1).to(rows.dtype).index_select(0, index).unsqueeze(1)
+            return (rows.view(-1, self.chunk) / divisors).view(rows.shape)
+
+        return divide
+
+    def _index(self, bags: Sequence[int], samples_first: bool, device: torch.device) -> Tensor:
         """For each chunk of the rows, the place of its length; of a sum, the place of the 1 at the end."""
         stride = np.isin(np.arange(len(bags)), self.blocks).astype(np.int64)
         sizes = np.array(bags, dtype=np.int64)

@@ -123,11 +123,10 @@ class RowNormExchange:
         sums = dict(zip(slots, total.split([squares[slot].numel() for slot in slots]), strict=True))
         return [sums[slot].view_as(own) if slot in sums else own for slot, own in enumerate(squares)]
 
-    def nothing(self, like: Tensor, rounds: int) -> None:
-        """Takes part without a touched row, because the other ranks wait for this one."""
-        squares = [like.new_empty(0) for _ in self.rows]
+    def nothing(self, rounds: int, _: object = None) -> None:
+        """Takes part on a rank without such a shard: the other ranks wait for its empty messages."""
         for _ in range(rounds):
-            self([own.long() for own in squares], squares)
+            self([], [])
 
     def _places(self, rows: list[Tensor]) -> dict[tuple[int, int], int]:
         """(slot, row) -> the first touched row that is not below it, for all `cuts`, with one copy to the host."""
@@ -412,6 +411,15 @@ def exchange_weight_gradients(
     total = arrived.new_zeros(local_batch.weights.numel())
     total.index_add_(0, local_batch.places, torch.cat([arrived, *copies]))
     return total.to(local_batch.weights.dtype).view(local_batch.weights.shape)
+
+
+def send_any_weight_gradients(lookup_input: LookupInput, layout: Layout, env: ShardingEnv) -> None:
+    """Issues the message of `exchange_weight_gradients` with any numbers in it."""
+    assert lookup_input.weights is not None
+    assert lookup_input.weight_gradients is not None
+    ids = int(lookup_input.counts[: len(layout.exchanged_features[env.rank])].sum())
+    any_numbers, required = lookup_input.weights[:ids], lookup_input.weight_gradients
+    _at_sources(any_numbers, required, lookup_input, layout, env, "input_dist_backward/weights")
 
 
 def exchange_rows(rows: Tensor, total: int, lookup_input: LookupInput, layout: Layout, env: ShardingEnv) -> Tensor:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -271,7 +271,7 @@ class InputDist:
         #: an error of the last step that other ranks do not know; sent with the next sizes message
         self.error: Exception | None = None
         #: `Executor.record`
-        self.recorder: Callable[[str, Packed], None] | None = None
+        self.recorder: Callable[[str, str, Any], None] | None = None
 
     def _message_slots(self) -> tuple[Array, Array, Array]:
         """The elements of all messages in order: (kind * (E + R) + shard feature, ends of ranks, kinds).
@@ -310,6 +310,8 @@ class InputDist:
         if self.env.world_size == 1:
             ready = self._without_exchange(features)
             if ready is not None:
+                if self.recorder is not None:
+                    self.recorder("send", "unpack", ready)
                 return lambda: NoWait(ready)
         packed, error = None, None
         try:
@@ -461,7 +463,7 @@ class InputDist:
             local.touched = replicas.split(local.replicas, where.copies, numbers)
         packed = self._messages(features, where, sources, local, inverse is not None, required is not None)
         if self.recorder is not None:
-            self.recorder("sent", packed)
+            self.recorder("route", "pack", packed)
         return packed
 
     def _local_batch(
@@ -564,6 +566,8 @@ class InputDist:
         """`unpack`. The lookup raises ``error``, or an error of `unpack`, on all ranks."""
         lookup_input, also = _shared(lambda: self.unpack(received, sizes, local, offsets))
         lookup_input.error = error or also
+        if self.recorder is not None:
+            self.recorder("send", "unpack", lookup_input)
         return lookup_input
 
     def unpack(self, received: Tensor, sizes: Sizes, local: LocalBatch, offsets: Array | None = None) -> LookupInput:

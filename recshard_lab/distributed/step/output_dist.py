@@ -27,54 +27,119 @@ are added by column (`ColumnMap`), and rows of ids are placed by id (`Chunks`), 
 ``replicas.py`` the gradients of replicated tables.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recshard_lab.comm import CommOp, QuantizedCommCodecs, Registry, ShardingEnv, codecs_for, issue_reduce_scatter
-from recshard_lab.distributed.step.batch import LocalBatch, LookupInput
+from recshard_lab.comm import (
+    CommOp,
+    QuantizedCommCodecs,
+    Registry,
+    ShardingEnv,
+    codecs_for,
+    issue_all_gather,
+    issue_reduce_scatter,
+)
+from recshard_lab.distributed.step.batch import LocalBatch, LookupInput, Step
 from recshard_lab.distributed.step.columns import (
     Chunks,
     ColumnMap,
     Indices,
     Ints,
+    Last,
     Means,
-    Memo,
     Run,
     Stacked,
+    Target,
     Transposed,
     expand,
     first_ids,
     gather,
     inverse_of,
+    runs_of,
     starts_of,
     to_device,
-)
-from recshard_lab.distributed.step.layout import Layout, ShardFeature
-from recshard_lab.distributed.step.messages import (
-    BACKWARD,
-    FORWARD,
-    Arriving,
-    Columns,
-    Exchange,
-    OutputExchange,
-    OutputPath,
-    Parcels,
-    PendingOutput,
-    Target,
-    gather_rows,
-    runs_of,
     widths_of,
 )
+from recshard_lab.distributed.step.layout import Layout, ShardFeature
+from recshard_lab.distributed.step.messages import BACKWARD, FORWARD, Exchange, Message, Parcels
+from recshard_lab.distributed.step.program import Call, Calls, Signature
 from recshard_lab.distributed.step.replicas import Replicas, sum_touched
 from recshard_lab.sharding import PlanError
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from recshard_lab.sparse.ops import complete_cumsum
+
+
+class PathCalls(NamedTuple):
+    """What one output path does for batches of one form.
+
+    Attributes:
+        give: sends this rank's partial rows, which are ordered by source rank.
+        areas: waits for them; the areas for the local batch, flat.
+        area_rows: rows of each area; the first B of them are samples.
+        split: sends this path's columns of the output's gradient, times the path's scale.
+        update: waits for them. Appends ``[T, width]`` to ``step.grads``.
+    """
+
+    give: list[Call]
+    areas: Callable[[Step], Tensor]
+    area_rows: Ints
+    split: list[Call]
+    update: list[Call]
+
+
+class OutputPath(ABC):
+    """Brings the pooled rows of the shards that take one path to the ranks of their samples, as flat areas.
+
+    Attributes:
+        features: for each rank, the shard features that take this path.
+        width: columns of this rank's shard features.
+        kernels: which of this rank's kernels they are.
+        area_widths: columns of each area that arrives.
+        runs: from the areas to the columns of the output.
+        scale: of gradients: ranks average them, as DistributedDataParallel does.
+    """
+
+    name: ClassVar[str]
+    op: ClassVar[CommOp] = CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
+    """The kind of message whose codecs this path uses."""
+    area_widths: list[int]
+    runs: list[Run]
+
+    def __init__(
+        self,
+        layout: Layout,
+        env: ShardingEnv,
+        codecs: QuantizedCommCodecs,
+        like: Tensor,
+        features: list[list[ShardFeature]] | None = None,
+    ) -> None:
+        self.layout, self.env, self.codecs, self.like, self.device = layout, env, codecs, like, like.device
+        self.features = features or layout.features_of(self.name)
+        self.width = sum(widths_of(self.features[env.rank]))
+        self.kernels, self.scale = slice(0), 1.0 / env.world_size
+
+    @abstractmethod
+    def calls(self, signature: Signature) -> PathCalls:
+        """What this path does for such batches."""
+
+    def rows(self, step: Step) -> Tensor:
+        """``[T, width]``: those of this rank's kernels side by side."""
+        parts = step.rows[self.kernels]
+        if not parts:
+            return self.like.new_empty(sum(step.lookup_input.segments), 0)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.like.dtype)
+
 
 # ``direct``: one all-to-all of partial rows, added by the rank that receives them.
 
@@ -94,54 +159,81 @@ class DirectPath(OutputPath):
 
     name = "direct"
 
-    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs, target: Target) -> None:
+    def __init__(
+        self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs, like: Tensor, target: Target
+    ) -> None:
         features = layout.exchanged_features if target.variable else layout.features_of(self.name)
-        super().__init__(layout, env, codecs, features)
-        self.target, keep = target, 1 if target.variable else 8
+        super().__init__(layout, env, codecs, like, features)
         areas = [[[one] for one in own] if target.variable else [own] for own in features]
         every = [area for own in areas for area in own]
-        self.area_widths = [sum(widths_of(area)) for area in every]
+        self.target, self.area_widths = target, [sum(widths_of(area)) for area in every]
         self.runs = [run for number, area in enumerate(every) for run in runs_of(area, number, target.places)]
         self._receivers = np.array([target.places[area[0].block][0] if area else 0 for area in every], dtype=np.int64)
-        self.split = ColumnMap([run.reversed() for run in self.runs], target.widths, self.area_widths, keep=keep)
+        self.split = ColumnMap([run.reversed() for run in self.runs], target.widths, self.area_widths)
         own = [sum(widths_of(area)) for area in areas[env.rank]]
         self.replicas = Replicas(layout, env.world_size, target, own)
         self.order = Stacked(own, env.world_size, self.replicas.widths)
         parcels = [[widths_of(area) for area in stored] for stored in areas]
-        self.exchange = Exchange(parcels, env, codecs, self.replicas.widths)
+        self.exchange = Exchange(parcels, env, codecs, like, self.replicas.widths)
 
-    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Arriving:
-        if not any(self.area_widths):  # every table is replicated: on all ranks alike
-            return Arriving.nothing(rows)
-        bags = _bags(lookup_input)
-        return self.exchange.send(self.order.by_source(rows, bags), bags, self.area_rows(lookup_input))
+    def calls(self, signature: Signature) -> PathCalls:
+        variable = signature.bags is not None
+        bags = np.array(signature.bags if variable else [[n] for n in signature.segments], dtype=np.int64)
+        rows = np.array(signature.rows)[self._receivers]
+        give = []
+        if any(self.area_widths):  # not if every table is replicated, on all ranks alike
+            message, pack = self.exchange.forward(bags, rows), self.order.by_source(bags, self.device)
 
-    def area_rows(self, lookup_input: LookupInput) -> Ints:
-        return np.array(self.target.rows(lookup_input.local_batch))[self._receivers]
+            def send(step: Step) -> None:
+                step.send(self.name, message, pack(self.rows(step)))
 
-    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Arriving:
-        if not any(self.area_widths) and not self.replicas.features:
-            return Arriving.nothing(grad)
-        batch, rows, counts = lookup_input.local_batch, self.area_rows(lookup_input), _bags(lookup_input)
-        message = self.split(grad.view(-1), self.target.rows(batch), rows, scale)
-        sends = self.replicas.sends(batch)
-        if sends:
-            message = self.exchange.with_tails(message, rows, self.replicas.gradients(grad.view(-1), scale, batch))
-            counts = np.hstack([counts, lookup_input.copy_bags])
-        return self.exchange.send_back(message, rows, counts, sends)
+            give.append(Call("give direct", send, lambda _: message.drain()))
+        columns = self.split.bind(signature.rows, rows, self.device, self.scale, self.like.dtype)
+        back = self._with_replicas if self.replicas.features else self._alone
+        split, update = back(signature, bags, rows, columns)
+        return PathCalls(give, lambda step: step.arrived(self.name, self.like), rows, [split], [update])
 
-    def finish_backward(self, begun: Arriving, lookup_input: LookupInput) -> tuple[Tensor, ...]:
-        received, bags = begun.wait(), _bags(lookup_input)
-        if not self.replicas.features:
-            return (self.order.by_kernel(received, bags),)
-        own, tails = self.exchange.begins(np.hstack([bags, lookup_input.copy_bags]))
-        copies = self.replicas.order.by_kernel(received, lookup_input.copy_bags, tails)
-        return self.order.by_kernel(received, bags, own), copies
+    def _alone(
+        self, signature: Signature, bags: Ints, rows: Ints, columns: Callable[[Tensor], Tensor]
+    ) -> tuple[Call, Call]:
+        message, unpack = self.exchange.backward(rows, bags), self.order.by_kernel(bags, self.device)
 
+        def send_back(step: Step) -> None:
+            step.send(self.name, message, columns(step.grad.view(-1)))
 
-def _bags(lookup_input: LookupInput) -> Ints:
-    """``[W, parcels]``: rows of each parcel for each rank."""
-    return np.array(lookup_input.segments)[:, None] if lookup_input.bags is None else lookup_input.bags
+        def receive(step: Step) -> None:
+            step.grads.append(unpack(step.arrived(self.name, self.like)))
+
+        return Call("split direct", send_back, lambda _: message.drain()), Call("receive direct", receive)
+
+    def _with_replicas(
+        self, signature: Signature, bags: Ints, rows: Ints, columns: Callable[[Tensor], Tensor]
+    ) -> tuple[Call, Call]:
+        """As `_alone`; replicas may send distinct rows, whose number is known only by step."""
+        copies = self.replicas.bind(signature.rows, self.device, self.scale, self.like.dtype)
+
+        def orders_of(copy_bags: Ints) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+            own, tails = self.exchange.begins(np.hstack([bags, copy_bags]))
+            order = self.replicas.order.by_kernel(copy_bags, self.device, tails)
+            return self.order.by_kernel(bags, self.device, own), order
+
+        orders = Last(orders_of)
+
+        def message(step: Step) -> Message:
+            counts, batch = np.hstack([bags, step.lookup_input.copy_bags]), step.lookup_input.local_batch
+            return self.exchange.backward(rows, counts, self.replicas.sends(signature.rows, batch))
+
+        def send_back(step: Step) -> None:
+            grad = step.grad.view(-1)
+            tails = copies(grad, step.lookup_input.local_batch)
+            step.send(self.name, message(step), self.exchange.with_tails(columns(grad), rows, tails))
+
+        def receive(step: Step) -> None:
+            received, (own, copies) = step.arrived(self.name, self.like), orders(step.lookup_input.copy_bags)
+            step.grads.append(own(received))
+            step.copy_grads.append(copies(received))
+
+        return Call("split direct", send_back, lambda step: message(step).drain()), Call("receive direct", receive)
 
 
 # ``reduce_scatter``: the network adds the partial rows of row shards; an all-gather returns their gradients.
@@ -159,8 +251,8 @@ class ReduceScatterPath(OutputPath):
     name = "reduce_scatter"
     op = CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER
 
-    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs) -> None:
-        super().__init__(layout, env, codecs)
+    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs, like: Tensor) -> None:
+        super().__init__(layout, env, codecs, like)
         self._check_codec()
         self.runs = []
         compact: dict[int, tuple[int, int]] = {}  # block -> its first column among those of this path
@@ -178,38 +270,55 @@ class ReduceScatterPath(OutputPath):
         self.spread = ColumnMap(stored, [self.width], [self.columns])
         self.collect = ColumnMap([run.reversed() for run in stored], [self.columns], [self.width])
         self.split = ColumnMap([run.reversed() for run in self.runs], [layout.output_width], [self.columns])
-        self._memo = Memo[Tensor]()
 
-    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Arriving:
-        codec, segments = self.codecs.forward, lookup_input.segments
-        summands = self.spread(rows.reshape(-1), [sum(segments)], [sum(segments)]).view(-1, self.columns)
-        if min(segments) < max(segments):
-            padded = summands.new_zeros(len(segments) * max(segments), self.columns)
-            summands = padded.index_copy_(0, self._places(segments, rows.device), summands)
-        message = codec.encode(summands, parts=self.env.world_size)
-        held = (message.numel() + message.numel() // self.env.world_size) * message.element_size()
-        pending = issue_reduce_scatter(message.view(-1), self.env, f"{FORWARD}/{self.name}")
-        return Arriving(pending, self.summed, self.area_rows(lookup_input), rows.dtype, held)
+    def calls(self, signature: Signature) -> PathCalls:
+        segments, (samples,) = signature.segments, signature.rows
+        total, largest, device, dtype = sum(segments), max(segments), self.device, self.like.dtype
+        places = None if min(segments) == largest else _places(segments, device)
+        spread, collect = (own.bind([total], [total], device) for own in (self.spread, self.collect))
+        split = self.split.bind([samples], [samples], device, self.scale, dtype)
+        there, back = self._messages(largest, segments)
 
-    def area_rows(self, lookup_input: LookupInput) -> Ints:
-        return np.array([max(lookup_input.segments)])
+        def give(step: Step) -> None:
+            summands = spread(self.rows(step).reshape(-1)).view(-1, self.columns)
+            if places is not None:
+                padded = summands.new_zeros(len(segments) * largest, self.columns)
+                summands = padded.index_copy_(0, places, summands)
+            step.send(self.name, there, summands)
 
-    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Arriving:
-        samples, largest = grad.shape[0], max(lookup_input.segments)
-        message = self.split(grad.view(-1), [samples], [samples], scale)
-        if samples < largest:
-            message = pad(message, (0, (largest - samples) * self.columns))
-        return gather_rows(message, self.own, self.every, largest, self.env, f"{BACKWARD}/{self.name}")
+        def send_back(step: Step) -> None:
+            grads = split(step.grad.view(-1))
+            if samples < largest:
+                grads = pad(grads, (0, (largest - samples) * self.columns))
+            step.send(self.name, back, grads)
 
-    def finish_backward(self, begun: Arriving, lookup_input: LookupInput) -> tuple[Tensor, ...]:
-        segments, rows = lookup_input.segments, begun.wait().view(-1, self.columns)
-        if min(segments) < max(segments):
-            rows = rows.index_select(0, self._places(segments, rows.device))
-        return (self.collect(rows.view(-1), [rows.shape[0]], [sum(segments)]).view(sum(segments), self.width),)
+        def receive(step: Step) -> None:
+            rows = step.arrived(self.name, self.like).view(-1, self.columns)
+            if places is not None:
+                rows = rows.index_select(0, places)
+            step.grads.append(collect(rows.view(-1)).view(total, self.width))
 
-    def _places(self, segments: list[int], device: torch.device) -> Tensor:
-        key = tuple(segments), device
-        return self._memo.get(key, lambda: _places(*key))
+        return PathCalls(
+            [Call("give reduce_scatter", give, lambda _: there.drain())],
+            lambda step: step.arrived(self.name, self.like),
+            np.array([largest]),
+            [Call("split reduce_scatter", send_back, lambda _: back.drain())],
+            [Call("receive reduce_scatter", receive)],
+        )
+
+    def _messages(self, largest: int, segments: Sequence[int]) -> tuple[Message, Message]:
+        """Rows of so many samples from every rank, added; and their gradients to every rank."""
+        dtype, ranks, codec = self.like.dtype, len(segments), self.codecs.forward
+        one, every = np.array([largest]), np.full(ranks, largest)
+        rows = self.like.to(self.summed.wire_dtype(dtype))
+        add = partial(issue_reduce_scatter, env=self.env, label=f"{FORWARD}/{self.name}")
+        size, encode = largest * self.columns, lambda summands: codec.encode(summands, parts=ranks).view(-1)
+        held, decode = (ranks + 1) * size * rows.element_size(), self.summed.decoder(one, self.device, dtype)
+        there = Message(add, ranks * size, rows, encode, decode, held)
+        grads, (size,) = self.like.to(self.own.wire_dtype(dtype)), self.own.wire_sizes(one)
+        send = partial(issue_all_gather, env=self.env, label=f"{BACKWARD}/{self.name}")
+        held, decode = (ranks + 1) * size * grads.element_size(), self.every.decoder(every, self.device, dtype)
+        return there, Message(send, size, grads, self.own.encoder(one, self.device), decode, held)
 
     def _check_codec(self) -> None:
         codec = self.codecs.forward
@@ -248,16 +357,16 @@ class TwoHopPath(OutputPath):
 
     name = "two_hop"
 
-    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs) -> None:
-        super().__init__(layout, env, codecs)
+    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs, like: Tensor) -> None:
+        super().__init__(layout, env, codecs, like)
         self.local = env.local_world_size
         self.nodes, self.node, self.place = env.world_size // self.local, env.node, env.rank % self.local
         intra, inter = env.node_envs()
         dims = [block.dim for block in layout.blocks]
         node_columns = [_NodeColumns(self._features_on(node), dims) for node in range(self.nodes)]
         inside_widths = [widths_of(features) for features in self._features_on(self.node)]
-        self.inside = Exchange([[widths] for widths in inside_widths], intra, codecs, hop="/inside")
-        self.across = Exchange([[columns.widths] for columns in node_columns], inter, codecs, hop="/across")
+        self.inside = Exchange([[widths] for widths in inside_widths], intra, codecs, like, hop="/inside")
+        self.across = Exchange([[columns.widths] for columns in node_columns], inter, codecs, like, hop="/across")
         self.area_widths = [sum(columns.widths) for columns in node_columns]
         self.runs = [
             Run(node, run.source, layout.blocks[block].start + run.target, run.width)
@@ -268,55 +377,62 @@ class TwoHopPath(OutputPath):
         self.add = ColumnMap(runs, widths, [self.area_widths[self.node]])
         self.spread = ColumnMap([run.reversed() for run in runs], [self.area_widths[self.node]], widths)
         self.split = ColumnMap([run.reversed() for run in self.runs], [layout.output_width], self.area_widths)
-        self._memo = Memo[Tensor]()
 
-    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Arriving:
-        by_place = self._by_place(lookup_input)
-        message, batches = self._reorder(rows, lookup_input, to_places=True), by_place[self.place]
-        samples = np.full(self.local, batches.sum())
-        inside = self.inside.send(message.reshape(-1), by_place.sum(1), samples)
-        summed = self.add(inside.wait(), samples, samples[:1])
-        across = self.across.send(summed, batches, self.area_rows(lookup_input))
-        across.buffer_bytes += inside.buffer_bytes
-        return across
+    def calls(self, signature: Signature) -> PathCalls:
+        device, (samples,) = self.device, signature.rows
+        by_place = np.array(signature.segments).reshape(self.nodes, self.local).T  # a place's batch on every node
+        batches, own = by_place[self.place], np.full(self.nodes, samples)
+        summed = np.full(self.local, batches.sum())
+        there, here = self.inside.forward(by_place.sum(1), summed), self.across.forward(batches, own)
+        home, back = self.across.backward(own, batches), self.inside.backward(summed, by_place.sum(1))
+        add, spread = self.add.bind(summed, summed[:1], device), self.spread.bind(summed[:1], summed, device)
+        split = self.split.bind([samples], own, device, self.scale, self.like.dtype)
+        order = None if self.nodes == 1 or self.local == 1 else self._order(signature.segments)
+        to_places = None if order is None else to_device(order, device)
+        to_nodes = None if order is None else to_device(np.argsort(order), device)
+        total = sum(signature.segments)
 
-    def area_rows(self, lookup_input: LookupInput) -> Ints:
-        return np.full(self.nodes, lookup_input.local_batch.batch_size)
+        def give_inside(step: Step) -> None:
+            rows = self.rows(step)
+            rows = rows if to_places is None else rows.index_select(0, to_places)
+            step.send("inside", there, rows.reshape(-1))
 
-    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Arriving:
-        samples = self.area_rows(lookup_input)
-        message = self.split(grad.view(-1), samples[:1], samples, scale)
-        return self.across.send_back(message, samples, self._by_place(lookup_input)[self.place])
+        def give_across(step: Step) -> None:
+            step.send(self.name, here, add(step.arrived("inside", self.like)))
 
-    def finish_backward(self, begun: Arriving, lookup_input: LookupInput) -> tuple[Tensor, ...]:
-        by_place = self._by_place(lookup_input)
-        rows = np.full(self.local, by_place[self.place].sum())
-        message = self.spread(begun.wait(), rows[:1], rows)
-        inside = self.inside.send_back(message, rows, by_place.sum(1))
-        begun.buffer_bytes += inside.buffer_bytes
-        arrived = inside.wait().view(sum(lookup_input.segments), self.width)
-        return (self._reorder(arrived, lookup_input, to_places=False),)
+        def send_back(step: Step) -> None:
+            step.send(self.name, home, split(step.grad.view(-1)))
+
+        def send_inside(step: Step) -> None:
+            step.send("inside", back, spread(step.arrived(self.name, self.like)))
+
+        def receive(step: Step) -> None:
+            rows = step.arrived("inside", self.like).view(total, self.width)
+            step.grads.append(rows if to_nodes is None else rows.index_select(0, to_nodes))
+
+        return PathCalls(
+            [
+                Call("give two_hop inside", give_inside, lambda _: there.drain()),
+                Call("give two_hop across", give_across, lambda _: here.drain()),
+            ],
+            lambda step: step.arrived(self.name, self.like),
+            own,
+            [Call("split two_hop", send_back, lambda _: home.drain())],
+            [
+                Call("send two_hop inside", send_inside, lambda _: back.drain()),
+                Call("receive two_hop", receive),
+            ],
+        )
 
     def _features_on(self, node: int) -> list[list[ShardFeature]]:
         return self.features[node * self.local : (node + 1) * self.local]
 
-    def _by_place(self, lookup_input: LookupInput) -> Ints:
-        """For each place in a node, the size of that place's batch on every node."""
-        return np.array(lookup_input.segments).reshape(self.nodes, self.local).T
-
-    def _reorder(self, rows: Tensor, lookup_input: LookupInput, to_places: bool) -> Tensor:
-        """Rows by node, then place -> by place, then node; or back."""
-        if self.nodes == 1 or self.local == 1:
-            return rows
-        key = tuple(lookup_input.segments), to_places, rows.device
-        return rows.index_select(0, self._memo.get(key, lambda: self._compute_order(*key)))
-
-    def _compute_order(self, segments: tuple[int, ...], to_places: bool, device: torch.device) -> Tensor:
+    def _order(self, segments: Sequence[int]) -> Ints:
+        """Rows by node, then place -> by place, then node."""
         sizes = np.array(segments)
         ranks = np.arange(len(segments)).reshape(self.nodes, self.local).T.reshape(-1)
         ones = np.ones_like(sizes)
-        order = expand((np.cumsum(sizes) - sizes)[ranks], ones, ones, sizes[ranks])
-        return to_device(order if to_places else np.argsort(order), device)
+        return expand((np.cumsum(sizes) - sizes)[ranks], ones, ones, sizes[ranks])
 
 
 class _NodeColumns:
@@ -367,8 +483,8 @@ class DistinctRowsPath(OutputPath):
 
     name = DISTINCT_ROWS
 
-    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs) -> None:
-        super().__init__(layout, env, codecs)
+    def __init__(self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs, like: Tensor) -> None:
+        super().__init__(layout, env, codecs, like)
         stored = [feature for features in layout.exchanged_features for feature in features]
         self.numbers = np.array([n for n, feature in enumerate(stored) if feature.route == self.name], dtype=np.int64)
         self.first, features = layout.pooled_counts[env.rank], [stored[n] for n in self.numbers]
@@ -380,29 +496,40 @@ class DistinctRowsPath(OutputPath):
         self.chunks = Chunks(features, dims)
         self.block_starts = np.array([block.start for block in layout.blocks], dtype=np.int64) // self.chunks.size
         self.strides = np.full(len(dims), layout.output_width // self.chunks.size)
-        self.turned = Transposed(widths_of(self.features[env.rank]), env.world_size)
-        self.exchange = Exchange([[(width,) for width in widths_of(own)] for own in self.features], env, codecs)
+        self.turned = Transposed(widths_of(self.features[env.rank]), env.world_size, self.device)
+        self.exchange = Exchange([[(width,) for width in widths_of(own)] for own in self.features], env, codecs, like)
 
-    def begin(self, rows: Tensor, lookup_input: LookupInput) -> Arriving:
-        counts = self._counts(lookup_input)
-        message = self.turned.by_source(rows.reshape(-1), counts)
-        arriving = self.exchange.send(message, counts, self._sent(lookup_input.local_batch))
-        arriving.kept = self._bags_of_rows(lookup_input.local_batch)  # computed while the rows travel
-        return arriving
+    def calls(self, signature: Signature) -> PathCalls:
+        (samples,) = signature.rows
+        return PathCalls(
+            [Call("give distinct_rows", self._give, lambda step: self._message(step).drain())],
+            lambda step: self._areas(step, samples),
+            np.full(len(self.blocks), samples),
+            [Call("split distinct_rows", self._send_back, lambda step: self._message_back(step).drain())],
+            [Call("receive distinct_rows", self._receive)],
+        )
 
-    def finish(self, begun: Arriving, lookup_input: LookupInput) -> Tensor:
-        received, batch = begun.wait(), lookup_input.local_batch
+    def _message(self, step: Step) -> Message:
+        return self.exchange.forward(self._counts(step.lookup_input), self._sent(step.lookup_input.local_batch))
+
+    def _message_back(self, step: Step) -> Message:
+        return self.exchange.backward(self._sent(step.lookup_input.local_batch), self._counts(step.lookup_input))
+
+    def _give(self, step: Step) -> None:
+        rows = self.turned.by_source(self.rows(step).reshape(-1), self._counts(step.lookup_input))
+        step.send(self.name, self._message(step), rows)
+        step.order = self._bags_of_rows(step.lookup_input.local_batch)  # computed while the rows travel
+
+    def _areas(self, step: Step, samples: int) -> Tensor:
+        received = step.arrived(self.name, self.like)
         if not received.numel():
-            return received.new_zeros(batch.batch_size * sum(self.area_widths))
+            return received.new_zeros(samples * sum(self.area_widths))
         if self.has_replicas:  # their ids read a chunk of zeros
             received = pad(received, (0, self.chunks.size))
-        return gather(received, self.chunks.size, begun.kept)
+        return gather(received, self.chunks.size, step.order)
 
-    def area_rows(self, lookup_input: LookupInput) -> Ints:
-        return np.full(len(self.blocks), lookup_input.local_batch.batch_size)
-
-    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> Arriving:
-        batch, sent = lookup_input.local_batch, self._sent(lookup_input.local_batch)
+    def _send_back(self, step: Step) -> None:
+        batch, grad = step.lookup_input.local_batch, step.grad
         assert batch.places is not None
         assert batch.num_places is not None
         bag_of_id = torch.arange(batch.batch_size, device=grad.device).repeat(len(self.blocks))
@@ -411,13 +538,13 @@ class DistinctRowsPath(OutputPath):
         shifts = (self._first_ids(batch) - first_ids(batch))[self.chunks.blocks]
         sizes, shift = to_device(np.stack([batch.num_places, shifts]), grad.device)
         place = batch.places + torch.repeat_interleave(shift, sizes, output_size=len(batch.places))
-        index = self.chunks.of(bag_of_id[place], self.block_starts, self.strides, sent, batch)
-        message = gather(grad.reshape(-1), self.chunks.size, index).mul_(scale)
-        return self.exchange.send_back(message, sent, self._counts(lookup_input))
+        index = self.chunks.of(bag_of_id[place], self.block_starts, self.strides, self._sent(batch), batch)
+        flat = gather(grad.reshape(-1), self.chunks.size, index).mul_(self.scale)
+        step.send(self.name, self._message_back(step), flat)
 
-    def finish_backward(self, begun: Arriving, lookup_input: LookupInput) -> tuple[Tensor, ...]:
+    def _receive(self, step: Step) -> None:
         """Flat, by shard feature of this rank."""
-        return (self.turned.by_kernel(begun.wait(), self._counts(lookup_input)),)
+        step.grads.append(self.turned.by_kernel(step.arrived(self.name, self.like), self._counts(step.lookup_input)))
 
     def _counts(self, lookup_input: LookupInput) -> Ints:
         """``[W, shard features here]`` rows for each rank."""
@@ -473,99 +600,158 @@ PATHS: dict[str, type[OutputPath]] = {
 }
 
 
-class PooledOutput(OutputExchange):
+class PooledOutput:
     """Sends the rows of exchanged kernels by each table's output path, and joins them with the replicas' rows.
 
     Args:
         layout: the wiring.
         env: the ranks.
         registry: codecs of each kind of message; FP32 when left out.
+        device: of rows.
         variable: whether every feature of a batch has its own number of bags (VBE). Then all tables take the path
             "direct", with equal results, and the output is flat, block after block.
     """
 
     def __init__(
-        self, layout: Layout, env: ShardingEnv, registry: Registry | None = None, variable: bool = False
+        self,
+        layout: Layout,
+        env: ShardingEnv,
+        registry: Registry | None,
+        device: torch.device,
+        variable: bool = False,
     ) -> None:
-        self.layout, self.target = layout, Target(layout, variable)
-        self.direct = DirectPath(layout, env, codecs_for(DirectPath.op, registry), self.target)
-        others = [] if variable else [PATHS[name] for name in layout.routes if name != "direct"]
-        self.paths: list[OutputPath] = [
-            self.direct,
-            *(path(layout, env, codecs_for(path.op, registry)) for path in others),
-        ]
-        #: of each path, the number of this rank's kernels, which stand side by side in the order of the paths
-        self.kernels = [len(list(groupby(path.features[env.rank], lambda own: own.group))) for path in self.paths]
-        self.means = Means(layout)
+        self.layout, self.target, self.device = layout, Target(layout, variable), device
+        self.like = torch.empty(0, dtype=layout.rows_dtype, device=device)
+        self.paths = self._paths(env, registry)
+        first = 0  # this rank's kernels stand side by side in the order of the paths
+        for path in self.paths:
+            end = first + len(list(groupby(path.features[env.rank], lambda own: own.group)))
+            path.kernels, first = slice(first, end), end
+        self.copies, self.means = slice(first, None), Means(layout)
         runs: list[Run] = []
         widths: list[int] = []
         for path in self.paths:
             runs += [replace(run, sender=len(widths) + run.sender) for run in path.runs]
             widths += path.area_widths
-        keep, kernels = 1 if variable else 8, list[list[ShardFeature]]()
-        self.join = ColumnMap(runs, widths, self.target.widths, keep=keep)
-        self.exchanges = any(widths)
+        self.join, self.exchanges = ColumnMap(runs, widths, self.target.widths), any(widths)
         replicated = [feature for feature in layout.rank_features[env.rank] if feature.replicated]
-        for _, group in groupby(replicated, key=lambda feature: feature.group):  # groups may differ between ranks
-            kernels.append(list(group))
+        # groups may differ between ranks
+        kernels = [list(own) for _, own in groupby(replicated, key=lambda feature: feature.group)]
+        self.kernel_blocks = [[feature.block for feature in features] for features in kernels]
         runs = [run for number, features in enumerate(kernels) for run in runs_of(features, number, self.target.places)]
         widths = [sum(widths_of(features)) for features in kernels]
         blocks = [feature.block for feature in layout.replicated_features]
         #: whether replicas can be added in place: each chunk once, so that the order of additions is fixed
         self.adds_chunks = len(set(blocks)) == len(blocks) and not variable
-        self.copy = ColumnMap(runs, widths, self.target.widths, keep=keep)
+        self.copy = ColumnMap(runs, widths, self.target.widths)
         self.split = ColumnMap([run.reversed() for run in runs], self.target.widths, widths)
 
-    def begin(
-        self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
-    ) -> PendingOutput:
-        dtype, left = self.layout.rows_dtype, list(exchanged)
-        begun = []
-        for path, kernels in zip(self.paths, self.kernels, strict=True):
-            rows = [left.pop(0).to(dtype) for _ in range(kernels)]
-            if not rows:
-                rows = [torch.empty(sum(lookup_input.segments), 0, dtype=dtype, device=lookup_input.ids.device)]
-            begun.append(path.begin(rows[0] if len(rows) == 1 else torch.cat(rows, -1), lookup_input))
-        return PendingOutput(lookup_input, (begun, [rows.to(dtype) for rows in replicated]))
+    def _paths(self, env: ShardingEnv, registry: Registry | None) -> list[OutputPath]:
+        layout = self.layout
+        names = [] if self.target.variable else [name for name in layout.routes if name != "direct"]
+        paths: list[OutputPath] = []
+        if not names or "direct" in layout.routes or layout.replicated_features:
+            paths.append(DirectPath(layout, env, codecs_for(DirectPath.op, registry), self.like, self.target))
+        return paths + [PATHS[name](layout, env, codecs_for(PATHS[name].op, registry), self.like) for name in names]
 
-    def finish(self, pending: PendingOutput) -> Tensor:
-        """``[B, output width]``; the rows of a variable batch's bags, flat, block after block."""
-        lookup_input, (begun, replicated) = pending.lookup_input, pending.state
-        local_batch = lookup_input.local_batch
-        samples = self.target.rows(local_batch)
-        parts = [path.finish(own, lookup_input) for path, own in zip(self.paths, begun, strict=True)]
-        copies = _end_to_end([part.reshape(-1) for part in replicated], parts[0])
-        out = None
-        if self.exchanges or not copies.numel():
-            rows = [path.area_rows(lookup_input) for path in self.paths]
-            out = self.join(_end_to_end(parts, parts[0]), rows[0] if len(rows) == 1 else np.concatenate(rows), samples)
-        if copies.numel() and out is not None and self.adds_chunks:
-            places = self.split.indices(samples, samples * len(replicated), copies).chunks
-            out.view(-1, self.split.chunk).index_add_(0, places, copies.view(-1, self.split.chunk))
-        elif copies.numel():
-            copied = self.copy(copies, [part.shape[0] for part in replicated], samples)
-            out = copied if out is None else out + copied
-        assert out is not None
-        pending.buffer_bytes = sum(own.buffer_bytes for own in begun)
-        out = out if self.target.variable else out.view(*samples, *self.target.widths)
-        return self.means.divide(out, local_batch)
+    def calls(self, signature: Signature) -> Calls:
+        """Rows to the ranks of their samples, and gradients back."""
+        paths, variable = [path.calls(signature) for path in self.paths], self.target.variable
+        samples = signature.rows
+        shape = (-1,) if variable else (*samples, *self.target.widths)
+        rows = [max(samples[self.target.places[block][0]] for block in own) for own in self.kernel_blocks]
+        copied = any(n * width for n, width in zip(rows, self.copy.source_widths, strict=True))
+        join = []
+        if self.exchanges or not copied:
+            join.append(Call("join", self._join(samples, paths, shape)))
+        if copied:
+            join.append(Call("add replicas", self._add_replicas(samples, rows, shape)))
+        bags = samples if variable else list(samples) * len(self.layout.blocks)
+        divide, split = self.means.bind(bags, not variable, self.device), list[Call]()
+        if divide is not None:
+            by_length = divide
 
-    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
-        grad = self.means.divide(grad.contiguous(), lookup_input.local_batch)
-        return PendingOutput(lookup_input, [path.begin_backward(grad, scale, lookup_input) for path in self.paths])
+            def divide_output(step: Step) -> Tensor:
+                step.output = by_length(step.output, step.lookup_input.local_batch)
+                return step.output
 
-    def finish_backward(self, pending: PendingOutput) -> Columns:
-        """``[T, width]`` of each kernel; in a variable batch, zeros in empty bags."""
-        pairs = zip(self.paths, pending.state, strict=True)
-        found = [path.finish_backward(begun, pending.lookup_input) for path, begun in pairs]
-        pending.buffer_bytes = sum(begun.buffer_bytes for begun in pending.state)
-        return Columns([own[0] for own in found] + [copies for own in found for copies in own[1:]])
+            def divide_grad(step: Step) -> None:
+                step.grad = by_length(step.grad, step.lookup_input.local_batch)
+
+            join.append(Call("divide means", divide_output))
+            split.append(Call("divide means", divide_grad))
+        return {
+            "give": [call for path in paths for call in path.give],
+            "join": join,
+            "split": split + [call for path in paths for call in path.split],
+            "update": [call for path in paths for call in path.update],
+        }
+
+    def _join(
+        self, samples: Sequence[int], paths: Sequence[PathCalls], shape: tuple[int, ...]
+    ) -> Callable[[Step], Tensor]:
+        area_rows = np.concatenate([path.area_rows for path in paths])
+        areas, add = [path.areas for path in paths], self.join.bind(area_rows, samples, self.device)
+
+        def join(step: Step) -> Tensor:
+            step.output = add(_end_to_end([wait(step) for wait in areas])).view(shape)
+            return step.output
+
+        return join
+
+    def _add_replicas(
+        self, samples: Sequence[int], rows: Sequence[int], shape: tuple[int, ...]
+    ) -> Callable[[Step], Tensor]:
+        dtype, exchanges, in_place = self.like.dtype, self.exchanges, self.exchanges and self.adds_chunks
+        places = self.split.indices(samples, rows, self.device).chunks if in_place else None
+        copy = self.copy.bind(rows, samples, self.device)
+
+        def add(step: Step) -> Tensor:
+            copies = _end_to_end([own.to(dtype).reshape(-1) for own in step.rows[self.copies]])
+            if places is not None:
+                chunk = self.split.chunk
+                step.output.view(-1, chunk).index_add_(0, places, copies.view(-1, chunk))
+            elif exchanges:
+                step.output = step.output + copy(copies).view(shape)
+            else:
+                step.output = copy(copies).view(shape)
+            return step.output
+
+        return add
 
 
-def _end_to_end(parts: Sequence[Tensor], empty: Tensor) -> Tensor:
+def _end_to_end(parts: Sequence[Tensor]) -> Tensor:
     """Flat tensors as one; no copy of a single one."""
-    parts = [part for part in parts if part.numel()] or [empty.new_empty(0)]
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    filled = [part for part in parts if part.numel()] or parts[:1]
+    return filled[0] if len(filled) == 1 else torch.cat(list(filled))
+
+
+class LocalOutput:
+    """World size 1: the kernel's rows are the output, and its gradient is the gradient of the rows. Nothing is copied.
+
+    Used where one kernel on one rank looks up the output's columns in order, and no bag is averaged (`is_enough`).
+    """
+
+    @staticmethod
+    def is_enough(layout: Layout, kernels: int) -> bool:
+        """Whether this is all that such a collection needs."""
+        features = layout.rank_features[0]
+        in_order = [feature.block for feature in features] == list(range(len(layout.blocks)))
+        whole = all(feature.shard.num_cols == layout.blocks[feature.block].dim for feature in features)
+        direct = all(route == "direct" for route in layout.table_routes)
+        return layout.world_size == 1 and kernels == 1 and in_order and whole and direct and not layout.mean_blocks
+
+    def calls(self, signature: Signature) -> Calls:
+        """Two calls, and no message."""
+        return {
+            "join": [Call("join", self._join)],
+            "update": [Call("receive", lambda step: step.grads.append(step.grad))],
+        }
+
+    @staticmethod
+    def _join(step: Step) -> Tensor:
+        (step.output,) = step.rows
+        return step.output
 
 
 # Rows of sequence collections: every id's row travels to the place in the batch where the id stood.
@@ -580,15 +766,15 @@ def _end_to_end(parts: Sequence[Tensor], empty: Tensor) -> Tensor:
 #     output          block after block, each [n, D]
 
 
-class SequenceOutput(OutputExchange):
+class SequenceOutput:
     """The output is flat: for each block its ``[n, D]`` rows, one block after the other.
 
     Raises:
         PlanError: a table's route is not "direct".
     """
 
-    def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None = None) -> None:
-        self.layout, self.env = layout, env
+    def __init__(self, layout: Layout, env: ShardingEnv, registry: Registry | None, device: torch.device) -> None:
+        self.like, self.scale = torch.empty(0, dtype=layout.rows_dtype, device=device), 1.0 / env.world_size
         codecs = codecs_for(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL, registry)
         for table, route in zip(layout.tables, layout.table_routes, strict=True):
             if route != "direct":
@@ -597,46 +783,66 @@ class SequenceOutput(OutputExchange):
                     f"collection, whose rows are not added. Fix: route='direct' for this table"
                 )
         self.features, self.replicated = layout.exchanged_features, layout.replicated_features
+        self.kernels = len(list(groupby(self.features[env.rank], lambda own: own.group)))
         parcels = [[(width,) for width in widths_of(own)] for own in self.features]
-        self.exchange = Exchange(parcels, env, codecs, widths_of(self.replicated))
-        self.pack = Transposed(widths_of(self.features[env.rank]), env.world_size)
-        self.unpack = Transposed(widths_of(layout.rank_features[env.rank]), env.world_size)
+        self.exchange = Exchange(parcels, env, codecs, self.like, widths_of(self.replicated))
+        self.pack = Transposed(widths_of(self.features[env.rank]), env.world_size, device)
+        self.unpack = Transposed(widths_of(layout.rank_features[env.rank]), env.world_size, device)
         features = [feature for stored in self.features for feature in stored]
         self.dims = [block.dim for block in layout.blocks]
         self.chunks = Chunks([*features, *self.replicated], self.dims)
 
-    def begin(
-        self, exchanged: Sequence[Tensor], replicated: Sequence[Tensor], lookup_input: LookupInput
-    ) -> PendingOutput:
-        empty = lookup_input.ids.new_empty(0, dtype=self.layout.rows_dtype)
-        rows = torch.cat(list(exchanged)).to(empty.dtype) if exchanged else empty
-        counts = lookup_input.counts[: self.pack.features].T
-        arriving = self.exchange.send(self.pack.by_source(rows, counts), counts, lookup_input.local_batch.sent)
-        places = self._places(lookup_input.local_batch)  # while the rows travel
-        order = inverse_of(places, len(places.chunks))
-        copies = [rows.to(empty.dtype) for rows in replicated]
-        return PendingOutput(lookup_input, (arriving, copies, order), arriving.buffer_bytes)
+    def calls(self, signature: Signature) -> Calls:
+        """Every number of rows is a number of ids, which each step has."""
+        return {
+            "give": [Call("give", self._give, lambda step: self._message(step).drain())],
+            "join": [Call("join", self._join)],
+            "split": [Call("split", self._split, lambda step: self._message_back(step).drain())],
+            "update": [Call("receive", self._receive)],
+        }
 
-    def finish(self, pending: PendingOutput) -> Tensor:
-        """Flat: for each block its ``[n, D]`` rows, one block after the other."""
-        arriving, copies, order = pending.state
-        received = arriving.wait()
-        flat = torch.cat([received, *copies]) if copies else received
-        return flat.view(-1, self.chunks.size).index_select(0, order).view(-1)
+    def _counts(self, step: Step) -> Ints:
+        """``[W, shard features here]`` rows for each rank."""
+        return step.lookup_input.counts[: self.pack.features].T
 
-    def begin_backward(self, grad: Tensor, scale: float, lookup_input: LookupInput) -> PendingOutput:
-        local_batch, sends = lookup_input.local_batch, lookup_input.local_batch.sent
-        grad = (grad * scale if scale != 1.0 else grad).contiguous().view(-1)
-        message = gather(grad, self.chunks.size, self._places(local_batch))
-        sent = list[int]()
+    def _message(self, step: Step) -> Message:
+        return self.exchange.forward(self._counts(step), step.lookup_input.local_batch.sent)
+
+    def _message_back(self, step: Step) -> Message:
+        local_batch, sent = step.lookup_input.local_batch, list[int]()
         if self.replicated:
-            rows, touched, own = _copied(local_batch), local_batch.touched, sum(self.exchange.received.sizes(sends))
-            tail = sum_touched(message[own:], rows, widths_of(self.replicated), touched)
-            message = self.exchange.with_tails(message[:own], sends, tail)
-            sent = [n if touch is None else touch.rows.numel() for n, touch in zip(rows, touched, strict=True)]
-            del tail
-        arriving = self.exchange.send_back(message, sends, lookup_input.counts.T, sent)
-        return PendingOutput(lookup_input, arriving, arriving.buffer_bytes)
+            pairs = zip(_copied(local_batch), local_batch.touched, strict=True)
+            sent = [n if touch is None else touch.rows.numel() for n, touch in pairs]
+        return self.exchange.backward(local_batch.sent, step.lookup_input.counts.T, sent)
+
+    def _give(self, step: Step) -> None:
+        rows = step.rows[: self.kernels]
+        flat = torch.cat(rows).to(self.like.dtype) if rows else self.like
+        step.send("rows", self._message(step), self.pack.by_source(flat, self._counts(step)))
+        places = self._places(step.lookup_input.local_batch)  # while the rows travel
+        step.order = inverse_of(places, len(places.chunks))
+
+    def _join(self, step: Step) -> Tensor:
+        """Flat: for each block its ``[n, D]`` rows, one block after the other."""
+        copies = [rows.to(self.like.dtype) for rows in step.rows[self.kernels :]]
+        received = step.arrived("rows", self.like)
+        flat = torch.cat([received, *copies]) if copies else received
+        step.output = flat.view(-1, self.chunks.size).index_select(0, step.order).view(-1)
+        return step.output
+
+    def _split(self, step: Step) -> None:
+        local_batch, grad = step.lookup_input.local_batch, step.grad
+        grad = (grad * self.scale if self.scale != 1.0 else grad).view(-1)
+        flat = gather(grad, self.chunks.size, self._places(local_batch))
+        if self.replicated:
+            sends, own = local_batch.sent, sum(self.exchange.received.sizes(local_batch.sent))
+            tail = sum_touched(flat[own:], _copied(local_batch), widths_of(self.replicated), local_batch.touched)
+            flat = self.exchange.with_tails(flat[:own], sends, tail)
+        step.send("rows", self._message_back(step), flat)
+
+    def _receive(self, step: Step) -> None:
+        """Flat, by shard feature of this rank, exchanged and replicated."""
+        step.grads.append(self.unpack.by_kernel(step.arrived("rows", self.like), step.lookup_input.counts.T))
 
     def _places(self, local_batch: LocalBatch) -> Indices:
         """For each chunk that arrives, its chunks in the output: one, or a bag of them."""
@@ -646,10 +852,6 @@ class SequenceOutput(OutputExchange):
         starts = starts_of(local_batch.counts, self.dims) // self.chunks.size
         starts = starts - first_ids(local_batch) * self.chunks.of_blocks
         return self.chunks.of(place, starts, self.chunks.of_blocks, rows, local_batch)
-
-    def finish_backward(self, pending: PendingOutput) -> Columns:
-        """Flat, by shard feature of this rank, exchanged and replicated."""
-        return Columns([self.unpack.by_kernel(pending.state.wait(), pending.lookup_input.counts.T)])
 
 
 def _copied(local_batch: LocalBatch) -> list[int]:

@@ -19,7 +19,7 @@ Shape letters: k shard features, n ids of all of them, S bags of a shard feature
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -30,9 +30,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recshard_lab.distributed.step.batch import FeatureIds, HostRead, LocalBatch, TouchedRows, host_list, join
-from recshard_lab.distributed.step.columns import ColumnMap, Stacked
+from recshard_lab.distributed.step.columns import ColumnMap, Stacked, Target, runs_of, widths_of
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
-from recshard_lab.distributed.step.messages import Target, runs_of, widths_of
 from recshard_lab.distributed.step.route import Source, Wiring
 from recshard_lab.sparse.ops import complete_cumsum
 
@@ -304,24 +303,20 @@ class Replicas:
         self.order = Stacked(self.widths, sources, steps)
         runs = [runs_of([feature], number, target.places)[0].reversed() for number, feature in enumerate(self.features)]
         self._areas = [target.places[feature.block][0] for feature in self.features]
-        self._target, keep = target, 1 if target.variable else 8
-        self._take = ColumnMap(runs, target.widths, self.widths, keep=keep)
+        self._take = ColumnMap(runs, target.widths, self.widths)
 
-    def bags(self, local_batch: LocalBatch) -> list[int]:
-        """Bags of each shard feature in the local batch."""
-        rows = self._target.rows(local_batch)
-        return [rows[area] for area in self._areas]
+    def sends(self, rows: Sequence[int], local_batch: LocalBatch) -> list[int]:
+        """Rows of each shard feature that every rank receives from this one; ``rows`` of each area of the output."""
+        pairs = zip(self._areas, local_batch.touched, strict=True)
+        return [rows[area] if touch is None else touch.rows.numel() for area, touch in pairs]
 
-    def sends(self, local_batch: LocalBatch) -> list[int]:
-        """Rows of each shard feature that every rank receives from this one."""
-        pairs = zip(self.bags(local_batch), local_batch.touched, strict=True)
-        return [bags if touch is None else touch.rows.numel() for bags, touch in pairs]
-
-    def gradients(self, grad: Tensor, scale: float, local_batch: LocalBatch) -> Tensor:
+    def bind(
+        self, rows: Sequence[int], device: torch.device, scale: float, dtype: torch.dtype
+    ) -> Callable[[Tensor, LocalBatch], Tensor]:
         """What every rank receives of the output's gradient, flat, means divided, times ``scale``; flat."""
-        bags = self.bags(local_batch)
-        flat = self._take(grad, self._target.rows(local_batch), bags, scale)
-        return sum_touched(flat, bags, self.widths, local_batch.touched)
+        bags = [rows[area] for area in self._areas]
+        take = self._take.bind(rows, bags, device, scale, dtype)
+        return lambda grad, local_batch: sum_touched(take(grad), bags, self.widths, local_batch.touched)
 
 
 def sum_touched(

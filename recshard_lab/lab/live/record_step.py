@@ -26,16 +26,16 @@ from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.lab.live.recorded_step import BlockInfo, RankRecord, ShardFeatureRecord, ShardInfo, SourceRows
 from recshard_lab.sharding import ShardingPlan
 
-_STAGE_OF = {  # record -> the stage that it ends
-    "sent": "ids_sent",
-    "arrived": "ids_arrived",
-    "rows": "lookup",
-    "output": "output",
-    "grad": "dense",
-    "kernel_grads": "gradients_arrived",
-    "stepped": "optimizer",
-    "end": "optimizer",
+_TIMES = {  # stage of the executor -> the time that its calls belong to
+    "route": "ids_sent",
+    "send": "ids_arrived",
+    "look_up": "lookup",
+    "give": "output",
+    "join": "output",
+    "split": "gradients_arrived",
+    "update": "gradients_arrived",
 }
+_TIMES_OF_CALLS = {"batch": "batch", "gradient": "dense", "step": "optimizer", "end": "optimizer"}
 
 
 class StepRecorder:
@@ -51,6 +51,7 @@ class StepRecorder:
         self.device = collection.device
         self.found: dict[str, Any] = {}
         self.sent: list[tuple[ShardInfo, np.ndarray]] = []
+        self.rows: list[Tensor] = []
         self.kernel_grads: dict[int, Tensor] = {}
         self.ms: dict[str, float] = {}
         self.left_at = 0.0
@@ -59,30 +60,33 @@ class StepRecorder:
         """Starts the clock."""
         self.left_at = perf_counter()
 
-    def __call__(self, stage: str, value: Any) -> None:
+    def __call__(self, stage: str, call: str, result: Any) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         ended = perf_counter()
-        if stage in self.found:
+        if call == "batch" and call in self.found:
             raise ValueError(
-                f"the batch is looked up twice (stage {stage!r}), and one lookup is recorded. Fix: a model that "
-                f"calls the collection once in a step"
+                "the batch is looked up twice, and one lookup is recorded. Fix: a model that calls the collection once "
+                "in a step"
             )
-        done = _STAGE_OF.get(stage, "batch")
-        if stage == "kernel_grads" and done in self.ms:  # the kernel before this one has stepped
-            done = "optimizer"
+        done = _TIMES_OF_CALLS.get(call) or _TIMES[stage]
         self.ms[done] = self.ms.get(done, 0.0) + 1000 * (ended - self.left_at)
-        getattr(self, f"_on_{stage}", self._keep)(stage, value)
+        if call == "batch":
+            self.found[call] = result
+        elif call == "pack":
+            self.sent = list(_ids_of_messages(result, self.layout))
+        elif call == "unpack":
+            self._ids_arrived(result)
+        elif call == "gradients":
+            self.kernel_grads[id(result.group)] = result.grads[0].detach().clone()
+        elif stage == "look_up":
+            self.rows.append(result)
+        elif stage == "join" or call == "gradient":
+            self.found[stage] = _numpy(result)
         self.left_at = perf_counter()
 
-    def _keep(self, stage: str, value: Any) -> None:
-        self.found[stage] = value
-
-    def _on_sent(self, stage: str, packed: Any) -> None:
-        self.sent = list(_ids_of_messages(packed, self.layout))
-
-    def _on_arrived(self, stage: str, lookup_input: Any) -> None:
-        self.found[stage] = lookup_input
+    def _ids_arrived(self, lookup_input: Any) -> None:
+        self.found["unpack"] = lookup_input
         counts = lookup_input.counts
         ends = np.cumsum(counts.reshape(-1)).reshape(counts.shape)
         self.ids = [
@@ -98,23 +102,12 @@ class StepRecorder:
         weight = weights[feature.table, feature.shard_index]
         return _numpy(weight[torch.as_tensor(self.touched[number], dtype=torch.int64, device=weight.device)])
 
-    def _rows_of(self, rows: Any) -> list[Tensor]:
-        return [*rows.exchanged, *rows.replicated]
-
-    def _on_output(self, stage: str, output: Tensor) -> None:
-        self.found[stage] = _numpy(output)
-
-    _on_grad = _on_output
-
-    def _on_kernel_grads(self, stage: str, gradients: Any) -> None:
-        self.kernel_grads[id(gradients.group)] = gradients.grads[0].detach().clone()
-
     def finish(self, loss: float, traffic: Any) -> RankRecord:
         """The record, when the step has ended."""
         weights = self.executor.lookup.weights()
-        lookup_input, rows = self.found["arrived"], self._rows_of(self.found["rows"])
+        lookup_input = self.found["unpack"]
         features: list[ShardFeatureRecord] = []
-        for group, own in zip(self.executor.lookup.groups, rows, strict=True):
+        for group, own in zip(self.executor.lookup.groups, self.rows, strict=True):
             grads = self.kernel_grads[id(group)]
             for place, feature in enumerate(group.features):
                 number = group.first + place
@@ -137,8 +130,8 @@ class StepRecorder:
             batch=local,
             sent=tuple(self.sent),
             shard_features=tuple(features),
-            output=self.found["output"].reshape(-1, width),
-            grad=self.found["grad"].reshape(-1, width),
+            output=self.found["join"].reshape(-1, width),
+            grad=self.found["split"].reshape(-1, width),
             loss=loss,
             traffic=tuple((event.label, event.bytes_to, event.ms) for event in traffic.events),
             ms=self.ms,
@@ -252,7 +245,7 @@ def record_step(
         with trace() as sent:
             recorder.begin()
             number = _step(model, batch, loss, optimizer)
-            recorder("end", None)
+            recorder("update", "end", None)
     finally:
         collection.executor.record(None)
     tables = collection.tables

@@ -147,8 +147,8 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
                 self._wait_for_rows(number)
                 for call, lookup_input, kept in reversed(list(zip(self._fed, sent.lookup_input, saved, strict=True))):
                     if lookup_input.looked_up is not None and lookup_input.looked_up.grad is not None:
-                        call.module.executor.begin_backward(kept, lookup_input.looked_up.grad)
-                        call.module.executor.finish_backward(kept)
+                        call.module.executor.split(kept, lookup_input.looked_up.grad)
+                        call.module.executor.update(kept)
             with self._stage("optimizer", number):
                 self._optimizer.step()
         self._steps += 1
@@ -175,18 +175,17 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist):
             sent = flight.sent.result()
             arrive(sent.event, sent.lookup_input)
             with self._log.stage("lookup", flight.number):
-                rows = [
-                    one.read(lookup_input, True) for one, lookup_input in zip(executors, sent.lookup_input, strict=True)
-                ]
+                pairs = zip(executors, sent.lookup_input, strict=True)
+                steps = [one.step(lookup_input, True, self._roads[one]) for one, lookup_input in pairs]
+                for executor, step in zip(executors, steps, strict=True):
+                    executor.look_up(step)
         finally:
             flight.read.set_result(self._lanes["lookup"].mark())
         with self._log.stage("output_dist", flight.number):
-            for executor, lookup_input, own in zip(executors, sent.lookup_input, rows, strict=True):
-                with torch.no_grad():
-                    issued = executor.issue_output(own, lookup_input, self._roads[executor])
-                    lookup_input.looked_up = executor.receive_output(issued)
-                lookup_input.looked_up.requires_grad_()
-        return [own.saved for own in rows], self._lanes["lookup"].mark()
+            for executor, step in zip(executors, steps, strict=True):
+                executor.give(step)
+                step.lookup_input.looked_up = executor.receive(step).requires_grad_()
+        return steps, self._lanes["lookup"].mark()
 
     def _wait_for_rows(self, number: int) -> None:
         """The tables may be updated once the rows of the next batch have been read."""

@@ -46,6 +46,7 @@ from recshard_lab.comm.errors import Failed as Failed
 from recshard_lab.comm.errors import RankLost as RankLost
 from recshard_lab.comm.errors import complete as complete
 from recshard_lab.comm.errors import failing_rank as failing_rank
+from recshard_lab.comm.errors import num_issued as num_issued
 from recshard_lab.comm.errors import raise_after_backward as raise_after_backward
 from recshard_lab.comm.grid import ReplicaGrid as ReplicaGrid
 from recshard_lab.comm.grid import device_mesh as device_mesh

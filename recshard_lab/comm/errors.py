@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import string_at
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -88,8 +88,8 @@ def rebuilt(failure: Failure, rank: int = 0) -> Exception:
 
 # An error of one rank between messages: the rank sends its other messages marked, and every rank raises the error.
 #
-# Without it, the rank that raises leaves while the others wait for its message. `complete` runs a part of a step. If
-# the part raises, it runs a second function, which issues the messages that the part had still to issue::
+# Without it, the rank that raises leaves while the others wait for its message. If a part of a step raises, `complete`
+# runs a function that issues the messages that the part had still to issue::
 #
 #     rank 1     error -> stores its text under the number of the next message -> sends all bytes 0xFF -> raises
 #     rank 0     waits -> the first bytes from rank 1 are 0xFF -> reads the text -> raises it, marks its next messages
@@ -101,7 +101,6 @@ def rebuilt(failure: Failure, rank: int = 0) -> Exception:
 # is False: the caller sends the error with the next sizes message.
 
 
-T = TypeVar("T")
 _MARK = 0xFF  # of every byte: NaN in all floating-point formats
 _MARKED = bytes([_MARK] * 8)  # what is compared
 
@@ -156,42 +155,41 @@ class Failed(Exception):
         self.error, self.informed, self.known = error, informed, known
 
 
-def complete(env: ShardingEnv, part: Callable[[], T], rest: Callable[[], Any], error: Exception | None = None) -> T:
-    """Runs a part of a step that issues messages.
+def num_issued() -> int:
+    """How many messages of steps this thread has issued."""
+    return _thread.issued
+
+
+def complete(env: ShardingEnv, error: Exception, issued: int, rest: Callable[[], object]) -> Failed:
+    """Completes a part of a step after an error: issues its messages, marked.
 
     Args:
         env: the ranks.
-        part: issues and waits for messages.
-        rest: called if ``part`` raises. It must make the calls of ``part`` that issue messages, from the first one,
-            with any numbers in them. Messages that ``part`` had issued are not issued again.
-        error: an error of an earlier part of this step. ``part`` is not called.
+        error: of this part, or of an earlier one of this step.
+        issued: `num_issued` before the part.
+        rest: makes the calls of the part that issue messages, from the first one, with any numbers in them. Messages
+            that the part had issued are not issued again.
 
     Raises:
-        Failed: ``part`` raised, or there was an error.
         RankLost: another rank sends nothing.
         Exception: the error itself on one rank, which has no peers; also if ``rest`` raises.
     """
-    before = _thread.issued
     informed, known = set[int](), False
-    try:
-        if error is not None:
-            raise error
-        return part()
-    except Failed as earlier:
-        named, informed, known = earlier.error, earlier.informed, earlier.known
-    except Exception as raised:
-        if env.pg is None or isinstance(raised, RankLost):
-            raise
-        if isinstance(raised, MemoryError | torch.OutOfMemoryError):
-            traceback.clear_frames(raised.__traceback__)  # their tensors, for `rest`
-        named = named_after(raised, env)
+    if isinstance(error, Failed):
+        named, informed, known = error.error, error.informed, error.known
+    elif env.pg is None or isinstance(error, RankLost):
+        raise error
+    else:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            traceback.clear_frames(error.__traceback__)  # their tensors, for `rest`
+        named = named_after(error, env)
     keep_for_others(named, env)
-    failing = _thread.failing = _Failing(described(named), env, _thread.issued - before, informed)
+    failing = _thread.failing = _Failing(described(named), env, _thread.issued - issued, informed)
     try:
         rest()
     finally:
         _thread.failing = None
-    raise Failed(named, informed, known or failing.known)
+    return Failed(named, informed, known or failing.known)
 
 
 def keep_for_others(error: Exception, env: ShardingEnv) -> None:

@@ -23,7 +23,7 @@ PLACES = {
     "output": "distributed.step.output_dist:_end_to_end",
     "order": "distributed.step.columns:Transposed.by_source",
     "message": "distributed.step.messages:Message.issue",
-    "arrival": "distributed.step.messages:Arriving.wait",
+    "arrival": "distributed.step.batch:Step.arrived",
     "kernel": "distributed.step.lookup:ShardLookup.backward",
     "row norms": "distributed.step.gradients:RowNormExchange.__call__",
     "weights": "distributed.step.executor:exchange_weight_gradients",

@@ -34,13 +34,13 @@ def test_ids_go_to_their_stripe_in_order(use_fbgemm: bool, dtype: torch.dtype, b
     rows, starts, features = batch
     if even:
         starts = [list(range(0, count, -(-count // 3))) for count in rows]
-    stripes = RowSplits(rows, starts, use_fbgemm)
     bags = [len(own) for own in features]
+    stripes = RowSplits(rows, starts, bags, torch.empty(0, dtype=dtype), use_fbgemm)
     flat = [bag for own in features for bag in own]
     lengths = torch.tensor([len(bag) for bag in flat], dtype=dtype)
     ids = torch.tensor([i for bag in flat for i in bag], dtype=dtype)
     weights = torch.arange(ids.numel(), dtype=torch.float32)
-    made = stripes.sort(lengths, ids, weights, bags, True)
+    made = stripes.sort(lengths, ids, weights, True)
 
     expected_lengths, expected_ids, expected_order = [], [], []
     for stripe in range(stripes.count):
@@ -69,5 +69,5 @@ def test_a_batch_without_bags_does_not_reach_fbgemm(monkeypatch: pytest.MonkeyPa
     """Its CUDA kernel refuses a grid of size 0."""
     monkeypatch.setattr(RowSplits, "_with_fbgemm", None)
     nothing = torch.empty(0, dtype=torch.int64)
-    made = RowSplits([10, 4], [[0, 5], [0]], use_fbgemm=True).sort(nothing, nothing, None, [0, 0], True)
+    made = RowSplits([10, 4], [[0, 5], [0]], [0, 0], nothing, use_fbgemm=True).sort(nothing, nothing, None, True)
     assert [made.lengths.tolist(), made.ids.tolist()] == [[], []]

@@ -2,7 +2,7 @@
 
 In walking order:
 
-- `batch`: what the stages pass to each other, and the one read of the device (`HostRead`).
+- `batch`: what the stages pass to each other, and the one read of the device (`read_all`).
 - `layout`: which rank gets which ids, and where returned columns belong. Fixed by the plan.
 - `executor`: the step itself, and its two autograd nodes.
 - `input_dist`: sends ids, after one message of all that hosts must know. `route` finds the ids of each shard feature.

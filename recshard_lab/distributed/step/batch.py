@@ -23,9 +23,10 @@ from recshard_lab.embedding.scaled_loss import StepsInBackward
 from recshard_lab.sparse.ops import complete_cumsum
 
 if TYPE_CHECKING:
+    from recshard_lab.comm import Pending
     from recshard_lab.distributed.step.gradients import KernelGradients
     from recshard_lab.distributed.step.layout import Layout
-    from recshard_lab.distributed.step.messages import Arriving, Columns, Message
+    from recshard_lab.distributed.step.messages import Change, Columns
     from recshard_lab.distributed.step.program import Program
 
 
@@ -219,7 +220,7 @@ class Step(StepsInBackward):
         weights: for each kernel, the gradient of per-sample weights.
         copies: for each replicated shard feature, the gradient of per-sample weights.
         weight_grad: of this rank's per-sample weights.
-        pending: messages under way.
+        pending: messages under way, and how the rows of each are decoded.
         message_bytes: sent and received by this pass.
     """
 
@@ -241,47 +242,25 @@ class Step(StepsInBackward):
     weights: dict[int, Tensor | None] = field(default_factory=dict)
     copies: dict[int, Tensor] = field(default_factory=dict)
     weight_grad: Tensor | None = None
-    pending: dict[str, Arriving] = field(default_factory=dict)
+    pending: dict[str, tuple[Pending, Change | None]] = field(default_factory=dict)
     message_bytes: int = 0
-
-    def send(self, name: str, message: Message, rows: Tensor) -> None:
-        """Sends rows, flat. ``arrived(name)`` waits for those of the other ranks."""
-        self.pending[name] = message.issue(rows)
-        self.message_bytes += message.bytes
 
     def arrived(self, name: str, empty: Tensor) -> Tensor:
         """The rows of a message, flat, sender after sender; ``empty`` if none was sent."""
-        arriving = self.pending.pop(name, None)
-        return empty if arriving is None else arriving.wait()
+        if name not in self.pending:
+            return empty
+        pending, decode = self.pending.pop(name)
+        received = pending.wait()
+        return received if decode is None else decode(received)
 
 
-# The one place in a step where the host reads numbers of the device.
+def read_all(tensors: Sequence[Tensor]) -> list[NDArray[np.int64]]:
+    """Integer tensors ``[n]`` of one device as arrays. Waits for a GPU once: no other code of a step does.
 
-
-class HostRead:
-    """Collects integer tensors of one device, and reads all of them at once.
-
-    >>> read = HostRead()
-    >>> counts, flag = read.add(torch.tensor([3, 1])), read.add(torch.tensor([True]))
-    >>> found = read.now()
-    >>> found[counts].tolist(), found[flag].tolist()
-    ([3, 1], [1])
+    >>> [found.tolist() for found in read_all([torch.tensor([3, 1]), torch.tensor([True])])]
+    [[3, 1], [1]]
     """
-
-    def __init__(self) -> None:
-        self._tensors: list[Tensor] = []
-
-    def add(self, numbers: Tensor) -> int:
-        """Adds ``[n]``; returns its place in what `now` returns."""
-        self._tensors.append(numbers)
-        return len(self._tensors) - 1
-
-    def now(self) -> list[NDArray[np.int64]]:
-        """Each tensor as an array. Waits for a GPU once."""
-        if not self._tensors:
-            return []
-        if len(self._tensors) == 1:
-            return [self._tensors[0].long().cpu().numpy()]
-        flat = torch.cat([own.long() for own in self._tensors]).cpu().numpy()
-        ends = np.cumsum([own.numel() for own in self._tensors])
-        return np.split(flat, ends[:-1])
+    if len(tensors) < 2:
+        return [own.long().cpu().numpy() for own in tensors]
+    flat = torch.cat([own.long() for own in tensors]).cpu().numpy()
+    return np.split(flat, np.cumsum([own.numel() for own in tensors])[:-1])

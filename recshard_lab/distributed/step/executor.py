@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from recshard_lab.comm import (
     ShardingEnv,
     complete,
     failing_rank,
+    num_issued,
     raise_after_backward,
 )
 from recshard_lab.distributed.awaitable import NoWait
@@ -61,6 +63,7 @@ Listener = Callable[[ShardLookup, Tensor, list[int]], None]
 Recorder = Callable[[str, str, Any], None]
 """Called with a stage, the name of a call and its result, see `Executor.record`."""
 
+_BYTES = attrgetter("nbytes")
 _KEPT_PROGRAMS = 8  # a variable batch has a program of its own
 
 
@@ -188,21 +191,20 @@ class Executor:
 
         After an error, of an earlier stage as well, it issues the messages of the stage, for which other ranks wait.
         """
-        calls = step.program[stage]
-        if not calls:
-            return
-        try:
-            complete(self.env, partial(self._run, step, stage, calls), partial(_drain, step, calls), step.failed)
-        except Failed as failed:
+        calls, issued, error = step.program[stage], num_issued(), step.failed
+        if error is None:
+            try:
+                for call in calls:
+                    result = call.run(step)
+                    if self.recorder is not None:
+                        self.recorder(stage, call.name, result)
+                return
+            except Exception as raised:
+                error = raised
+        if calls:
+            failed = step.failed = complete(self.env, error, issued, partial(_drain, step, calls))
             own = failing_rank(failed.error) == self.env.world.rank
             self.input_dist.error = failed.error if own and not failed.known else None
-            step.failed = failed
-
-    def _run(self, step: Step, stage: str, calls: Sequence[Call]) -> None:
-        for call in calls:
-            result = call.run(step)
-            if self.recorder is not None:
-                self.recorder(stage, call.name, result)
 
     def program(self, lookup_input: LookupInput, paths: OutputPaths | None = None) -> Program:
         """The calls for such a batch, over these connections or the collection's. Compiles them at its first batch."""
@@ -267,7 +269,7 @@ class Executor:
         Raises:
             ValueError: the batch was sent before the tables moved.
         """
-        pending = PendingRows(self, self.step(lookup_input, torch.is_grad_enabled()))
+        pending = self.compute(lookup_input)
         pending.issue()
         return pending
 
@@ -294,8 +296,6 @@ class Executor:
     @torch.no_grad()
     def give(self, step: Step) -> None:
         """Issues the output exchange, after the lookup."""
-        if not step.rows and step.failed is None:
-            self.look_up(step)
         self.run(step, "give")
 
     @torch.no_grad()
@@ -316,8 +316,8 @@ class Executor:
         step.rows, step.program = [], {}  # a step that is kept for backward keeps no executor alive
         held = [lookup_input.ids, lookup_input.lengths, lookup_input.copies]
         held += [] if lookup_input.weights is None else [lookup_input.weights]
-        self.buffer_bytes["input_buffers"] = sum(map(_bytes, held))
-        self.buffer_bytes["output_buffers"] = _bytes(out) + step.message_bytes
+        self.buffer_bytes["input_buffers"] = sum(map(_BYTES, held))
+        self.buffer_bytes["output_buffers"] = out.nbytes + step.message_bytes
         return out
 
     def _nothing(self, lookup_input: LookupInput) -> Tensor:
@@ -361,7 +361,7 @@ class Executor:
         self.run(step, "update")
         if isinstance(step.failed, Failed):
             raise step.failed.error
-        held = _bytes(step.grad) + step.message_bytes
+        held = step.grad.nbytes + step.message_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], held)
         step.kept, step.weights, step.program = [], {}, {}
         del step.grad
@@ -557,10 +557,6 @@ def _join_managed_rows(step: Step) -> None:
     step.lookup_input.rows = torch.cat(step.managed_rows)
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 class PendingRows:
     """Rows on their way to the ranks of their samples.
 
@@ -604,7 +600,7 @@ class PendingRows:
 
 
 class _Issue(torch.autograd.Function):
-    """Forward: looks up and issues the output exchange. Backward: waits for the gradients and steps the tables."""
+    """Forward: issues the output exchange. Backward: waits for the gradients and steps the tables."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, executor: Executor, step: Step) -> Tensor:

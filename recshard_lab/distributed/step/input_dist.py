@@ -1,6 +1,6 @@
 """input_dist: every id goes to the ranks whose shards store its row.
 
-Under every plan, a batch costs one read of the device (`HostRead`) and two messages: the sizes, then one
+Under every plan, a batch costs one read of the device (`read_all`) and two messages: the sizes, then one
 flat integer tensor for each destination rank::
 
     to rank k:   lengths of its shard features  |  their ids, counted from its shards' first rows  |  weights
@@ -15,9 +15,10 @@ N ids, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import partial
+from itertools import accumulate, chain, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,21 +28,23 @@ from torch import Tensor
 
 from recshard_lab.comm import Pending, RankLost, ShardingEnv, issue_all_to_all, raise_first_error, sizes_env
 from recshard_lab.distributed.awaitable import NoWait
-from recshard_lab.distributed.step.batch import HostRead, LocalBatch, LookupInput, host_list
+from recshard_lab.distributed.step.batch import FeatureIds, LocalBatch, LookupInput, host_list, read_all
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.replicas import DistinctRows, distinct_ids
 from recshard_lab.distributed.step.route import (
+    Array,
     Checked,
     IdRouter,
-    Segments,
     Source,
+    Wiring,
     all_are_rows,
     apply_policy,
     check_dtype,
     clamp_to_rows,
     gather_runs,
     padded,
-    row_limits,
+    places_of,
+    segment_runs,
 )
 from recshard_lab.embedding import DataType
 from recshard_lab.embedding.inputs import OutOfRange
@@ -185,8 +188,8 @@ def issue_sizes(
     return PendingSizes(issue_all_to_all(torch.from_numpy(message), sends, received, env, label), widths, world)
 
 
-Array = NDArray[np.int64]
 T = TypeVar("T")
+_KEPT_WIRINGS = 16  # batches come in few forms; each variable batch is one
 
 
 @dataclass(slots=True)
@@ -198,27 +201,55 @@ class Packed:
         elements: for each rank how many elements these are.
         sizes: this collection's part of the sizes message, for all ranks.
         local_batch: what stays on this rank.
+        message: the parts end to end, once they are joined.
     """
 
     parts: list[list[Tensor]]
     elements: list[int]
     sizes: Array
     local_batch: LocalBatch
+    message: Tensor | None = None
+
+
+@dataclass(slots=True)
+class PendingIds:
+    """Ids of several collections on their way.
+
+    Attributes:
+        dists, packed, sizes: of each collection.
+        messages: for each message the collections that share it, the message, an error of this rank, and
+            ``[W, collections]`` where the ids of each begin.
+    """
+
+    dists: Sequence[InputDist]
+    packed: Sequence[Packed]
+    sizes: Sequence[Sizes]
+    messages: list[tuple[list[int], Pending, Exception | None, Array]]
+
+    def wait(self) -> list[LookupInput]:
+        """Blocks until the ids of every rank have arrived. Feature-major."""
+        found: dict[int, LookupInput] = {}
+        for numbers, pending, error, starts in self.messages:
+            received = pending.wait()
+            for place, n in enumerate(numbers):
+                own, local_batch = self.dists[n], self.packed[n].local_batch
+                unpack = partial(own.unpack, received, self.sizes[n], local_batch, starts[:, place])
+                found[n], also = _shared(unpack)
+                found[n].error = error or also  # the lookup raises it on all ranks
+                if own.recorder is not None:
+                    own.recorder("send", "unpack", found[n])
+        return list(map(found.__getitem__, range(len(self.dists))))
 
 
 @dataclass(slots=True)
 class PendingInput:
-    """Ids on their way. ``wait()`` returns them feature-major."""
+    """Ids of one collection on their way."""
 
-    payload: Pending
-    input_dist: InputDist
-    sizes: Sizes
-    local_batch: LocalBatch
-    error: Exception | None = None
+    ids: PendingIds
 
     def wait(self) -> LookupInput:
-        """Blocks until the ids of every rank have arrived."""
-        return self.input_dist.arrived(self.payload.wait(), self.sizes, self.local_batch, self.error)
+        """Blocks until the ids of every rank have arrived. Feature-major."""
+        return self.ids.wait()[0]
 
 
 class InputDist:
@@ -250,6 +281,9 @@ class InputDist:
         self.weight_dtype = (torch.float64 if wide else torch.float32) if weighted else None
         narrow = layout.rows_fit_int32 and self.weight_dtype is not torch.float64
         self.wire = torch.int32 if narrow else torch.int64
+        #: of ids while they are sorted: that of messages, if those of whole tables fit; None as they are
+        self._ids_dtype = self.wire if layout.global_rows_fit_int32 else None
+        self._any_dynamic = any(layout.dynamic)
         exchanged = [feature for features in layout.exchanged_features for feature in features]
         routed = [n for n, feature in enumerate(exchanged) if feature.route == DISTINCT_ROWS]
         everything = distinct and not pooled and env.world_size > 1
@@ -265,7 +299,7 @@ class InputDist:
         own = layout.rank_features[env.rank]
         whole = all(feature.shard.num_rows == layout.tables[feature.table].num_embeddings for feature in own)
         self._in_order = whole and not routed and [feature.block for feature in own] == list(range(len(layout.blocks)))
-        self._known_keys: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
+        self._wirings: dict[tuple[Any, ...], Wiring] = {}
         #: whether batches keep the places of their ids, for `exchange_rows`
         self.keeps_places = not pooled
         #: an error of the last step that other ranks do not know; sent with the next sizes message
@@ -323,42 +357,37 @@ class InputDist:
         own_sizes = self.format.write(FAILED) if packed is None else packed.sizes
         pending = issue_sizes([(self.format, own_sizes)], self.host_env, "input_dist/sizes")
         device = features.device()
-        message = None
-        if packed is not None:
-            message, error = _shared(lambda: _joined([packed], self.wire, device))  # while the sizes travel
+        if packed is not None:  # while the sizes travel
+            packed.message, error = _shared(partial(_joined, [packed], self.wire, device))
 
         def send() -> PendingInput:
             states, (received,) = pending.wait()
             if FAILED in states:
                 raise_first_error(error, self.host_env)
             assert packed is not None
-            assert message is not None
             sizes = self.format.read(received)
-            payload, also = _shared(lambda: _issue_ids(message, packed.elements, sizes.elements, self.env))
-            return PendingInput(payload, self, sizes, packed.local_batch, error or also)
+            return PendingInput(issue_ids([self], [packed], [sizes], device, self.env, error=error))
 
         return send
 
     def _without_exchange(self, features: KeyedJaggedTensor) -> LookupInput | None:
         """On one rank, the batch itself, if its keys are in the order of the tables and all its ids are rows."""
-        position, limits = self._positions(features.keys())
         variable = features.variable_stride_per_key() or features.inverse_indices_or_none() is not None
-        if variable or not self._in_order or position != list(range(len(features.keys()))):
+        if variable or not self._in_order or features.keys() != [block.feature for block in self.layout.blocks]:
             return None
-        if self._weights_that_require_gradients(features) is not None:
+        weights, required = self._weights(features) if self.weighted else (None, None)
+        if required is not None:
             return None
         values, batch = features.values(), features.stride()
-        check_dtype(values)
-        lengths = features.lengths().view(len(position), batch).to(self.wire)
+        limits = self._wiring(features, values).limits
+        lengths = features.lengths().view(len(limits), batch).to(self.wire)
         if values.device.type == "cpu":
             counts = features.length_per_key()
             if not all_are_rows(values, features.offset_per_key(), limits):
                 return None
         else:
-            read, on_device = HostRead(), lengths.sum(1)
-            read.add(clamp_to_rows(values, on_device, limits, any(self.layout.dynamic))[1])
-            read.add(on_device)
-            outside, found = read.now()
+            on_device = lengths.sum(1)
+            outside, found = read_all([clamp_to_rows(values, on_device, limits, self._any_dynamic)[1], on_device])
             if outside.any():
                 return None
             counts = found.tolist()
@@ -378,7 +407,7 @@ class InputDist:
         )
         return LookupInput(
             ids=values.to(self.wire),
-            weights=self._weights(features),
+            weights=weights,
             lengths=lengths if self.pooled else lengths[:0],
             copies=lengths[:0],
             copy_bags=np.empty((1, 0), dtype=np.int64),
@@ -388,7 +417,7 @@ class InputDist:
         )
 
     def pack(self, features: KeyedJaggedTensor) -> Packed:
-        """Prepares a local batch; nothing is sent. On a GPU the host waits once, in `HostRead`.
+        """Prepares a local batch; nothing is sent. On a GPU the host waits once, in `read_all`.
 
         Raises:
             ValueError: a feature is missing, ids are out of range, or weights are missing.
@@ -397,71 +426,84 @@ class InputDist:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        position, limits = self._positions(features.keys())
         values = features.values()
-        check_dtype(values)
-        batch = Checked(features, position)
-        try:
-            if values.device.type != "cpu":
-                return self._pack(batch, features, check=True)
-            if all_are_rows(values, features.offset_per_key(), limits):
-                return self._pack(batch, features)
-        except _IdsOutOfRange:
-            pass
-        return self._pack(apply_policy(features, position, self.layout, self.policy), features)
+        wiring = self._wiring(features, values)
+        if not values.is_cpu or all_are_rows(values, features.offset_per_key(), wiring.limits):
+            packed = self._pack(Checked(features, wiring), features, check=not values.is_cpu)
+            if packed is not None:
+                return packed
+        rebuilt, lengths, kept = apply_policy(features, wiring.position, self.layout, self.policy)
+        every = self._wiring(rebuilt, rebuilt.values(), list(range(len(lengths))))
+        packed = self._pack(Checked(rebuilt, every, lengths, kept), features)
+        assert packed is not None
+        return packed
 
-    def _pack(self, checked: Checked, original: KeyedJaggedTensor, check: bool = False) -> Packed:
-        """Packs ``checked``, made of ``original``. With ``check``, raises `_IdsOutOfRange` if one of its ids is."""
-        features, position = checked.features, checked.position
-        values, weights = features.values(), self._weights(features)
-        known = features.length_per_key() if values.device.type == "cpu" else features.length_per_key_or_none()
-        bags = features.stride_per_key()
+    def _wiring(self, features: KeyedJaggedTensor, values: Tensor, position: list[int] | None = None) -> Wiring:
+        """Of batches of this form; ``position`` is for each block its key, and is found by the names of features."""
+        keys, bags = features.keys(), features.stride_per_key()
+        known = values.is_cpu or features.length_per_key_or_none() is not None
+        form = tuple(keys), tuple(bags), known, values.dtype, values.dim(), position is None
+        wiring = self._wirings.get(form)
+        if wiring is None:
+            check_dtype(values)
+            if len(self._wirings) >= _KEPT_WIRINGS:
+                self._wirings.clear()
+            position = self._position(keys) if position is None else position
+            wiring = self.router.wiring(position, bags, known, values[:0].to(self._ids_dtype or values.dtype))
+            self._wirings[form] = wiring
+        return wiring
+
+    def _pack(self, checked: Checked, original: KeyedJaggedTensor, check: bool = False) -> Packed | None:
+        """Packs ``checked``, made of ``original``. With ``check``, None if one of its ids is out of range."""
+        features, wiring = checked.features, checked.wiring
+        values, known = features.values(), None
         inverse = self._inverse(features) if self.pooled else None
-        if inverse is not None and self.pooled and len(self._distinct):
+        if inverse is not None and len(self._distinct):
             raise ValueError(
                 f"a variable batch arrived, but the plan has tables on route {DISTINCT_ROWS!r}, which sends no bags. "
                 f"Fix: route='direct' for these tables"
             )
-        lengths = features.lengths().reshape(-1).to(self.wire)
-        read = HostRead()
-        batch = Source(lengths, values, weights, None, np.array(bags))
-        key_counts = None if known is not None else batch.counts()
-        outside = None
+        lengths, read = features.lengths().reshape(-1).to(self.wire), list[Tensor]()
+        weights, required = self._weights(features) if self.weighted else (None, None)
+        batch = Source(lengths, values, weights, None, wiring.bags)
+        if wiring.counts_known:
+            known = np.array(features.length_per_key(), dtype=np.int64)
+        else:
+            read.append(batch.counts())
         if check:
-            on_device = host_list(known, values.device) if known is not None else key_counts
-            assert on_device is not None
-            limits = row_limits(len(bags), position, self.layout)
-            values, flag = clamp_to_rows(values, on_device, limits, any(self.layout.dynamic))
-            outside = read.add(flag)
-        required = self._weights_that_require_gradients(features)
+            on_device = host_list(known, values.device) if known is not None else read[0]
+            values, flag = clamp_to_rows(values, on_device, wiring.limits, self._any_dynamic)
         every = self.keeps_places or required is not None
         want_places = every or len(self._distinct) > 0
-        ids = values if not self.layout.global_rows_fit_int32 else values.to(self.wire)
-        wiring = self.router.wiring(position, len(bags), known is not None)
-        sources = self.router.sources(wiring, lengths, ids, weights, bags, known, want_places)
-        sources += [distinct_ids(sources[own.source], own.segments, own.rows) for own in wiring.distinct]
-        for source in sources:
+        batch.ids = values.to(self._ids_dtype or values.dtype)
+        sources = self.router.sources(wiring, batch, known, want_places)
+        for own in wiring.distinct:
+            sources.append(distinct_ids(sources[own.source], own.segments, own.rows))
+        batch.ids = batch.ids.to(self.wire)
+        for source in sources[1:]:
             source.ids = source.ids.to(self.wire)
-        places = [] if key_counts is None else [read.add(key_counts)]
-        places += [read.add(source.counts()) for source in sources[1:]]
-        replicas = DistinctRows(self.layout, self.pooled) if self.env.world_size > 1 else None
-        if replicas is not None and values.device.type != "cpu":
-            replicas.sort_on_device(sources, wiring, read)
-        numbers = read.now()
-        if outside is not None and numbers[outside].any():
-            raise _IdsOutOfRange
-        segment_counts = [np.asarray(known, dtype=np.int64)] if known is not None else []
-        segment_counts += [numbers[place] for place in places]
-        where = Segments(sources, segment_counts, wiring, sum(self._exchanged))
-        local = self._local_batch(checked, features, where, sources, original, inverse, required)
+            read.append(source.counts())
+        num_counts, replicas = len(read), None
+        if check:
+            read.append(flag)
+        if self.env.world_size > 1 and self.layout.replicated_features:
+            replicas = DistinctRows(self.layout, self.pooled)
+            if not values.is_cpu:
+                replicas.sort_on_device(sources, wiring, read)
+        numbers = read_all(read)
+        if check and numbers[num_counts].any():
+            return None
+        counts = numbers[:num_counts] if known is None else [known, *numbers[:num_counts]]
+        runs = segment_runs(counts, wiring.segment)
+        local = self._local_batch(checked, original, sources, counts[0], runs, inverse, required)
         if want_places:
             shard_features = np.arange(len(wiring.source)) if every else self._distinct
-            local.places, local.num_places, local.uses = where.places(sources, shard_features)
+            local.places, local.num_places, local.uses = places_of(wiring, sources, counts, shard_features)
         if replicas is not None:
-            if values.device.type == "cpu":
-                replicas.sort_on_host(local.replicas, where.copies)
-            local.touched = replicas.split(local.replicas, where.copies, numbers)
-        packed = self._messages(features, where, sources, local, inverse is not None, required is not None)
+            if values.is_cpu:
+                replicas.sort_on_host(local.replicas, wiring.copies)
+            local.touched = replicas.split(local.replicas, wiring.copies, numbers)
+        packed = self._messages(checked, sources, runs, local)
         if self.recorder is not None:
             self.recorder("route", "pack", packed)
         return packed
@@ -469,32 +511,31 @@ class InputDist:
     def _local_batch(
         self,
         checked: Checked,
-        features: KeyedJaggedTensor,
-        where: Segments,
-        sources: Sequence[Source],
         original: KeyedJaggedTensor,
+        sources: Sequence[Source],
+        key_counts: Array,
+        runs: tuple[Array, Array],
         inverse: list[Tensor] | None,
         required: Tensor | None,
     ) -> LocalBatch:
-        position, first_copy = checked.position, sum(self._exchanged)
-        key_lengths = sources[0].lengths.split(sources[0].bags.tolist())
-        lengths = remaining = [key_lengths[key] for key in position]
+        features, wiring = checked.features, checked.wiring
+        position, first_copy = wiring.position, sum(self._exchanged)
+        key_lengths = sources[0].lengths.split(wiring.bags.tolist())
+        lengths = remaining = list(map(key_lengths.__getitem__, position))
         if checked.lengths is not None:
             lengths = [own.to(self.wire) for own in checked.lengths]
-        key_counts = where.counts[0].tolist()
-        starts = np.concatenate([[0], np.cumsum(where.counts[0])]).tolist()
-        spans = given = [(starts[key], starts[key + 1]) for key in position]
+        ends, counts = np.cumsum(key_counts)[position], key_counts[position]
+        spans = given = list(zip((ends - counts).tolist(), ends.tolist(), strict=True))
         if original is not features:  # ids were left out
-            offsets, (keys, _) = original.offset_per_key(), self._positions(original.keys())
-            given = [(offsets[key], offsets[key + 1]) for key in keys]
-        sent = where.ids[1][:first_copy] - where.ids[0][:first_copy]
-        copies = range(first_copy, first_copy + len(self.layout.replicated_features))
+            offsets = original.offset_per_key()
+            given = [(offsets[key], offsets[key + 1]) for key in self._position(original.keys())]
+        copies = range(first_copy, len(wiring.source))
         return LocalBatch(
             batch_size=features.stride(),
             lengths=lengths,
-            counts=[key_counts[key] for key in position],
-            sent=sent,
-            replicas=[where.feature(number, sources) for number in copies],
+            counts=counts.tolist(),
+            sent=runs[1][:first_copy] - runs[0][:first_copy],
+            replicas=[_feature(number, sources, wiring, runs) for number in copies],
             touched=[None] * len(copies),
             layout=self.layout,
             remaining=remaining,
@@ -506,18 +547,13 @@ class InputDist:
         )
 
     def _messages(
-        self,
-        features: KeyedJaggedTensor,
-        where: Segments,
-        sources: Sequence[Source],
-        local: LocalBatch,
-        variable: bool,
-        weight_gradients: bool,
+        self, checked: Checked, sources: Sequence[Source], runs: tuple[Array, Array], local: LocalBatch
     ) -> Packed:
         """Adjacent runs of one tensor become one part of the message, found for all ranks at once."""
-        total, first_copy = len(where.wiring.segment), sum(self._exchanged)
-        starts, ends = (np.concatenate([bags, ids, ids]) for bags, ids in zip(where.bags, where.ids, strict=True))
-        tensors = where.wiring.tensors
+        wiring, tensors = checked.wiring, checked.wiring.tensors
+        total, first_copy, kinds = len(wiring.segment), sum(self._exchanged), 1 + self.format.parts
+        starts = np.concatenate([wiring.bag_runs[0], *[runs[0]] * (kinds - 1)])
+        ends = np.concatenate([wiring.bag_runs[1], *[runs[1]] * (kinds - 1)])
         without_bags = self._distinct if self.pooled else np.arange(total)
         ends[without_bags] = starts[without_bags]
         table: list[Tensor | None] = []
@@ -526,10 +562,9 @@ class InputDist:
             table += [source.lengths, source.ids, bits]
         for place, touched in enumerate(local.touched):
             if touched is not None:
-                if tensors is where.wiring.tensors:
-                    tensors = tensors.copy()
+                tensors = tensors.copy()
                 number, rows = first_copy + place, touched.rows.numel()
-                starts[number::total], ends[number::total] = 0, (0, rows, rows)
+                starts[number::total], ends[number::total] = 0, [0, rows, rows][:kinds]
                 tensors[number::total] = len(table), len(table), len(table) + 1
                 bits = None
                 if self.weight_dtype is not None:
@@ -540,49 +575,32 @@ class InputDist:
         first = np.concatenate([[0], np.flatnonzero(~joined) + 1])[: len(starts)]
         last = np.concatenate([first[1:], [len(starts)]])[: len(starts)] - 1
         parts: list[list[Tensor]] = [[] for _ in range(self.env.world_size)]
-        runs = (self._rank_of[first], tensors[first], starts[first], ends[last])
-        for rank, tensor, start, end in zip(*(own.tolist() for own in runs), strict=True):
+        found = np.stack([self._rank_of[first], tensors[first], starts[first], ends[last]])
+        for rank, tensor, start, end in found.T.tolist():
             whole = table[tensor]
             if whole is not None and start < end:
                 parts[rank].append(whole[start:end])
-        segments, sizes = features.stride() if self.pooled else 1, ends - starts
-        totals = np.zeros(len(sizes) + 1, dtype=np.int64)
-        sizes.cumsum(out=totals[1:])
-        totals = totals[self._rank_ends]
-        bags, ids = sizes[self._bag_slots], sizes[self._id_slots]
-        message = self.format.write(READY, segments, variable, weight_gradients, bags, ids)
-        return Packed(parts, (totals[1:] - totals[:-1]).tolist(), message, local)
+        segments, sizes = local.batch_size if self.pooled else 1, ends - starts
+        totals = np.concatenate([[0], sizes.cumsum()])[self._rank_ends]
+        bags, ids, variable = sizes[self._bag_slots], sizes[self._id_slots], local.inverse is not None
+        message = self.format.write(READY, segments, variable, local.weights is not None, bags, ids)
+        return Packed(parts, np.diff(totals).tolist(), message, local)
 
     # ---- receiving
 
-    def arrived(
-        self,
-        received: Tensor,
-        sizes: Sizes,
-        local: LocalBatch,
-        error: Exception | None,
-        offsets: Array | None = None,
-    ) -> LookupInput:
-        """`unpack`. The lookup raises ``error``, or an error of `unpack`, on all ranks."""
-        lookup_input, also = _shared(lambda: self.unpack(received, sizes, local, offsets))
-        lookup_input.error = error or also
-        if self.recorder is not None:
-            self.recorder("send", "unpack", lookup_input)
-        return lookup_input
-
-    def unpack(self, received: Tensor, sizes: Sizes, local: LocalBatch, offsets: Array | None = None) -> LookupInput:
+    def unpack(self, received: Tensor, sizes: Sizes, local: LocalBatch, offsets: Array) -> LookupInput:
         """The ids in what all ranks have sent.
 
         Args:
             received: flat.
             sizes: of this collection.
             local: this rank's batch.
-            offsets: ``[W]`` where each rank's part begins in ``received``; one after the other when left out.
+            offsets: ``[W]`` where each rank's part begins in ``received``.
         """
         first = self._exchanged[self.env.rank]
         counts = np.concatenate([sizes.bags, *[sizes.ids] * sizes.parts], 1)
         starts = counts.cumsum().reshape(counts.shape) - counts
-        if offsets is not None and starts.size:
+        if starts.size:
             starts += (offsets - starts[:, 0])[:, None]
         moved = gather_runs(received, starts.T.reshape(-1), counts.T.reshape(-1))
         num_ids = int(sizes.ids.sum())
@@ -605,7 +623,9 @@ class InputDist:
             else:
                 pooled = self.layout.pooled_counts[self.env.rank]
                 lengths = moved[:exchanged_lengths].view(pooled, int(sizes.segments.sum()))
-            copies = padded(moved[exchanged_lengths:num_lengths], sizes.bags[:, first:], copy_bags)
+            copies = lengths[:0]
+            if copy_bags.size:
+                copies = padded(moved[exchanged_lengths:num_lengths], sizes.bags[:, first:], copy_bags)
         return LookupInput(
             ids=moved[num_lengths : num_lengths + num_ids],
             weights=weights,
@@ -628,46 +648,50 @@ class InputDist:
         rows = {feature: inverse_of(inverse, feature) for feature in {b.feature for b in self.layout.blocks}}
         return [rows[block.feature] for block in self.layout.blocks]
 
-    def _weights(self, features: KeyedJaggedTensor) -> Tensor | None:
+    def _weights(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor | None]:
+        """The per-sample weights, and again as they are if they require a gradient."""
         weights = features.weights_or_none()
-        if not self.weighted:
-            return None
         if weights is None:
             raise ValueError(
                 "the batch has no weights: the collection was built with is_weighted=True. "
                 "Fix: pass KeyedJaggedTensor(..., weights=...)"
             )
-        return weights.detach().to(self.weight_dtype)
+        required = weights if weights.requires_grad and torch.is_grad_enabled() else None
+        return weights.detach().to(self.weight_dtype), required
 
-    def _weights_that_require_gradients(self, features: KeyedJaggedTensor) -> Tensor | None:
-        weights = features.weights_or_none() if self.weighted and torch.is_grad_enabled() else None
-        return weights if weights is not None and weights.requires_grad else None
-
-    def _positions(self, keys: list[str]) -> tuple[list[int], list[int]]:
-        """For each block, the position of its feature in the batch; and what `row_limits` returns."""
-        known = self._known_keys.get(tuple(keys))
-        if known is None:
-            for block in self.layout.blocks:
-                if block.feature not in keys:
-                    table = self.layout.tables[block.table].name
-                    raise ValueError(
-                        f"feature {block.feature!r} of table {table!r} is missing from the batch: its features are "
-                        f"{list(keys)}. Fix: add the feature, with empty bags if it has no ids"
-                    )
-            position = [keys.index(block.feature) for block in self.layout.blocks]
-            known = self._known_keys[tuple(keys)] = position, row_limits(len(keys), position, self.layout)
-        return known
+    def _position(self, keys: list[str]) -> list[int]:
+        """For each block, the position of its feature in the batch."""
+        for block in self.layout.blocks:
+            if block.feature not in keys:
+                table = self.layout.tables[block.table].name
+                raise ValueError(
+                    f"feature {block.feature!r} of table {table!r} is missing from the batch: its features are "
+                    f"{list(keys)}. Fix: add the feature, with empty bags if it has no ids"
+                )
+        return [keys.index(block.feature) for block in self.layout.blocks]
 
 
-def exchange_ids(
+def _feature(number: int, sources: Sequence[Source], wiring: Wiring, runs: tuple[Array, Array]) -> FeatureIds:
+    """The local ids of one shard feature."""
+    source, (first, last) = sources[wiring.source[number]], wiring.bag_runs
+    start, end = int(runs[0][number]), int(runs[1][number])
+    return FeatureIds(
+        (source.lengths, int(first[number]), int(last[number])),
+        (source.ids, start, end),
+        None if source.weights is None else (source.weights, start, end),
+    )
+
+
+def issue_ids(
     dists: Sequence[InputDist],
     packed: Sequence[Packed],
     sizes: Sequence[Sizes],
     device: torch.device,
     env: ShardingEnv,
     fused: bool = True,
-) -> Generator[None, None, list[LookupInput]]:
-    """Sends what several collections packed, once the sizes are known. Waits for all of it after its one ``yield``.
+    error: Exception | None = None,
+) -> PendingIds:
+    """Sends what several collections packed, once the sizes are known.
 
     ::
 
@@ -680,11 +704,12 @@ def exchange_ids(
         device: of the batch.
         env: the connections to send over.
         fused: whether collections whose ids have the same dtype share a message.
+        error: of this rank, while they were packed.
     """
     by_wire: dict[object, list[int]] = {}
     for number, dist in enumerate(dists):
         by_wire.setdefault(dist.wire if fused else number, []).append(number)
-    pending = []
+    messages = []
     for numbers in by_wire.values():
         sends = np.sum([packed[n].elements for n in numbers], 0).tolist()
         receives = np.array([sizes[n].elements for n in numbers])
@@ -693,16 +718,10 @@ def exchange_ids(
             message = _joined([packed[n] for n in numbers], dists[numbers[0]].wire, device)
             return _issue_ids(message, sends, receives.sum(0).tolist(), env)
 
-        payload, error = _shared(issue)
+        pending, also = _shared(issue)
         starts = (np.cumsum(receives.T) - receives.T.reshape(-1)).reshape(receives.T.shape)  # by rank, then collection
-        pending.append((numbers, payload, error, starts))
-    yield
-    found = {}
-    for numbers, payload, error, starts in pending:
-        received = payload.wait()
-        for place, n in enumerate(numbers):
-            found[n] = dists[n].arrived(received, sizes[n], packed[n].local_batch, error, starts[:, place])
-    return [found[n] for n in range(len(dists))]
+        messages.append((numbers, pending, error or also, starts))
+    return PendingIds(dists, packed, sizes, messages)
 
 
 def _issue_ids(message: Tensor, sends: list[int], receives: list[int], env: ShardingEnv) -> Pending:
@@ -711,7 +730,10 @@ def _issue_ids(message: Tensor, sends: list[int], receives: list[int], env: Shar
 
 def _joined(packed: Sequence[Packed], wire: torch.dtype, device: torch.device) -> Tensor:
     """The parts for all ranks, one after the other, of several collections."""
-    parts = [part for rank in zip(*(own.parts for own in packed), strict=True) for own in rank for part in own]
+    if len(packed) == 1 and packed[0].message is not None:
+        return packed[0].message
+    by_rank = chain.from_iterable(zip(*(own.parts for own in packed), strict=True))
+    parts = list(chain.from_iterable(by_rank))
     return torch.cat(parts) if parts else torch.empty(0, dtype=wire, device=device)
 
 
@@ -731,10 +753,6 @@ def _shared(action: Callable[[], T]) -> tuple[T, Exception | None]:
         raise
     except Exception as error:
         return action(), error
-
-
-class _IdsOutOfRange(Exception):
-    """The batch has ids out of range, which the policy handles."""
 
 
 def _to_wire(weights: Tensor, wire: torch.dtype) -> Tensor:

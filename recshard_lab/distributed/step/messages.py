@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from recshard_lab.comm import Codec, CommType, Pending, QuantizedCommCodecs, ShardingEnv, issue_all_to_all
 from recshard_lab.distributed.step.columns import ColumnMap, Ints, Run
+
+if TYPE_CHECKING:
+    from recshard_lab.distributed.step.batch import Step
 
 FORWARD, BACKWARD = "output_dist/rows", "output_dist_backward/rows"
 
@@ -91,18 +94,6 @@ class Parcels:
         return _ByWidth(self.widths, self.codec)
 
 
-class Arriving(NamedTuple):
-    """A message that was issued, and how its rows are decoded."""
-
-    pending: Pending
-    decode: Change | None
-
-    def wait(self) -> Tensor:
-        """The received rows, flat, sender after sender."""
-        received = self.pending.wait()
-        return received if self.decode is None else self.decode(received)
-
-
 @dataclass(slots=True)
 class Message:
     """A message of rows whose size is known.
@@ -123,9 +114,10 @@ class Message:
     decode: Change | None
     bytes: int
 
-    def issue(self, rows: Tensor) -> Arriving:
-        """Sends rows, flat."""
-        return Arriving(self.send(rows if self.encode is None else self.encode(rows)), self.decode)
+    def issue(self, step: Step, name: str, rows: Tensor) -> None:
+        """Sends rows, flat. ``step.arrived(name)`` waits for those of the other ranks."""
+        step.pending[name] = self.send(rows if self.encode is None else self.encode(rows)), self.decode
+        step.message_bytes += self.bytes
 
     def drain(self) -> None:
         """Sends as many bytes after an error: the other ranks wait for them."""

@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -80,24 +80,6 @@ from recshard_lab.sharding.plan.types import DISTINCT_ROWS
 from recshard_lab.sparse.ops import complete_cumsum
 
 
-class PathCalls(NamedTuple):
-    """What one output path does for batches of one form.
-
-    Attributes:
-        give: sends this rank's partial rows, which are ordered by source rank.
-        areas: waits for them; the areas for the local batch, flat.
-        area_rows: rows of each area; the first B of them are samples.
-        split: sends this path's columns of the output's gradient, times the path's scale.
-        update: waits for them. Appends ``[T, width]`` to ``step.grads``.
-    """
-
-    give: list[Call]
-    areas: Callable[[Step], Tensor]
-    area_rows: Ints
-    split: list[Call]
-    update: list[Call]
-
-
 class OutputPath(ABC):
     """Brings the pooled rows of the shards that take one path to the ranks of their samples, as flat areas.
 
@@ -130,8 +112,20 @@ class OutputPath(ABC):
         self.kernels, self.scale = slice(0), 1.0 / env.world_size
 
     @abstractmethod
-    def calls(self, signature: Signature) -> PathCalls:
-        """What this path does for such batches."""
+    def calls(self, signature: Signature) -> Calls:
+        """What this path does for such batches.
+
+        "give" sends this rank's partial rows, which are ordered by source rank. "split" sends this path's columns of
+        the output's gradient, times `scale`. "update" appends ``[T, width]`` to ``step.grads``.
+        """
+
+    @abstractmethod
+    def area_rows(self, signature: Signature) -> Ints:
+        """Rows of each area; the first B of them are samples."""
+
+    def areas(self, step: Step) -> Tensor:
+        """Waits for the areas of the local batch, flat."""
+        return step.arrived(self.name, self.like)
 
     def rows(self, step: Step) -> Tensor:
         """``[T, width]``: those of this rank's kernels side by side."""
@@ -139,6 +133,20 @@ class OutputPath(ABC):
         if not parts:
             return self.like.new_empty(sum(step.lookup_input.segments), 0)
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.like.dtype)
+
+
+def _send(name: str, key: str, message: Message | Callable[[Step], Message], rows: Callable[[Step], Tensor]) -> Call:
+    """Sends rows, flat; ``step.arrived(key)`` waits for them. ``message`` depends on the step where sizes do."""
+    if isinstance(message, Message):
+        known = message
+        return Call(name, lambda step: known.issue(step, key, rows(step)), lambda _: known.drain())
+    of = message
+    return Call(name, lambda step: of(step).issue(step, key, rows(step)), lambda step: of(step).drain())
+
+
+def _receive(key: str, like: Tensor, unpack: Callable[[Tensor], Tensor]) -> Call:
+    """Waits for gradients of rows."""
+    return Call("receive", lambda step: step.grads.append(unpack(step.arrived(key, like))))
 
 
 # ``direct``: one all-to-all of partial rows, added by the rank that receives them.
@@ -176,41 +184,37 @@ class DirectPath(OutputPath):
         parcels = [[widths_of(area) for area in stored] for stored in areas]
         self.exchange = Exchange(parcels, env, codecs, like, self.replicas.widths)
 
-    def calls(self, signature: Signature) -> PathCalls:
+    def area_rows(self, signature: Signature) -> Ints:
+        return np.array(signature.rows)[self._receivers]
+
+    def calls(self, signature: Signature) -> Calls:
         variable = signature.bags is not None
         bags = np.array(signature.bags if variable else [[n] for n in signature.segments], dtype=np.int64)
-        rows = np.array(signature.rows)[self._receivers]
-        give = []
+        rows, give = self.area_rows(signature), []
         if any(self.area_widths):  # not if every table is replicated, on all ranks alike
-            message, pack = self.exchange.forward(bags, rows), self.order.by_source(bags, self.device)
-
-            def send(step: Step) -> None:
-                step.send(self.name, message, pack(self.rows(step)))
-
-            give.append(Call("give direct", send, lambda _: message.drain()))
+            pack = self.order.by_source(bags, self.device)
+            message = self.exchange.forward(bags, rows)
+            give.append(_send("give direct", self.name, message, lambda step: pack(self.rows(step))))
         columns = self.split.bind(signature.rows, rows, self.device, self.scale, self.like.dtype)
-        back = self._with_replicas if self.replicas.features else self._alone
-        split, update = back(signature, bags, rows, columns)
-        return PathCalls(give, lambda step: step.arrived(self.name, self.like), rows, [split], [update])
-
-    def _alone(
-        self, signature: Signature, bags: Ints, rows: Ints, columns: Callable[[Tensor], Tensor]
-    ) -> tuple[Call, Call]:
-        message, unpack = self.exchange.backward(rows, bags), self.order.by_kernel(bags, self.device)
-
-        def send_back(step: Step) -> None:
-            step.send(self.name, message, columns(step.grad.view(-1)))
-
-        def receive(step: Step) -> None:
-            step.grads.append(unpack(step.arrived(self.name, self.like)))
-
-        return Call("split direct", send_back, lambda _: message.drain()), Call("receive direct", receive)
+        if self.replicas.features:
+            return {"give": give} | self._with_replicas(signature, bags, rows, columns)
+        back, unpack = self.exchange.backward(rows, bags), self.order.by_kernel(bags, self.device)
+        split = _send("split direct", self.name, back, lambda step: columns(step.grad.view(-1)))
+        return {"give": give, "split": [split], "update": [_receive(self.name, self.like, unpack)]}
 
     def _with_replicas(
         self, signature: Signature, bags: Ints, rows: Ints, columns: Callable[[Tensor], Tensor]
-    ) -> tuple[Call, Call]:
-        """As `_alone`; replicas may send distinct rows, whose number is known only by step."""
+    ) -> dict[str, list[Call]]:
+        """Backward. Replicas may send distinct rows, whose number is known only by step."""
         copies = self.replicas.bind(signature.rows, self.device, self.scale, self.like.dtype)
+
+        def message(step: Step) -> Message:
+            counts, batch = np.hstack([bags, step.lookup_input.copy_bags]), step.lookup_input.local_batch
+            return self.exchange.backward(rows, counts, self.replicas.sends(signature.rows, batch))
+
+        def gradients(step: Step) -> Tensor:
+            grad = step.grad.view(-1)
+            return self.exchange.with_tails(columns(grad), rows, copies(grad, step.lookup_input.local_batch))
 
         def orders_of(copy_bags: Ints) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
             own, tails = self.exchange.begins(np.hstack([bags, copy_bags]))
@@ -219,21 +223,13 @@ class DirectPath(OutputPath):
 
         orders = Last(orders_of)
 
-        def message(step: Step) -> Message:
-            counts, batch = np.hstack([bags, step.lookup_input.copy_bags]), step.lookup_input.local_batch
-            return self.exchange.backward(rows, counts, self.replicas.sends(signature.rows, batch))
-
-        def send_back(step: Step) -> None:
-            grad = step.grad.view(-1)
-            tails = copies(grad, step.lookup_input.local_batch)
-            step.send(self.name, message(step), self.exchange.with_tails(columns(grad), rows, tails))
-
         def receive(step: Step) -> None:
-            received, (own, copies) = step.arrived(self.name, self.like), orders(step.lookup_input.copy_bags)
+            received, (own, own_copies) = step.arrived(self.name, self.like), orders(step.lookup_input.copy_bags)
             step.grads.append(own(received))
-            step.copy_grads.append(copies(received))
+            step.copy_grads.append(own_copies(received))
 
-        return Call("split direct", send_back, lambda step: message(step).drain()), Call("receive direct", receive)
+        split = _send("split direct", self.name, message, gradients)
+        return {"split": [split], "update": [Call("receive", receive)]}
 
 
 # ``reduce_scatter``: the network adds the partial rows of row shards; an all-gather returns their gradients.
@@ -271,7 +267,10 @@ class ReduceScatterPath(OutputPath):
         self.collect = ColumnMap([run.reversed() for run in stored], [self.columns], [self.width])
         self.split = ColumnMap([run.reversed() for run in self.runs], [layout.output_width], [self.columns])
 
-    def calls(self, signature: Signature) -> PathCalls:
+    def area_rows(self, signature: Signature) -> Ints:
+        return np.array([max(signature.segments)])
+
+    def calls(self, signature: Signature) -> Calls:
         segments, (samples,) = signature.segments, signature.rows
         total, largest, device, dtype = sum(segments), max(segments), self.device, self.like.dtype
         places = None if min(segments) == largest else _places(segments, device)
@@ -279,32 +278,26 @@ class ReduceScatterPath(OutputPath):
         split = self.split.bind([samples], [samples], device, self.scale, dtype)
         there, back = self._messages(largest, segments)
 
-        def give(step: Step) -> None:
-            summands = spread(self.rows(step).reshape(-1)).view(-1, self.columns)
-            if places is not None:
-                padded = summands.new_zeros(len(segments) * largest, self.columns)
-                summands = padded.index_copy_(0, places, summands)
-            step.send(self.name, there, summands)
+        def summands(step: Step) -> Tensor:
+            rows = spread(self.rows(step).reshape(-1)).view(-1, self.columns)
+            if places is None:
+                return rows
+            return rows.new_zeros(len(segments) * largest, self.columns).index_copy_(0, places, rows)
 
-        def send_back(step: Step) -> None:
+        def gradients(step: Step) -> Tensor:
             grads = split(step.grad.view(-1))
-            if samples < largest:
-                grads = pad(grads, (0, (largest - samples) * self.columns))
-            step.send(self.name, back, grads)
+            return grads if samples == largest else pad(grads, (0, (largest - samples) * self.columns))
 
-        def receive(step: Step) -> None:
-            rows = step.arrived(self.name, self.like).view(-1, self.columns)
-            if places is not None:
-                rows = rows.index_select(0, places)
-            step.grads.append(collect(rows.view(-1)).view(total, self.width))
+        def unpack(flat: Tensor) -> Tensor:
+            rows = flat.view(-1, self.columns)
+            rows = rows if places is None else rows.index_select(0, places)
+            return collect(rows.view(-1)).view(total, self.width)
 
-        return PathCalls(
-            [Call("give reduce_scatter", give, lambda _: there.drain())],
-            lambda step: step.arrived(self.name, self.like),
-            np.array([largest]),
-            [Call("split reduce_scatter", send_back, lambda _: back.drain())],
-            [Call("receive reduce_scatter", receive)],
-        )
+        return {
+            "give": [_send("give reduce_scatter", self.name, there, summands)],
+            "split": [_send("split reduce_scatter", self.name, back, gradients)],
+            "update": [_receive(self.name, self.like, unpack)],
+        }
 
     def _messages(self, largest: int, segments: Sequence[int]) -> tuple[Message, Message]:
         """Rows of so many samples from every rank, added; and their gradients to every rank."""
@@ -378,51 +371,42 @@ class TwoHopPath(OutputPath):
         self.spread = ColumnMap([run.reversed() for run in runs], [self.area_widths[self.node]], widths)
         self.split = ColumnMap([run.reversed() for run in self.runs], [layout.output_width], self.area_widths)
 
-    def calls(self, signature: Signature) -> PathCalls:
-        device, (samples,) = self.device, signature.rows
+    def area_rows(self, signature: Signature) -> Ints:
+        return np.full(self.nodes, signature.rows[0])
+
+    def calls(self, signature: Signature) -> Calls:
+        device, own = self.device, self.area_rows(signature)
         by_place = np.array(signature.segments).reshape(self.nodes, self.local).T  # a place's batch on every node
-        batches, own = by_place[self.place], np.full(self.nodes, samples)
+        batches, total = by_place[self.place], sum(signature.segments)
         summed = np.full(self.local, batches.sum())
         there, here = self.inside.forward(by_place.sum(1), summed), self.across.forward(batches, own)
         home, back = self.across.backward(own, batches), self.inside.backward(summed, by_place.sum(1))
         add, spread = self.add.bind(summed, summed[:1], device), self.spread.bind(summed[:1], summed, device)
-        split = self.split.bind([samples], own, device, self.scale, self.like.dtype)
+        split = self.split.bind(signature.rows, own, device, self.scale, self.like.dtype)
         order = None if self.nodes == 1 or self.local == 1 else self._order(signature.segments)
         to_places = None if order is None else to_device(order, device)
         to_nodes = None if order is None else to_device(np.argsort(order), device)
-        total = sum(signature.segments)
 
-        def give_inside(step: Step) -> None:
+        def by_places(step: Step) -> Tensor:
             rows = self.rows(step)
-            rows = rows if to_places is None else rows.index_select(0, to_places)
-            step.send("inside", there, rows.reshape(-1))
+            return (rows if to_places is None else rows.index_select(0, to_places)).reshape(-1)
 
-        def give_across(step: Step) -> None:
-            step.send(self.name, here, add(step.arrived("inside", self.like)))
+        def by_nodes(flat: Tensor) -> Tensor:
+            rows = flat.view(total, self.width)
+            return rows if to_nodes is None else rows.index_select(0, to_nodes)
 
-        def send_back(step: Step) -> None:
-            step.send(self.name, home, split(step.grad.view(-1)))
-
-        def send_inside(step: Step) -> None:
-            step.send("inside", back, spread(step.arrived(self.name, self.like)))
-
-        def receive(step: Step) -> None:
-            rows = step.arrived("inside", self.like).view(total, self.width)
-            step.grads.append(rows if to_nodes is None else rows.index_select(0, to_nodes))
-
-        return PathCalls(
-            [
-                Call("give two_hop inside", give_inside, lambda _: there.drain()),
-                Call("give two_hop across", give_across, lambda _: here.drain()),
+        inside, like = "two_hop inside", self.like
+        return {
+            "give": [
+                _send("give two_hop inside", inside, there, by_places),
+                _send("give two_hop across", self.name, here, lambda step: add(step.arrived(inside, like))),
             ],
-            lambda step: step.arrived(self.name, self.like),
-            own,
-            [Call("split two_hop", send_back, lambda _: home.drain())],
-            [
-                Call("send two_hop inside", send_inside, lambda _: back.drain()),
-                Call("receive two_hop", receive),
+            "split": [_send("split two_hop across", self.name, home, lambda step: split(step.grad.view(-1)))],
+            "update": [
+                _send("split two_hop inside", inside, back, lambda step: spread(step.arrived(self.name, like))),
+                _receive(inside, like, by_nodes),
             ],
-        )
+        }
 
     def _features_on(self, node: int) -> list[list[ShardFeature]]:
         return self.features[node * self.local : (node + 1) * self.local]
@@ -499,15 +483,25 @@ class DistinctRowsPath(OutputPath):
         self.turned = Transposed(widths_of(self.features[env.rank]), env.world_size, self.device)
         self.exchange = Exchange([[(width,) for width in widths_of(own)] for own in self.features], env, codecs, like)
 
-    def calls(self, signature: Signature) -> PathCalls:
-        (samples,) = signature.rows
-        return PathCalls(
-            [Call("give distinct_rows", self._give, lambda step: self._message(step).drain())],
-            lambda step: self._areas(step, samples),
-            np.full(len(self.blocks), samples),
-            [Call("split distinct_rows", self._send_back, lambda step: self._message_back(step).drain())],
-            [Call("receive distinct_rows", self._receive)],
-        )
+    def area_rows(self, signature: Signature) -> Ints:
+        return np.full(len(self.blocks), signature.rows[0])
+
+    def calls(self, signature: Signature) -> Calls:
+        def rows(step: Step) -> Tensor:
+            return self.turned.by_source(self.rows(step).reshape(-1), self._counts(step.lookup_input))
+
+        def order(step: Step) -> None:  # while the rows travel
+            step.order = self._bags_of_rows(step.lookup_input.local_batch)
+
+        def receive(step: Step) -> None:
+            received = step.arrived(self.name, self.like)
+            step.grads.append(self.turned.by_kernel(received, self._counts(step.lookup_input)))
+
+        return {
+            "give": [_send("give distinct_rows", self.name, self._message, rows), Call("order", order)],
+            "split": [_send("split distinct_rows", self.name, self._message_back, self._gradients)],
+            "update": [Call("receive", receive)],
+        }
 
     def _message(self, step: Step) -> Message:
         return self.exchange.forward(self._counts(step.lookup_input), self._sent(step.lookup_input.local_batch))
@@ -515,20 +509,15 @@ class DistinctRowsPath(OutputPath):
     def _message_back(self, step: Step) -> Message:
         return self.exchange.backward(self._sent(step.lookup_input.local_batch), self._counts(step.lookup_input))
 
-    def _give(self, step: Step) -> None:
-        rows = self.turned.by_source(self.rows(step).reshape(-1), self._counts(step.lookup_input))
-        step.send(self.name, self._message(step), rows)
-        step.order = self._bags_of_rows(step.lookup_input.local_batch)  # computed while the rows travel
-
-    def _areas(self, step: Step, samples: int) -> Tensor:
-        received = step.arrived(self.name, self.like)
+    def areas(self, step: Step) -> Tensor:
+        received = super().areas(step)
         if not received.numel():
-            return received.new_zeros(samples * sum(self.area_widths))
+            return received.new_zeros(step.lookup_input.local_batch.batch_size * sum(self.area_widths))
         if self.has_replicas:  # their ids read a chunk of zeros
             received = pad(received, (0, self.chunks.size))
         return gather(received, self.chunks.size, step.order)
 
-    def _send_back(self, step: Step) -> None:
+    def _gradients(self, step: Step) -> Tensor:
         batch, grad = step.lookup_input.local_batch, step.grad
         assert batch.places is not None
         assert batch.num_places is not None
@@ -539,12 +528,7 @@ class DistinctRowsPath(OutputPath):
         sizes, shift = to_device(np.stack([batch.num_places, shifts]), grad.device)
         place = batch.places + torch.repeat_interleave(shift, sizes, output_size=len(batch.places))
         index = self.chunks.of(bag_of_id[place], self.block_starts, self.strides, self._sent(batch), batch)
-        flat = gather(grad.reshape(-1), self.chunks.size, index).mul_(self.scale)
-        step.send(self.name, self._message_back(step), flat)
-
-    def _receive(self, step: Step) -> None:
-        """Flat, by shard feature of this rank."""
-        step.grads.append(self.turned.by_kernel(step.arrived(self.name, self.like), self._counts(step.lookup_input)))
+        return gather(grad.reshape(-1), self.chunks.size, index).mul_(self.scale)
 
     def _counts(self, lookup_input: LookupInput) -> Ints:
         """``[W, shard features here]`` rows for each rank."""
@@ -656,14 +640,13 @@ class PooledOutput:
 
     def calls(self, signature: Signature) -> Calls:
         """Rows to the ranks of their samples, and gradients back."""
-        paths, variable = [path.calls(signature) for path in self.paths], self.target.variable
-        samples = signature.rows
+        paths, samples, variable = [path.calls(signature) for path in self.paths], signature.rows, self.target.variable
         shape = (-1,) if variable else (*samples, *self.target.widths)
         rows = [max(samples[self.target.places[block][0]] for block in own) for own in self.kernel_blocks]
         copied = any(n * width for n, width in zip(rows, self.copy.source_widths, strict=True))
         join = []
         if self.exchanges or not copied:
-            join.append(Call("join", self._join(samples, paths, shape)))
+            join.append(Call("join", self._join(signature, shape)))
         if copied:
             join.append(Call("add replicas", self._add_replicas(samples, rows, shape)))
         bags = samples if variable else list(samples) * len(self.layout.blocks)
@@ -680,21 +663,15 @@ class PooledOutput:
 
             join.append(Call("divide means", divide_output))
             split.append(Call("divide means", divide_grad))
-        return {
-            "give": [call for path in paths for call in path.give],
-            "join": join,
-            "split": split + [call for path in paths for call in path.split],
-            "update": [call for path in paths for call in path.update],
-        }
+        found = {stage: [call for own in paths for call in own[stage]] for stage in ("give", "split", "update")}
+        return found | {"join": join, "split": split + found["split"]}
 
-    def _join(
-        self, samples: Sequence[int], paths: Sequence[PathCalls], shape: tuple[int, ...]
-    ) -> Callable[[Step], Tensor]:
-        area_rows = np.concatenate([path.area_rows for path in paths])
-        areas, add = [path.areas for path in paths], self.join.bind(area_rows, samples, self.device)
+    def _join(self, signature: Signature, shape: tuple[int, ...]) -> Callable[[Step], Tensor]:
+        area_rows = np.concatenate([path.area_rows(signature) for path in self.paths])
+        add = self.join.bind(area_rows, signature.rows, self.device)
 
         def join(step: Step) -> Tensor:
-            step.output = add(_end_to_end([wait(step) for wait in areas])).view(shape)
+            step.output = add(_end_to_end([path.areas(step) for path in self.paths])).view(shape)
             return step.output
 
         return join
@@ -722,6 +699,8 @@ class PooledOutput:
 
 def _end_to_end(parts: Sequence[Tensor]) -> Tensor:
     """Flat tensors as one; no copy of a single one."""
+    if len(parts) == 1:
+        return parts[0]
     filled = [part for part in parts if part.numel()] or parts[:1]
     return filled[0] if len(filled) == 1 else torch.cat(list(filled))
 
@@ -795,9 +774,9 @@ class SequenceOutput:
     def calls(self, signature: Signature) -> Calls:
         """Every number of rows is a number of ids, which each step has."""
         return {
-            "give": [Call("give", self._give, lambda step: self._message(step).drain())],
+            "give": [_send("give", "rows", self._message, self._rows), Call("order", self._order)],
             "join": [Call("join", self._join)],
-            "split": [Call("split", self._split, lambda step: self._message_back(step).drain())],
+            "split": [_send("split", "rows", self._message_back, self._gradients)],
             "update": [Call("receive", self._receive)],
         }
 
@@ -815,11 +794,13 @@ class SequenceOutput:
             sent = [n if touch is None else touch.rows.numel() for n, touch in pairs]
         return self.exchange.backward(local_batch.sent, step.lookup_input.counts.T, sent)
 
-    def _give(self, step: Step) -> None:
+    def _rows(self, step: Step) -> Tensor:
         rows = step.rows[: self.kernels]
         flat = torch.cat(rows).to(self.like.dtype) if rows else self.like
-        step.send("rows", self._message(step), self.pack.by_source(flat, self._counts(step)))
-        places = self._places(step.lookup_input.local_batch)  # while the rows travel
+        return self.pack.by_source(flat, self._counts(step))
+
+    def _order(self, step: Step) -> None:  # while the rows travel
+        places = self._places(step.lookup_input.local_batch)
         step.order = inverse_of(places, len(places.chunks))
 
     def _join(self, step: Step) -> Tensor:
@@ -830,15 +811,15 @@ class SequenceOutput:
         step.output = flat.view(-1, self.chunks.size).index_select(0, step.order).view(-1)
         return step.output
 
-    def _split(self, step: Step) -> None:
-        local_batch, grad = step.lookup_input.local_batch, step.grad
-        grad = (grad * self.scale if self.scale != 1.0 else grad).view(-1)
-        flat = gather(grad, self.chunks.size, self._places(local_batch))
-        if self.replicated:
-            sends, own = local_batch.sent, sum(self.exchange.received.sizes(local_batch.sent))
-            tail = sum_touched(flat[own:], _copied(local_batch), widths_of(self.replicated), local_batch.touched)
-            flat = self.exchange.with_tails(flat[:own], sends, tail)
-        step.send("rows", self._message_back(step), flat)
+    def _gradients(self, step: Step) -> Tensor:
+        local_batch = step.lookup_input.local_batch
+        grad = step.grad if self.scale == 1.0 else step.grad * self.scale
+        flat = gather(grad.contiguous().view(-1), self.chunks.size, self._places(local_batch))
+        if not self.replicated:
+            return flat
+        own = sum(self.exchange.received.sizes(local_batch.sent))
+        tail = sum_touched(flat[own:], _copied(local_batch), widths_of(self.replicated), local_batch.touched)
+        return self.exchange.with_tails(flat[:own], local_batch.sent, tail)
 
     def _receive(self, step: Step) -> None:
         """Flat, by shard feature of this rank, exchanged and replicated."""

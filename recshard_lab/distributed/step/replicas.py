@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recshard_lab.distributed.step.batch import FeatureIds, HostRead, LocalBatch, TouchedRows, host_list, join
+from recshard_lab.distributed.step.batch import FeatureIds, LocalBatch, TouchedRows, host_list, join
 from recshard_lab.distributed.step.columns import ColumnMap, Stacked, Target, runs_of, widths_of
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.distributed.step.route import Source, Wiring
@@ -163,7 +163,7 @@ class DistinctRows:
         self.features, self.pooled = layout.replicated_features, pooled
         self._sorted: list[_Batch] = []
 
-    def sort_on_device(self, sources: Sequence[Source], wiring: Wiring, read: HostRead) -> None:
+    def sort_on_device(self, sources: Sequence[Source], wiring: Wiring, read: list[Tensor]) -> None:
         """Sorts before the host knows any count; the numbers of distinct rows join the one read."""
         copies = wiring.segment[len(wiring.segment) - len(self.features) :].tolist()
         for number, source in enumerate(sources):
@@ -209,14 +209,17 @@ class DistinctRows:
         segments: list[int],
         bases: NDArray[np.int64],
         chosen: list[int] | None,
-        read: HostRead | None,
+        read: list[Tensor] | None,
         counts: Sequence[int] | None = None,
     ) -> None:
         device = source.ids.device
         on_device = source.counts() if counts is None else host_list(counts, device)
         choice = None if chosen is None else host_list(chosen, device)
         ordered = sort_rows(source.ids, on_device, host_list(bases, device), choice)
-        place = -1 if read is None else read.add(ordered.ends)
+        place = -1
+        if read is not None:
+            place = len(read)
+            read.append(ordered.ends)
         self._sorted.append(_Batch(source, segments, ordered, self._members(source, on_device), place))
 
     def _members(self, source: Source, counts: Tensor) -> Tensor:

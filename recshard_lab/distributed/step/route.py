@@ -13,6 +13,7 @@ Shape letters: F features, K row shards (of the table with most), N ids, S bags 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recshard_lab.distributed.step.batch import FeatureIds, host_list, join, segment_index
+from recshard_lab.distributed.step.batch import host_list, segment_index
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.embedding.dynamic.index_rounds import partitions_of
 from recshard_lab.embedding.inputs import OutOfRange
@@ -33,181 +34,185 @@ from recshard_lab.embedding.kernels import kernel_named
 from recshard_lab.sparse import KeyedJaggedTensor
 from recshard_lab.sparse.ops import complete_cumsum
 
+Array = NDArray[np.int64]
+
 
 @dataclass(slots=True)
-class Bucketized:
-    """Ids by row shard, then by feature, then by bag.
+class Source:
+    """Ids by segment, then by bag.
 
     Attributes:
-        lengths: ``[K * S]``, dtype of the input lengths.
-        ids: ``[N]``, counted from the first row of their row shard.
-        weights: ``[N]`` or None.
-        order: ``[N]`` the place of each id in the input; None unless requested.
+        lengths: ids of each bag.
+        ids: counted from the first row of their row shard.
+        weights: per-sample weights, or None.
+        order: the place of each id in what was sorted; None unless requested. Of distinct ids: the place in their
+            source of each id that they stand for, sorted.
+        bags: bags of each segment. Of distinct ids: 1.
+        uses: of distinct ids, how often each occurs in its segment.
     """
 
     lengths: Tensor
     ids: Tensor
     weights: Tensor | None
     order: Tensor | None
+    bags: Array
+    uses: Tensor | None = None
+
+    def counts(self) -> Tensor:
+        """Ids of each segment, on their device."""
+        if (self.bags == self.bags[0]).all():
+            rows = self.lengths.view(len(self.bags), int(self.bags[0]))
+            return rows.sum(1, dtype=rows.dtype)  # int32 lengths sum to fewer than 2**31 ids: they are local to a rank
+        ends = host_list(np.concatenate([[0], np.cumsum(self.bags)]), self.lengths.device)
+        return complete_cumsum(self.lengths).index_select(0, ends).diff()
 
 
-class RowSplits:
-    """Where the tables of F features are split by rows.
+class Splits(ABC):
+    """Sorts the ids of F features by shard; features and bags keep their order inside each shard.
 
     Args:
-        num_rows: for each feature, the rows of its table.
-        starts: for each feature, the first row of every row shard, ascending from 0.
-        use_fbgemm: None uses fbgemm where it is installed.
-
-    >>> splits = RowSplits([10], [[0, 5]])
-    >>> sorted_ids = splits.sort(torch.tensor([2, 0, 1]), torch.tensor([3, 9, 1]), None, [3], False)
-    >>> sorted_ids.lengths.tolist(), sorted_ids.ids.tolist()
-    ([1, 0, 1, 1, 0, 0], [3, 1, 4])
+        count: K.
+        bags: of each feature.
+        device: of the ids.
     """
 
-    def __init__(self, num_rows: list[int], starts: list[list[int]], use_fbgemm: bool | None = None) -> None:
-        self.num_rows, self.starts = num_rows, starts
-        self.count = max(len(rows) for rows in starts)
-        self.use_fbgemm = has_fbgemm() if use_fbgemm is None else use_fbgemm
-        even = [_even_size(rows, first_rows) for rows, first_rows in zip(num_rows, starts, strict=True)]
-        self._sizes = [size or rows for size, rows in zip(even, num_rows, strict=True)]
-        self._even = all(even)
-        self._tensors: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    def __init__(self, count: int, bags: Sequence[int], device: torch.device) -> None:
+        self.count, self.bags, self.device = count, np.tile(np.array(bags, dtype=np.int64), count), device
+        features = torch.arange(len(bags), device=device)
+        self._feature_of_bag = features.repeat_interleave(host_list(bags, device), output_size=sum(bags))
 
-    def sort(
-        self, lengths: Tensor, ids: Tensor, weights: Tensor | None, bags: list[int], want_order: bool
-    ) -> Bucketized:
-        """Sorts one batch.
+    @abstractmethod
+    def sort(self, lengths: Tensor, ids: Tensor, weights: Tensor | None, want_order: bool) -> Source:
+        """Sorts one batch. Its segments are by shard, then by feature.
 
         Args:
             lengths: ``[S]`` bag by bag.
             ids: ``[N]`` in their table's range.
             weights: ``[N]`` fp32 or fp64, or None.
-            bags: bags of each feature; they sum to S.
             want_order: whether the caller needs ``order``.
         """
-        bags_here = lengths.numel()  # fbgemm's CUDA kernel refuses a batch without bags
-        if self.use_fbgemm and bags_here and (weights is None or weights.dtype == torch.float32):
-            return self._with_fbgemm(lengths, ids, weights, bags, want_order)
-        return self._with_torch(lengths, ids, weights, bags)
 
-    def _with_fbgemm(
-        self, lengths: Tensor, ids: Tensor, weights: Tensor | None, bags: list[int], want_order: bool
-    ) -> Bucketized:
-        # fbgemm ignores strides
-        lengths, ids = lengths.contiguous(), ids.contiguous()
-        weights = None if weights is None else weights.contiguous()
-        sizes, edges = self._for_fbgemm(ids.device, ids.dtype)
+    def _feature_and_bag(self, lengths: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """``[N]`` each: the feature and the bag of every id."""
+        bag = torch.repeat_interleave(lengths.long(), output_size=ids.numel())
+        return self._feature_of_bag.index_select(0, bag), bag
+
+    def _sorted_by(self, shard: Tensor, lengths: Tensor, bag: Tensor, ids: Tensor, weights: Tensor | None) -> Source:
+        """Ids ``[N]`` by their ``shard``, otherwise in their order."""
+        order = shard.to(torch.int16 if self.count < 2**15 else torch.int32).sort(stable=True).indices
+        total = lengths.numel()
+        new_lengths = lengths.new_zeros(self.count * total)
+        new_lengths.scatter_add_(0, shard * total + bag, lengths.new_ones(1).expand(ids.numel()))
+        weights = None if weights is None else weights.index_select(0, order)
+        return Source(new_lengths, ids.index_select(0, order), weights, order, self.bags)
+
+
+class RowSplits(Splits):
+    """Tables that are split by rows. Ids are counted from the first row of their row shard.
+
+    Args:
+        num_rows: for each feature, the rows of its table.
+        starts: for each feature, the first row of every row shard, ascending from 0.
+        bags: of each feature.
+        like: a tensor of the dtype and device of ids.
+        use_fbgemm: None uses fbgemm where it is installed.
+
+    >>> splits = RowSplits([10], [[0, 5]], [3], torch.empty(0, dtype=torch.int64))
+    >>> sorted_ids = splits.sort(torch.tensor([2, 0, 1]), torch.tensor([3, 9, 1]), None, False)
+    >>> sorted_ids.lengths.tolist(), sorted_ids.ids.tolist()
+    ([1, 0, 1, 1, 0, 0], [3, 1, 4])
+    """
+
+    def __init__(
+        self,
+        num_rows: list[int],
+        starts: list[list[int]],
+        bags: Sequence[int],
+        like: Tensor,
+        use_fbgemm: bool | None = None,
+    ) -> None:
+        device, dtype = like.device, like.dtype
+        super().__init__(max(map(len, starts)), bags, device)
+        use_fbgemm = has_fbgemm() if use_fbgemm is None else use_fbgemm
+        self._for_fbgemm = use_fbgemm and sum(bags) > 0  # its CUDA kernel refuses a batch without bags
+        self._variable = list(bags) if len(set(bags)) > 1 else None
+        even = [_even_size(rows, first_rows) for rows, first_rows in zip(num_rows, starts, strict=True)]
+        #: rows of even row shards; of uneven ones also their edges
+        self._sizes = host_list([size or rows for size, rows in zip(even, num_rows, strict=True)], device, dtype)
+        tables = zip(starts, num_rows, strict=True)
+        self._edges = None if all(even) else [host_list([*rows, last], device, dtype) for rows, last in tables]
+        # row shards of all tables are numbered through: one search finds the row shard of every id
+        base = [*accumulate(num_rows[:-1], initial=0)]
+        firsts = [*accumulate(map(len, starts[:-1]), initial=0)]
+        edges = [first + row for first, rows in zip(base, starts, strict=True) for row in rows]
+        self._numbered = tuple(host_list(numbers, device) for numbers in (edges, firsts, base))
+
+    def sort(self, lengths: Tensor, ids: Tensor, weights: Tensor | None, want_order: bool) -> Source:
+        """As `Splits.sort`."""
+        if self._for_fbgemm and (weights is None or weights.dtype == torch.float32):
+            return self._with_fbgemm(lengths, ids, weights, want_order)
+        edges, first_edge, base = self._numbered
+        feature, bag = self._feature_and_bag(lengths, ids)
+        rows = ids + base.index_select(0, feature)  # in all tables, one below the other
+        edge = torch.searchsorted(edges, rows, right=True) - 1
+        row_shard = edge - first_edge.index_select(0, feature)
+        local = (rows - edges.index_select(0, edge)).to(ids.dtype)
+        return self._sorted_by(row_shard, lengths, bag, local, weights)
+
+    def _with_fbgemm(self, lengths: Tensor, ids: Tensor, weights: Tensor | None, want_order: bool) -> Source:
         variable: dict[str, Any] = {}
-        if any(number != bags[0] for number in bags):
-            variable = {"batch_size_per_feature": host_list(bags, ids.device, lengths.dtype), "max_B": max(bags)}
+        if self._variable is not None:
+            of_features = host_list(self._variable, ids.device, lengths.dtype)
+            variable = {"batch_size_per_feature": of_features, "max_B": max(self._variable)}
         found = torch.ops.fbgemm.block_bucketize_sparse_features(
-            lengths,
-            ids,
+            lengths.contiguous(),  # fbgemm ignores strides
+            ids.contiguous(),
             False,
             want_order,
-            sizes,
+            self._sizes,
             self.count,
-            weights=weights,
-            block_bucketize_pos=edges,
+            weights=None if weights is None else weights.contiguous(),
+            block_bucketize_pos=self._edges,
             **variable,
         )
         order = None
         if want_order:  # fbgemm returns the new place of each id
             order = torch.empty_like(found[4])
             order[found[4]] = torch.arange(ids.numel(), dtype=order.dtype, device=ids.device)
-        return Bucketized(found[0], found[1], found[2], order)
-
-    def _for_fbgemm(self, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
-        """fbgemm's arguments: the size of even row shards, and the edges of uneven ones."""
-        key = "fbgemm", device, dtype
-        if key not in self._tensors:
-            sizes = torch.tensor(self._sizes, dtype=dtype, device=device)
-            edges = None
-            if not self._even:
-                rows = zip(self.starts, self.num_rows, strict=True)
-                edges = [torch.tensor([*first_rows, last], dtype=dtype, device=device) for first_rows, last in rows]
-            self._tensors[key] = sizes, edges
-        return self._tensors[key]
-
-    def _with_torch(self, lengths: Tensor, ids: Tensor, weights: Tensor | None, bags: list[int]) -> Bucketized:
-        """Row shards of all tables are numbered through: one search finds the row shard of every id."""
-        edges, first_edge, base = self._for_torch(ids.device)
-        feature, bag = _feature_and_bag(lengths, ids, bags)
-        rows = ids + base.index_select(0, feature)  # in all tables, one below the other
-        edge = torch.searchsorted(edges, rows, right=True) - 1
-        row_shard = edge - first_edge.index_select(0, feature)
-        local = (rows - edges.index_select(0, edge)).to(ids.dtype)
-        return _sorted_by(row_shard, self.count, lengths, bag, local, weights)
-
-    def _for_torch(self, device: torch.device) -> tuple[Any, ...]:
-        """(first row of every row shard [all], first row shard of each feature [F], first row of each feature [F])."""
-        key = "torch", device
-        if key not in self._tensors:
-            base = [*accumulate(self.num_rows[:-1], initial=0)]
-            firsts = [*accumulate(map(len, self.starts[:-1]), initial=0)]
-            edges = [first + row for first, rows in zip(base, self.starts, strict=True) for row in rows]
-            self._tensors[key] = tuple(torch.tensor(numbers, device=device) for numbers in (edges, firsts, base))
-        return self._tensors[key]
+        return Source(found[0], found[1], found[2], order, self.bags)
 
 
-class HashSplits:
-    """Where the dynamic tables of F features are split: a shard has whole partitions of the index.
+class HashSplits(Splits):
+    """Dynamic tables: a shard has whole partitions of the index. Ids stay as they are.
 
     Args:
         partitions: for each feature, the partitions of its table.
         starts: for each feature, the first partition of every shard, ascending from 0.
+        bags: of each feature.
+        device: of the ids.
 
-    >>> splits = HashSplits([8], [[0, 4]])
-    >>> splits.sort(torch.tensor([2, 0, 1]), torch.tensor([3, 9, -1]), None, [3], False).ids.sort().values.tolist()
+    >>> splits = HashSplits([8], [[0, 4]], [3], torch.device("cpu"))
+    >>> splits.sort(torch.tensor([2, 0, 1]), torch.tensor([3, 9, -1]), None, False).ids.sort().values.tolist()
     [-1, 3, 9]
     """
 
-    def __init__(self, partitions: list[int], starts: list[list[int]]) -> None:
-        self.count = max(len(own) for own in starts)
+    def __init__(
+        self, partitions: list[int], starts: list[list[int]], bags: Sequence[int], device: torch.device
+    ) -> None:
+        super().__init__(max(map(len, starts)), bags, device)
+        pairs = zip(partitions, starts, strict=True)
         #: for each feature and partition, the shard
-        self._shard_of = [
-            [bisect_right(own, partition) - 1 for partition in range(many)]
-            for many, own in zip(partitions, starts, strict=True)
-        ]
-        self._first = [*accumulate(map(len, self._shard_of[:-1]), initial=0)]
-        self._many = partitions
-        self._tensors: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+        shards = [bisect_right(own, partition) - 1 for many, own in pairs for partition in range(many)]
+        first = [*accumulate(partitions[:-1], initial=0)]
+        self._tensors = tuple(host_list(numbers, device) for numbers in (shards, first, partitions))
 
-    def sort(
-        self, lengths: Tensor, ids: Tensor, weights: Tensor | None, bags: list[int], want_order: bool
-    ) -> Bucketized:
-        """Sorts one batch, as `RowSplits.sort`. Ids stay as they are."""
-        feature, bag = _feature_and_bag(lengths, ids, bags)
-        if ids.device not in self._tensors:
-            flat = [shard for own in self._shard_of for shard in own]
-            numbers = (torch.tensor(own, device=ids.device) for own in (flat, self._first, self._many))
-            self._tensors[ids.device] = tuple(numbers)  # type: ignore[assignment]
-        shard_of, first, many = self._tensors[ids.device]
+    def sort(self, lengths: Tensor, ids: Tensor, weights: Tensor | None, want_order: bool) -> Source:
+        """As `Splits.sort`."""
+        shard_of, first, many = self._tensors
+        feature, bag = self._feature_and_bag(lengths, ids)
         partition = partitions_of(ids.long(), many.index_select(0, feature))
         shard = shard_of.index_select(0, first.index_select(0, feature) + partition)
-        return _sorted_by(shard, self.count, lengths, bag, ids, weights)
-
-
-def _feature_and_bag(lengths: Tensor, ids: Tensor, bags: list[int]) -> tuple[Tensor, Tensor]:
-    """``[N]`` each: the feature and the bag of every id."""
-    feature_of_bag = torch.repeat_interleave(
-        torch.arange(len(bags), device=ids.device), host_list(bags, ids.device), output_size=lengths.numel()
-    )
-    bag = torch.repeat_interleave(lengths.long(), output_size=ids.numel())
-    return feature_of_bag.index_select(0, bag), bag
-
-
-def _sorted_by(
-    shard: Tensor, count: int, lengths: Tensor, bag: Tensor, ids: Tensor, weights: Tensor | None
-) -> Bucketized:
-    """Ids ``[N]`` by their ``shard`` of ``count``, otherwise in their order."""
-    order = shard.to(torch.int16 if count < 2**15 else torch.int32).sort(stable=True).indices
-    total = lengths.numel()
-    new_lengths = lengths.new_zeros(count * total)
-    new_lengths.scatter_add_(0, shard * total + bag, lengths.new_ones(1).expand(ids.numel()))
-    weights = None if weights is None else weights.index_select(0, order)
-    return Bucketized(new_lengths, ids.index_select(0, order), weights, order)
+        return self._sorted_by(shard, lengths, bag, ids, weights)
 
 
 def _even_size(num_rows: int, starts: list[int]) -> int:
@@ -242,13 +247,13 @@ class Checked:
 
     Attributes:
         features: the batch.
-        position: for each block, the position of its key in the batch.
+        wiring: of such batches.
         lengths: for each block, its bag lengths ``[B_f]`` as given; None where the batch is unchanged.
         kept: for each block, the places of the remaining ids ``[M]``, or None where all remain.
     """
 
     features: KeyedJaggedTensor
-    position: list[int]
+    wiring: Wiring
     lengths: list[Tensor] | None = None
     kept: list[Tensor | None] | None = None
 
@@ -311,8 +316,13 @@ def clamp_to_rows(
     return inside, outside.any().view(1)
 
 
-def apply_policy(features: KeyedJaggedTensor, position: list[int], layout: Layout, policy: OutOfRange) -> Checked:
+def apply_policy(
+    features: KeyedJaggedTensor, position: list[int], layout: Layout, policy: OutOfRange
+) -> tuple[KeyedJaggedTensor, list[Tensor], list[Tensor | None]]:
     """The batch under the out-of-range policy, with one key for each block. Reads the device.
+
+    Returns:
+        It, and ``lengths`` and ``kept`` of `Checked`.
 
     Raises:
         ValueError: under ``"error"``, with the feature and sample of the first id that is no row.
@@ -342,7 +352,7 @@ def apply_policy(features: KeyedJaggedTensor, position: list[int], layout: Layou
         inverse=None if inverse is None else inverse[1],
         inverse_keys=None if inverse is None else inverse[0],
     )
-    return Checked(rebuilt, list(range(len(parts))), lengths, kept)
+    return rebuilt, lengths, kept
 
 
 # Finds the ids of every shard feature in a local batch.
@@ -362,39 +372,6 @@ def apply_policy(features: KeyedJaggedTensor, position: list[int], layout: Layou
 # `distinct`, exchanged shard features read the distinct ids of these sources, which are sources too.
 #
 # Shape letters: E shard features of all ranks together, F keys, K row shards, N ids, R replicated shard features.
-
-
-Array = NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Source:
-    """Ids by segment, then by bag.
-
-    Attributes:
-        lengths: ids of each bag.
-        ids: counted from the first row of their row shard.
-        weights: per-sample weights, or None.
-        order: the place of each id in the joined input of the bucketization; None unless requested. Of distinct ids:
-            the place in their source of each id that they stand for, sorted.
-        bags: bags of each segment. Of distinct ids: 1.
-        uses: of distinct ids, how often each occurs in its segment.
-    """
-
-    lengths: Tensor
-    ids: Tensor
-    weights: Tensor | None
-    order: Tensor | None
-    bags: Array
-    uses: Tensor | None = None
-
-    def counts(self) -> Tensor:
-        """Ids of each segment, on their device."""
-        if (self.bags == self.bags[0]).all():
-            rows = self.lengths.view(len(self.bags), int(self.bags[0]))
-            return rows.sum(1, dtype=rows.dtype)  # int32 lengths sum to fewer than 2**31 ids: they are local to a rank
-        ends = host_list(np.concatenate([[0], np.cumsum(self.bags)]), self.lengths.device)
-        return complete_cumsum(self.lengths).index_select(0, ends).diff()
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,10 +406,15 @@ class DistinctSegments:
 
 @dataclass(slots=True)
 class Wiring:
-    """Where shard features are in batches with given keys.
+    """Where shard features are in batches of one form: with these keys, and these bags of each.
 
     Attributes:
         position: for each block, its key.
+        limits: as `row_limits` returns them.
+        counts_known: whether the host knows the ids of each key. If not, whole batches are bucketized: which of
+            their elements belong to a key is not known.
+        bags: of each key.
+        bag_starts: for each key, its first bag.
         keys: for each bucketization, the keys it sorts.
         splits: for each bucketization, how.
         segment: ``[E + R]`` the segment of each exchanged and each replicated shard feature, counted over all sources.
@@ -440,16 +422,36 @@ class Wiring:
         first_segment: the first segment of each source, and at last their number.
         distinct: the segments whose distinct ids are sent; one further source for each entry.
         tensors: ``[3 * (E + R)]`` 3 * source + kind, of the lengths (kind 0), the ids (1) and the weights (2).
+        bag_runs: ``([E + R], [E + R])`` first bag of each shard feature in its source, and its end.
+        copies: the segment of each replicated shard feature.
     """
 
     position: list[int]
+    limits: list[int]
+    counts_known: bool
+    bags: Array
+    bag_starts: Array
     keys: list[list[int]]
-    splits: list[RowSplits | HashSplits]
+    splits: list[Splits]
     segment: Array
     source: Array
     first_segment: list[int]
     distinct: list[DistinctSegments]
     tensors: Array
+    bag_runs: tuple[Array, Array]
+    copies: list[int]
+
+
+def segment_runs(sizes: Sequence[Array], segment: Array) -> tuple[Array, Array]:
+    """Where each shard feature begins and ends in its source.
+
+    Args:
+        sizes: for each source, the size of each segment.
+        segment: of each shard feature.
+    """
+    flat = sizes[0] if len(sizes) == 1 else np.concatenate(sizes)
+    ends = flat.cumsum() if len(sizes) == 1 else np.concatenate(list(map(np.cumsum, sizes)))
+    return ends[segment] - flat[segment], ends[segment]
 
 
 class IdRouter:
@@ -474,7 +476,6 @@ class IdRouter:
         with_bags = {place[0] for n, place in enumerate(self.places) if place is not None and n not in set(distinct)}
         #: for each bucketization, whether the lengths of its bags are sent
         self.with_bags = [pooled and number in with_bags for number in range(len(self.bucketizations))]
-        self._wirings: dict[tuple[tuple[int, ...], int, bool], Wiring] = {}
 
     def _ranges(self, index: int) -> dict[tuple[int, int], tuple[int, int]]:
         """(first row, end) of a block's row ranges -> (bucketization, number of the range there)."""
@@ -503,32 +504,31 @@ class IdRouter:
         self.bucketizations.append(Bucketization(dynamic, [], []))
         return len(self.bucketizations) - 1
 
-    def wiring(self, position: Sequence[int], num_keys: int, counts_known: bool) -> Wiring:
+    def wiring(self, position: list[int], bags: Sequence[int], counts_known: bool, like: Tensor) -> Wiring:
         """Where shard features are in batches whose blocks have these keys.
 
         Args:
             position: for each block, the number of its key.
-            num_keys: F.
-            counts_known: whether the host knows the ids of each key. If not, whole batches are bucketized: which of
-                its elements belong to a key is not known.
+            bags: of each key.
+            counts_known: whether the host knows the ids of each key.
+            like: a tensor of the dtype and device of ids.
         """
-        cache_key = tuple(position), num_keys, counts_known
-        if cache_key in self._wirings:
-            return self._wirings[cache_key]
-        keys, first = [], [0, num_keys]
-        splits: list[RowSplits | HashSplits] = []
-        for one in self.bucketizations:
+        keys, first, segment_bags = [], [0, len(bags)], [np.array(bags, dtype=np.int64)]
+        splits: list[Splits] = []
+        for one, with_bags in zip(self.bucketizations, self.with_bags, strict=True):
             rows = {position[block]: self.layout.tables[self.layout.blocks[block].table] for block in one.blocks}
             starts = {position[block]: own for block, own in zip(one.blocks, one.starts, strict=True)}
-            chosen = [position[block] for block in one.blocks] if counts_known else list(range(num_keys))
+            chosen = [position[block] for block in one.blocks] if counts_known else list(range(len(bags)))
             keys.append(chosen)
             edges = [starts.get(key, [0]) for key in chosen]
+            own_bags = [bags[key] if with_bags else 1 for key in chosen]
             if one.dynamic:
-                splits.append(_hash_splits([rows.get(key) for key in chosen], edges))
+                splits.append(_hash_splits([rows.get(key) for key in chosen], edges, own_bags, like.device))
             else:
                 sizes = [rows[key].num_embeddings if key in rows else NO_LIMIT for key in chosen]
-                splits.append(RowSplits(sizes, edges))
-            first.append(first[-1] + len(chosen) * splits[-1].count)
+                splits.append(RowSplits(sizes, edges, own_bags, like))
+            segment_bags.append(splits[-1].bags)
+            first.append(first[-1] + len(splits[-1].bags))
         source, segment = [], []
         for block, place in zip(self.blocks, self.places, strict=True):
             key = position[block]
@@ -536,13 +536,24 @@ class IdRouter:
             number = key if place is None else place[1] * len(keys[place[0]]) + keys[place[0]].index(key)
             segment.append(first[source[-1]] + number)
         distinct = self._read_distinct(source, segment, first)
-        sources = np.array(source, int)
-        tensors = np.concatenate([3 * sources + kind for kind in range(3)])
-        found = Wiring(list(position), keys, splits, np.array(segment, int), sources, first, distinct, tensors)
-        if len(self._wirings) >= 16:  # batches come with few orders of keys
-            self._wirings.clear()
-        self._wirings[cache_key] = found
-        return found
+        segment_bags += [np.ones(len(own.segments), dtype=np.int64) for own in distinct]
+        sources, segments = np.array(source, int), np.array(segment, int)
+        return Wiring(
+            position,
+            row_limits(len(bags), position, self.layout),
+            counts_known,
+            segment_bags[0],
+            np.cumsum(segment_bags[0]) - segment_bags[0],
+            keys,
+            splits,
+            segments,
+            sources,
+            first,
+            distinct,
+            np.concatenate([3 * sources + kind for kind in range(3)]),
+            segment_runs(segment_bags, segments),
+            segment[len(segment) - len(self.layout.replicated_features) :],
+        )
 
     def _read_distinct(self, source: list[int], segment: list[int], first: list[int]) -> list[DistinctSegments]:
         """Lets shard features read distinct ids: new sources, whose segments are counted last."""
@@ -560,52 +571,39 @@ class IdRouter:
             first.append(first[-1] + len(chosen))
         return found
 
-    def sources(
-        self,
-        wiring: Wiring,
-        lengths: Tensor,
-        ids: Tensor,
-        weights: Tensor | None,
-        bags: Sequence[int],
-        counts: Sequence[int] | None,
-        want_order: bool,
-    ) -> list[Source]:
+    def sources(self, wiring: Wiring, batch: Source, counts: Array | None, want_order: bool) -> list[Source]:
         """The sources of one batch. Does not read the device.
 
         Args:
-            wiring: for its keys.
-            lengths: of all bags.
-            ids: ``[N]``, all of them rows.
-            weights: ``[N]``, or None.
-            bags: bags of each key.
+            wiring: for its form.
+            batch: its ids, all of them rows.
             counts: ids of each key, if the host knows them.
             want_order: whether rows must find back to their ids.
         """
-        found = [Source(lengths, ids, weights, None, np.array(bags))]
-        bag_starts = np.concatenate([[0], np.cumsum(bags)]).tolist()
+        found = [batch]
         for keys, splits, with_bags in zip(wiring.keys, wiring.splits, self.with_bags, strict=True):
-            own_lengths, own_ids, own_weights = lengths, ids, weights
-            own_bags = [bags[key] for key in keys]
+            lengths, ids, weights = batch.lengths, batch.ids, batch.weights
             if counts is not None:
-                starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
-                spans = [(starts[key], starts[key + 1]) for key in keys]
-                own_lengths = join([(lengths, bag_starts[key], bag_starts[key + 1]) for key in keys])
-                own_ids = join([(ids, *span) for span in spans])
-                own_weights = None if weights is None else join([(weights, *span) for span in spans])
+                starts, sizes = (np.cumsum(counts) - counts)[keys], counts[keys]
+                ids = gather_runs(ids, starts, sizes)
+                weights = None if weights is None else gather_runs(weights, starts, sizes)
+                lengths = gather_runs(lengths, wiring.bag_starts[keys], wiring.bags[keys])
             if not with_bags:  # a key is one bag
-                one = Source(own_lengths, own_ids, None, None, np.array(own_bags))
-                own_lengths = one.counts() if counts is None else host_list([counts[key] for key in keys], ids.device)
-                own_lengths, own_bags = own_lengths.to(lengths.dtype), [1] * len(keys)
-            done = splits.sort(own_lengths, own_ids, own_weights, own_bags, want_order)
-            found.append(Source(done.lengths, done.ids, done.weights, done.order, np.tile(own_bags, splits.count)))
+                one = Source(lengths, ids, None, None, wiring.bags[keys])
+                lengths = one.counts() if counts is None else host_list(counts[keys], ids.device)
+                lengths = lengths.to(batch.lengths.dtype)
+            found.append(splits.sort(lengths, ids, weights, want_order))
         return found
 
 
-def _hash_splits(tables: Sequence[Any], starts: Sequence[Sequence[int]]) -> HashSplits:
+def _hash_splits(
+    tables: Sequence[Any], starts: Sequence[Sequence[int]], bags: Sequence[int], device: torch.device
+) -> HashSplits:
     """The splits of dynamic tables whose shards begin at these rows. None: a key that no table reads."""
     partitions = [1 if table is None else table.partitions for table in tables]
     sizes = [1 if table is None else table.num_embeddings // table.partitions for table in tables]
-    return HashSplits(partitions, [[row // size for row in own] for own, size in zip(starts, sizes, strict=True)])
+    first = [[row // size for row in own] for own, size in zip(starts, sizes, strict=True)]
+    return HashSplits(partitions, first, bags, device)
 
 
 def order_in_batch(source: Source, counts: Array, keys: Sequence[int], key_counts: Array) -> Tensor:
@@ -633,78 +631,45 @@ def order_in_batch(source: Source, counts: Array, keys: Sequence[int], key_count
 # Shape letters: E exchanged shard features of all ranks together, R replicated ones, W ranks.
 
 
-class Segments:
-    """Where the ids and bags of every shard feature are.
+def places_of(
+    wiring: Wiring, sources: Sequence[Source], counts: Sequence[Array], shard_features: Array
+) -> tuple[Tensor, Array, Tensor | None]:
+    """``places``, ``num_places`` and ``uses`` of the local batch, for some of its shard features.
 
     Args:
+        wiring: for the form of the batch.
         sources: of the batch.
         counts: for each source, ids of each segment.
-        wiring: for the batch's keys.
-        num_exchanged: E.
-
-    Attributes:
-        ids: ``([E + R], [E + R])`` first id of each shard feature in its source, and its end.
-        bags: the same of its bags.
+        shard_features: their numbers.
     """
+    first, ids = len(wiring.keys) + 1, sources[0].ids
+    orders = [torch.arange(ids.numel(), device=ids.device)]
+    for source, own, keys in zip(sources[1:first], counts[1:], wiring.keys, strict=False):
+        orders.append(order_in_batch(source, own, keys, counts[0]))
+    stood_for = list(counts[:first])
+    for source, distinct in zip(sources[first:], wiring.distinct, strict=True):
+        assert source.order is not None
+        order = orders[distinct.source]
+        orders.append(source.order if distinct.source == 0 else order.index_select(0, source.order))
+        stood_for.append(counts[distinct.source][distinct.segments])
+    starts, ends = (own[shard_features] for own in segment_runs(stood_for, wiring.segment))
+    chosen = wiring.source[shard_features]
+    places = _gather_from(orders, chosen, starts, ends)
+    if not wiring.distinct:
+        return places, ends - starts, None
+    ones = orders[0].new_ones(1)
+    uses = [ones.expand(own.ids.numel()) if own.uses is None else own.uses for own in sources]
+    first_sent, end_sent = (own[shard_features] for own in segment_runs(counts, wiring.segment))
+    return places, ends - starts, _gather_from(uses, chosen, first_sent, end_sent)
 
-    def __init__(self, sources: Sequence[Source], counts: Sequence[Array], wiring: Wiring, num_exchanged: int) -> None:
-        self.counts, self.wiring, self.num_exchanged = list(counts), wiring, num_exchanged
-        self.ids = self._runs(counts)
-        self.bags = self._runs([source.bags for source in sources])
 
-    def _runs(self, sizes: Sequence[Array]) -> tuple[Array, Array]:
-        flat = sizes[0] if len(sizes) == 1 else np.concatenate(sizes)
-        ends = flat.cumsum() if len(sizes) == 1 else np.concatenate([own.cumsum() for own in sizes])
-        ends = ends[self.wiring.segment]
-        return ends - flat[self.wiring.segment], ends
-
-    def places(self, sources: Sequence[Source], shard_features: Array) -> tuple[Tensor, Array, Tensor | None]:
-        """``places``, ``num_places`` and ``uses`` of the local batch, for some of its shard features."""
-        wiring, first = self.wiring, len(self.wiring.keys) + 1
-        ids = sources[0].ids
-        orders = [torch.arange(ids.numel(), device=ids.device)]
-        for source, own, keys in zip(sources[1:first], self.counts[1:], wiring.keys, strict=False):
-            orders.append(order_in_batch(source, own, keys, self.counts[0]))
-        stood_for = self.counts[:first]
-        for source, distinct in zip(sources[first:], wiring.distinct, strict=True):
-            assert source.order is not None
-            order = orders[distinct.source]
-            orders.append(source.order if distinct.source == 0 else order.index_select(0, source.order))
-            stood_for.append(self.counts[distinct.source][distinct.segments])
-        starts, ends = (own[shard_features] for own in self._runs(stood_for))
-        places = self._gather(orders, starts, ends, shard_features)
-        if not wiring.distinct:
-            return places, ends - starts, None
-        ones = orders[0].new_ones(1)
-        uses = [ones.expand(own.ids.numel()) if own.uses is None else own.uses for own in sources]
-        first_sent, end_sent = (own[shard_features] for own in self.ids)
-        return places, ends - starts, self._gather(uses, first_sent, end_sent, shard_features)
-
-    def _gather(self, of_sources: Sequence[Tensor], starts: Array, ends: Array, shard_features: Array) -> Tensor:
-        """The runs of these shard features, of one tensor for each source."""
-        source = self.wiring.source[shard_features]
-        used = sorted(set(source.tolist()))
-        sizes = [of_sources[number].numel() for number in used]
-        base = np.zeros(len(of_sources), np.int64)
-        base[used] = np.cumsum([0, *sizes])[:-1]
-        flat = of_sources[used[0]] if len(used) == 1 else torch.cat([of_sources[number] for number in used])
-        return gather_runs(flat, starts + base[source], ends - starts)
-
-    @property
-    def copies(self) -> list[int]:
-        """The segment of each replicated shard feature, over all sources."""
-        found: list[int] = self.wiring.segment[self.num_exchanged :].tolist()
-        return found
-
-    def feature(self, number: int, sources: Sequence[Source]) -> FeatureIds:
-        """The local ids of one shard feature."""
-        source = sources[self.wiring.source[number]]
-        start, end = int(self.ids[0][number]), int(self.ids[1][number])
-        return FeatureIds(
-            (source.lengths, int(self.bags[0][number]), int(self.bags[1][number])),
-            (source.ids, start, end),
-            None if source.weights is None else (source.weights, start, end),
-        )
+def _gather_from(of_sources: Sequence[Tensor], source: Array, starts: Array, ends: Array) -> Tensor:
+    """The runs of some shard features, of one tensor for each source."""
+    used = sorted(set(source.tolist()))
+    base = np.zeros(len(of_sources), np.int64)
+    base[used] = np.cumsum([0, *(of_sources[number].numel() for number in used)])[:-1]
+    flat = of_sources[used[0]] if len(used) == 1 else torch.cat([of_sources[number] for number in used])
+    return gather_runs(flat, starts + base[source], ends - starts)
 
 
 def gather_runs(flat: Tensor, starts: Array, sizes: Array) -> Tensor:
@@ -713,19 +678,16 @@ def gather_runs(flat: Tensor, starts: Array, sizes: Array) -> Tensor:
     >>> gather_runs(torch.arange(10), np.array([7, 0]), np.array([2, 3])).tolist()
     [7, 8, 0, 1, 2]
     """
-    if 0 < len(starts) <= _FEW_RUNS:
-        return join([(flat, start, start + size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)])
     filled = np.flatnonzero(sizes)
     if not len(filled):
         return flat[:0]
     starts, sizes = starts[filled], sizes[filled]
-    total = int(sizes.sum())
-    joined = starts[1:] == starts[:-1] + sizes[:-1]
-    first = np.flatnonzero(np.concatenate([[True], ~joined]))
-    if len(first) <= _FEW_RUNS:
-        ends = np.append(first[1:], len(starts)) - 1
-        runs = zip(starts[first].tolist(), (starts[ends] + sizes[ends]).tolist(), strict=True)
-        return join([(flat, start, end) for start, end in runs])
+    total, gaps = int(sizes.sum()), np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1])
+    if len(gaps) < _FEW_RUNS:  # runs of adjacent runs
+        first, last = [0, *(gaps + 1).tolist()], [*gaps.tolist(), len(starts) - 1]
+        pairs = zip(starts[first].tolist(), (starts[last] + sizes[last]).tolist(), strict=True)
+        parts = [flat[start:end] for start, end in pairs]
+        return torch.cat(parts) if len(parts) > 1 else flat if total == flat.numel() else parts[0]
     if has_fbgemm() and flat.dtype in (torch.int32, torch.int64):
         return _permuted(flat, starts, sizes, total)
     return flat.index_select(0, segment_index(host_list(starts, flat.device), host_list(sizes, flat.device), total))

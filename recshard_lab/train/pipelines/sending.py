@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from recshard_lab.comm import ShardingEnv, all_gather_object, host_env
 from recshard_lab.distributed.step.batch import LookupInput
-from recshard_lab.distributed.step.input_dist import FAILED, OVER, READY, Packed, Sizes, exchange_ids, issue_sizes
+from recshard_lab.distributed.step.input_dist import FAILED, OVER, READY, Packed, Sizes, issue_ids, issue_sizes
 from recshard_lab.train.pipelines.calls import Fed
 from recshard_lab.train.pipelines.lanes import StageError
 
@@ -162,7 +162,7 @@ class Sender:
         for link in self.links:
             own = [number for number, call in enumerate(fed) if self._link(call) is link]
             if own:
-                found = yield from exchange_ids(
+                pending = issue_ids(
                     [fed[n].module.executor.input_dist for n in own],
                     [ready.packed[n] for n in own],
                     [ready.sizes[n] for n in own],
@@ -170,7 +170,8 @@ class Sender:
                     link.ids,
                     self.fused,
                 )
-                for number, one in zip(own, found, strict=True):
+                yield
+                for number, one in zip(own, pending.wait(), strict=True):
                     lookup_input[number] = one
         sent.lookup_input = lookup_input
         return sent

@@ -37,7 +37,7 @@ def test_ids_beyond_32_bits_are_looked_up_in_their_shard(cuts: list[int], wire: 
     batch = KeyedJaggedTensor(["f"], torch.tensor(ids), weights, lengths=torch.tensor([3, 4]))
     dist = InputDist(layout, ShardingEnv(1, 0, None), pooled=True, weighted=weighted)
     assert dist.wire is wire
-    lookup_input = dist.start(batch).wait()
+    lookup_input = dist.announce(batch)().wait()
     expected = [(span, [i - span[0] for i in ids if span[0] <= i < span[1]]) for span in spans]
     lanes = [layout.rank_features[0][number].shard.rows for number in range(len(spans))]
     assert lanes == spans

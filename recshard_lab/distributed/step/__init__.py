@@ -2,12 +2,14 @@
 
 In walking order:
 
-- `batch`: what the stages pass to each other, and the one read of the device (`read_all`).
+- `batch`: the terms of a step, what the stages pass to each other, and the one read of the device (`read_all`).
 - `layout`: which rank gets which ids, and where returned columns belong. Fixed by the plan.
-- `executor`: the step itself, and its two autograd nodes.
-- `input_dist`: sends ids, after one message of all that hosts must know. `route` finds the ids of each shard feature.
+- `program`: the stages as lists of calls, which a plan and the form of a batch fix.
+- `executor`: runs these lists, and drains them after an error. Two autograd nodes.
+- `input_dist`: packs and sends ids, after one message of all that hosts must know. `route` finds the ids of each shard
+  feature.
 - `lookup`: the kernels of this rank.
-- `output_dist`: returns rows, and gradients in backward, in `messages` whose columns `columns` places. `replicas` has
-  what replicated tables exchange.
+- `output_dist`: the output paths: return rows, and gradients in backward, in `messages` whose columns `columns` places.
+  `replicas` has what replicated tables exchange.
 - `gradients`: norms of rows over column shards, deferred steps, gradients of per-sample weights.
 """

@@ -1,11 +1,26 @@
-"""What the stages of a step pass to each other.
+"""What the stages of a step pass to each other, and the terms of a step.
 
-::
+A step takes a *local batch* (what one rank feeds its collection) to pooled rows, and their gradients back::
 
-    KeyedJaggedTensor --pack--> Packed --sizes, ids--> LookupInput --lookup--> rows --output path--> LocalBatch order
+    KeyedJaggedTensor --route--> Packed --send--> LookupInput --look_up--> rows --give, join--> output
+                                 gradients of rows <--update-- gradients of output <--split--
 
-Shape letters: B batch, D columns of a block, L shard features of this rank, N ids, R replicated shard features,
-S bags of a feature, U distinct ids, W ranks.
+- *block*: one (table, feature) pair, a range of columns of the output. *Shard feature*: one (block, shard) pair, the
+  ids of that feature whose rows the shard stores.
+- *Exchanged* shard features get ids from all ranks and return rows to them. *Replicated* ones (data parallel) look up
+  the local batch alone; their gradients go to all ranks.
+- *source rank*: the rank whose local batch an id is from. It receives the row.
+- *segment*: ids of one key, or of one (row shard, key), of a local batch. The ids of a shard feature are one segment.
+- *variable batch*: features have different numbers of bags. *Distinct rows*: the row of each distinct id travels once.
+- *kernel*: looks up and steps the adjacent shard features of a rank that have one number format, optimizer and backend.
+- *output path*: how rows return: direct, reduce-scatter, two-hop, distinct rows. *Area*: rows of one width in a flat
+  message, such as what one rank sent. *Parcel*: the part of a message that has one number of rows.
+- *form*: what a batch has in common with others, but for the numbers of ids. A plan and a form fix the calls of a step.
+- *drain*: after an error a rank sends its other messages with any numbers, marked, since other ranks wait for them.
+
+Shape letters of this folder: B samples, D columns of a block, F keys, J blocks, K row shards of a table, L exchanged
+shard features of this rank, E of all ranks, M ids of a block that are rows, N ids, R replicated shard features, S bags
+of a feature, T bags of all ranks, U distinct ids or rows, W ranks, d columns of a kernel, n ids of some shard features.
 """
 
 from __future__ import annotations
@@ -127,9 +142,9 @@ class LookupInput:
     Attributes:
         ids: ``[N]`` by shard feature, then by source rank; counted from the shard's first row.
         weights: ``[N]`` per-sample weights, or None.
-        lengths: of exchanged shard features ``[L, sum of S]``; in a variable batch ``[L, most bags of a feature]``,
-            padded with empty bags. Empty for sequence collections. Without
-            shard features of the path "distinct_rows", which are last.
+        lengths: of exchanged shard features ``[L, T]``; in a variable batch ``[L, most bags of a feature]``, padded
+            with empty bags. Empty for sequence collections. Without shard features of the path "distinct_rows", which
+            are last.
         copies: the same of replicated shard features, padded always: each may arrive as bags or as rows.
         copy_bags: ``[W, R]`` bags of replicated shard features by source rank; ids in sequence collections.
         segments: S of each source rank; in a variable batch the width of ``lengths`` alone.

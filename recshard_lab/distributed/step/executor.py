@@ -64,7 +64,7 @@ Recorder = Callable[[str, str, Any], None]
 """Called with a stage, the name of a call and its result, see `Executor.record`."""
 
 _BYTES = attrgetter("nbytes")
-_KEPT_PROGRAMS = 8  # a variable batch has a program of its own
+_KEPT_PROGRAMS = 8  # each variable batch has another signature
 
 
 @dataclass(slots=True, eq=False)
@@ -225,7 +225,8 @@ class Executor:
             output = paths.route if bags is None else paths.variable
             program = compile_step([self._lookups, output.calls, self._steps], signature)
             while len(self._programs) >= _KEPT_PROGRAMS:
-                del self._programs[next(iter(self._programs))]
+                oldest, *_ = self._programs
+                self._programs.pop(oldest, None)  # another thread may do so, too
             self._programs[paths, signature] = program
         return program
 
@@ -297,6 +298,9 @@ class Executor:
     def give(self, step: Step) -> None:
         """Issues the output exchange, after the lookup."""
         self.run(step, "give")
+        if step.program["give"]:  # the messages have the rows of exchanged kernels
+            sent = len(step.rows[: len(self.lookup.exchanged)])
+            step.rows[:sent] = [self.anchor.detach()] * sent
 
     @torch.no_grad()
     def receive(self, step: Step) -> Tensor:
@@ -364,7 +368,7 @@ class Executor:
         held = step.grad.nbytes + step.message_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], held)
         step.kept, step.weights, step.program = [], {}, {}
-        del step.grad
+        del step.grad, step.columns
         return step.weight_grad
 
     @torch.no_grad()
@@ -377,12 +381,11 @@ class Executor:
         assert self.deferred is not None
         if not self.deferred.batches:
             return
-        kernels = {id(own.group): own for own in self.deferred.take()}
-        pairs = [(n, group) for n, group in enumerate(self.lookup.groups) if id(group) in kernels]
-        calls = [self._step_call(n) for n, group in pairs if not group.kind.joins_norms]
-        calls += self._row_norm_calls(lambda _, group: kernels[id(group)].merged()[0])
+        kernels = self.deferred.take()
+        calls = [self._step_call(n) for n, own in kernels.items() if not own.group.kind.joins_norms]
+        calls += self._row_norm_calls(lambda number, _: kernels[number].merged()[0])
         step = Step(None, {"update": tuple(calls)}, True)  # type: ignore[arg-type]
-        step.kernels = {n: kernels[id(group)] for n, group in pairs}
+        step.kernels = dict(kernels)
         self.run(step, "update")
         if isinstance(step.failed, Failed):
             raise step.failed.error
@@ -439,7 +442,7 @@ class Executor:
         if signature.deferred:
             calls.append(Call("keep gradients", partial(self._keep, waiting)))
         else:
-            calls += self._row_norm_calls(lambda step, group: group.bags(step.lookup_input))
+            calls += self._row_norm_calls(lambda number, step: self.lookup.groups[number].bags(step.lookup_input))
         if self.dense:
             calls.append(Call("dense gradients", self._return_dense))
         if signature.weight_gradients:
@@ -461,7 +464,7 @@ class Executor:
 
         return Call("step", step_kernel, drain)
 
-    def _row_norm_calls(self, bags_of: Callable[[Step, ShardLookup], Any]) -> list[Call]:
+    def _row_norm_calls(self, bags_of: Callable[[int, Step], Any]) -> list[Call]:
         """The kernels that add squares over ranks. A rank without such a kernel takes part, as the others wait."""
         calls = []
         for here, rounds, exchange in self.row_norms:
@@ -469,11 +472,9 @@ class Executor:
                 nothing = partial(exchange.nothing, rounds)
                 calls.append(Call("row norms", nothing, nothing))
             else:
-
-                def drain(step: Step, group: ShardLookup = here, exchange: RowNormExchange = exchange) -> None:
-                    group.send_row_norms(bags_of(step, group), exchange)
-
-                calls.append(self._step_call(self.lookup.groups.index(here), exchange, drain))
+                number = self.lookup.groups.index(here)
+                drain = partial(_send_any_row_norms, here, exchange, partial(bags_of, number))
+                calls.append(self._step_call(number, exchange, drain))
         return calls
 
     def _gradients(self, deferred: bool, number: int, group: ShardLookup, step: Step) -> KernelGradients:
@@ -499,7 +500,7 @@ class Executor:
 
     def _keep(self, numbers: Sequence[int], step: Step) -> None:
         assert self.deferred is not None
-        self.deferred.add([step.kernels.pop(number) for number in numbers])
+        self.deferred.add({number: step.kernels.pop(number) for number in numbers})
 
     def _take_dense(self, _: Step) -> None:
         for parameter, weight in self.dense:  # zero_grad may have been called since
@@ -546,6 +547,12 @@ def _drain(step: Step, calls: Sequence[Call]) -> None:
     for call in calls:
         if call.drain is not None:
             call.drain(step)
+
+
+def _send_any_row_norms(
+    group: ShardLookup, exchange: RowNormExchange, bags_of: Callable[[Step], Any], step: Step
+) -> None:
+    group.send_row_norms(bags_of(step), exchange)
 
 
 def _read_columns(step: Step) -> None:

@@ -5,7 +5,7 @@ norm of the whole row. Where several ranks store columns of a table, each comput
 same ids, so they agree on the touched rows and their order. Only the partial sums are exchanged, 4 bytes for each
 touched row and sum; no sizes are.
 
-Shape letters: U touched rows of a slot, k sums a row (one or two).
+Of each touched row, k sums are exchanged (one or two).
 """
 
 from __future__ import annotations
@@ -52,21 +52,19 @@ class RowNormExchange:
         self.receives: list[list[tuple[int, int, int, bool]]] = []
         self.senders: list[list[int]] = []  # the shard that sends each of them
         for rank in range(env.world_size):
-            sends, receives = [], []
+            shared = []
             for position, (table, number) in enumerate(slots):
                 mine = layout.shards[table][number]
                 for other, theirs in enumerate(layout.shards[table]):
                     start, end = max(mine.rows[0], theirs.rows[0]), min(mine.rows[1], theirs.rows[1])
-                    if theirs.rank != rank or other == number or start >= end:
-                        continue
-                    same = mine.rows == theirs.rows
-                    sends.append((table, number, other, position, start, end, same))
-                    receives.append((table, other, number, position, start, end, same))
-            self.sends.append([entry[3:] for entry in sorted(sends)])
-            self.receives.append([entry[3:] for entry in sorted(receives)])
-            self.senders.append([entry[1] for entry in sorted(receives)])
-        shared = {entry for entries in self.sends + self.receives for entry in entries if not entry[3]}
-        cuts = sorted({(slot, row) for slot, start, end, _ in shared for row in (start, end)})
+                    if theirs.rank == rank and other != number and start < end:
+                        shared.append((table, number, other, position, start, end, mine.rows == theirs.rows))
+            self.sends.append([entry[3:] for entry in sorted(shared)])
+            shared.sort(key=lambda entry: (entry[0], entry[2], entry[1]))
+            self.receives.append([entry[3:] for entry in shared])
+            self.senders.append([entry[2] for entry in shared])
+        ranges = {entry for entries in self.sends for entry in entries if not entry[3]}
+        cuts = sorted({(slot, row) for slot, start, end, _ in ranges for row in (start, end)})
         #: for each slot the rows, counted from its first, at which a range shared with other rows begins or ends
         self.cuts = [[row - first for own, row in cuts if own == slot] for slot, (first, _) in enumerate(self.rows)]
         self.edges = [torch.tensor(own, dtype=torch.int64, device=device) for own in self.cuts]
@@ -148,11 +146,9 @@ class RowNormExchange:
 #
 # Between both, all gradients of a step are known. Their norm can be clipped, and those of several batches accumulate::
 #
-#     backward of batch 1, 2, ...   gradients arrive and are kept          executor.finish_backward
+#     backward of batch 1, 2, ...   gradients arrive and are kept          executor.update
 #     norm                          of the summed gradient of every row    Deferred.norm_power, one all-reduce
 #     step                          each kernel once, for all batches      executor.step_deferred
-#
-# Shape letters: F shard features of a kernel, S bags, N ids, d columns, U distinct rows.
 
 
 @dataclass(slots=True)
@@ -189,24 +185,23 @@ class Deferred:
     """The gradients that one collection keeps until the step."""
 
     def __init__(self) -> None:
-        #: the gradients of each kernel of this rank, by the kernel group's identity
+        #: the gradients of each kernel of this rank, by its number
         self.kernels: dict[int, KernelGradients] = {}
         #: batches since the last step
         self.batches = 0
         self._sums: dict[int, RowGradients] = {}
 
-    def add(self, kernels: Sequence[KernelGradients]) -> None:
+    def add(self, kernels: dict[int, KernelGradients]) -> None:
         """Accumulates the gradients of one batch."""
         self.batches += 1
-        for own in kernels:
-            if id(own.group) in self.kernels:
-                self.kernels[id(own.group)].add(own)
-            else:
-                self.kernels[id(own.group)] = own
+        for number, own in kernels.items():
+            known = self.kernels.setdefault(number, own)
+            if known is not own:
+                known.add(own)
 
-    def take(self) -> list[KernelGradients]:
+    def take(self) -> dict[int, KernelGradients]:
         """The gradients of all batches; none are kept."""
-        kernels, self.kernels, self.batches = list(self.kernels.values()), {}, 0
+        kernels, self.kernels, self.batches = self.kernels, {}, 0
         return kernels
 
     def scale(self, factor: Tensor) -> None:
@@ -340,8 +335,6 @@ def _interleaved(parts: Sequence[Sequence[Tensor]]) -> Tensor:
 #
 # The weights of replicated shard features get their gradients on the source rank. The rows of ids of managed tables
 # return in the same way (`exchange_rows`).
-#
-# Shape letters: N ids of the local batch, n ids of a shard feature, S bags of a block, D columns of a shard.
 
 
 def of_replicas(lookup: RankLookup, layout: Layout, grad: Tensor, lookup_input: LookupInput) -> dict[int, Tensor]:

@@ -8,9 +8,6 @@ flat integer tensor for each destination rank::
 Received ids are turned from source-major to feature-major, as kernels read them, by one permutation::
 
     rank 0: feature 0, feature 1 | rank 1: feature 0, feature 1   ->   feature 0: rank 0, rank 1 | feature 1: ...
-
-Shape letters: E shard features of all ranks together, L those of this rank, R replicated ones, S bags of a feature,
-N ids, W ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, repeat
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,10 +91,9 @@ class Sizes:
     parts: int
 
     @property
-    def elements(self) -> list[int]:
+    def elements(self) -> Array:
         """``[W]`` what each rank sends, in elements."""
-        found: list[int] = (self.bags.sum(1) + self.parts * self.ids.sum(1)).tolist()
-        return found
+        return self.bags.sum(1) + self.parts * self.ids.sum(1)
 
 
 class SizesFormat:
@@ -139,14 +136,9 @@ class SizesFormat:
 
     def read(self, received: NDArray[np.int64]) -> Sizes:
         """``[W, width of this rank]`` -> sizes."""
-        return Sizes(
-            received[:, 1],
-            bool(received[:, 2].any()),
-            received[:, 3].astype(bool),
-            received[:, _HEAD::2],
-            received[:, _HEAD + 1 :: 2],
-            self.parts,
-        )
+        (_, segments, variable, weight_gradients), bags = received[:, :_HEAD].T, received[:, _HEAD::2]
+        ids = received[:, _HEAD + 1 :: 2]
+        return Sizes(segments, bool(variable.any()), weight_gradients.astype(bool), bags, ids, self.parts)
 
 
 @dataclass(slots=True)
@@ -189,6 +181,7 @@ def issue_sizes(
 
 
 T = TypeVar("T")
+_ELEMENTS, _PARTS = attrgetter("elements"), attrgetter("parts")
 _KEPT_WIRINGS = 16  # batches come in few forms; each variable batch is one
 
 
@@ -201,14 +194,12 @@ class Packed:
         elements: for each rank how many elements these are.
         sizes: this collection's part of the sizes message, for all ranks.
         local_batch: what stays on this rank.
-        message: the parts end to end, once they are joined.
     """
 
     parts: list[list[Tensor]]
-    elements: list[int]
+    elements: Array
     sizes: Array
     local_batch: LocalBatch
-    message: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -312,34 +303,25 @@ class InputDist:
 
         Kinds are 0 for lengths, 1 for ids, 2 for weights.
         """
-        replicated = len(self.layout.replicated_features)
-        first_copy = sum(self._exchanged)
-        copies = np.arange(first_copy, first_copy + replicated)
-        slots, kinds, ends, start = [], [], [0], 0
+        first_copy, slots, start = sum(self._exchanged), [], 0
+        total = first_copy + len(self.layout.replicated_features)
+        first = total * np.arange(1 + self.format.parts)  # of each kind
         for count in self._exchanged:
-            features = np.concatenate([np.arange(start, start + count), copies])
+            features = np.concatenate([np.arange(start, start + count), np.arange(first_copy, total)])
+            slots.append((first[:, None] + features).reshape(-1))
             start += count
-            for kind in range(3 if self.weighted else 2):
-                slots.append(kind * (first_copy + replicated) + features)
-                kinds.append(np.full(len(features), kind))
-            ends.append(ends[-1] + (3 if self.weighted else 2) * len(features))
-        return np.concatenate(slots).astype(np.int64), np.array(ends), np.concatenate(kinds)
+        flat = np.concatenate(slots)
+        return flat, np.cumsum([0, *map(len, slots)]), flat // max(total, 1)
 
     # ---- sending
 
-    def start(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
-        """Sends the local batch. All ranks must call it. Waits for the sizes, not for the ids.
-
-        Raises:
-            Exception: if packing fails on any rank, every rank raises the error, which names the rank. Packing
-                raises ValueError if a feature is missing, ids are out of range, or weights are missing.
-        """
-        return self.announce(features)()
-
     def announce(self, features: KeyedJaggedTensor) -> Callable[[], PendingInput | NoWait[LookupInput]]:
-        """Sends the sizes of the local batch. The result waits for those of the other ranks, and sends the ids.
+        """Sends the sizes of the local batch. All ranks must call it.
 
-        Raises, when the result is called, as `start`.
+        Returns:
+            A function that waits for the sizes of the other ranks, and sends the ids. It raises Exception if packing
+            fails on any rank: every rank raises the error, which names the rank. Packing raises ValueError if a
+            feature is missing, ids are out of range, or weights are missing.
         """
         if self.env.world_size == 1:
             ready = self._without_exchange(features)
@@ -357,8 +339,6 @@ class InputDist:
         own_sizes = self.format.write(FAILED) if packed is None else packed.sizes
         pending = issue_sizes([(self.format, own_sizes)], self.host_env, "input_dist/sizes")
         device = features.device()
-        if packed is not None:  # while the sizes travel
-            packed.message, error = _shared(partial(_joined, [packed], self.wire, device))
 
         def send() -> PendingInput:
             states, (received,) = pending.wait()
@@ -366,7 +346,7 @@ class InputDist:
                 raise_first_error(error, self.host_env)
             assert packed is not None
             sizes = self.format.read(received)
-            return PendingInput(issue_ids([self], [packed], [sizes], device, self.env, error=error))
+            return PendingInput(issue_ids([self], [packed], [sizes], device, self.env))
 
         return send
 
@@ -535,7 +515,7 @@ class InputDist:
             lengths=lengths,
             counts=counts.tolist(),
             sent=runs[1][:first_copy] - runs[0][:first_copy],
-            replicas=[_feature(number, sources, wiring, runs) for number in copies],
+            replicas=list(map(partial(_feature, sources, wiring, runs), copies)),
             touched=[None] * len(copies),
             layout=self.layout,
             remaining=remaining,
@@ -574,7 +554,7 @@ class InputDist:
         joined = (starts[1:] == ends[:-1]) & (tensors[1:] == tensors[:-1]) & self._same_rank
         first = np.concatenate([[0], np.flatnonzero(~joined) + 1])[: len(starts)]
         last = np.concatenate([first[1:], [len(starts)]])[: len(starts)] - 1
-        parts: list[list[Tensor]] = [[] for _ in range(self.env.world_size)]
+        parts: list[list[Tensor]] = list(map(list, repeat((), self.env.world_size)))
         found = np.stack([self._rank_of[first], tensors[first], starts[first], ends[last]])
         for rank, tensor, start, end in found.T.tolist():
             whole = table[tensor]
@@ -584,7 +564,7 @@ class InputDist:
         totals = np.concatenate([[0], sizes.cumsum()])[self._rank_ends]
         bags, ids, variable = sizes[self._bag_slots], sizes[self._id_slots], local.inverse is not None
         message = self.format.write(READY, segments, variable, local.weights is not None, bags, ids)
-        return Packed(parts, np.diff(totals).tolist(), message, local)
+        return Packed(parts, np.diff(totals), message, local)
 
     # ---- receiving
 
@@ -671,7 +651,7 @@ class InputDist:
         return [keys.index(block.feature) for block in self.layout.blocks]
 
 
-def _feature(number: int, sources: Sequence[Source], wiring: Wiring, runs: tuple[Array, Array]) -> FeatureIds:
+def _feature(sources: Sequence[Source], wiring: Wiring, runs: tuple[Array, Array], number: int) -> FeatureIds:
     """The local ids of one shard feature."""
     source, (first, last) = sources[wiring.source[number]], wiring.bag_runs
     start, end = int(runs[0][number]), int(runs[1][number])
@@ -689,7 +669,6 @@ def issue_ids(
     device: torch.device,
     env: ShardingEnv,
     fused: bool = True,
-    error: Exception | None = None,
 ) -> PendingIds:
     """Sends what several collections packed, once the sizes are known.
 
@@ -704,23 +683,25 @@ def issue_ids(
         device: of the batch.
         env: the connections to send over.
         fused: whether collections whose ids have the same dtype share a message.
-        error: of this rank, while they were packed.
     """
     by_wire: dict[object, list[int]] = {}
     for number, dist in enumerate(dists):
         by_wire.setdefault(dist.wire if fused else number, []).append(number)
     messages = []
     for numbers in by_wire.values():
-        sends = np.sum([packed[n].elements for n in numbers], 0).tolist()
-        receives = np.array([sizes[n].elements for n in numbers])
+        own = list(map(packed.__getitem__, numbers))
+        receives = np.array(list(map(_ELEMENTS, map(sizes.__getitem__, numbers))))
 
-        def issue(numbers: list[int] = numbers, sends: list[int] = sends, receives: Array = receives) -> Pending:
-            message = _joined([packed[n] for n in numbers], dists[numbers[0]].wire, device)
+        def issue(
+            own: list[Packed] = own, receives: Array = receives, wire: torch.dtype = dists[numbers[0]].wire
+        ) -> Pending:
+            sends = np.sum(list(map(_ELEMENTS, own)), 0).tolist()
+            message = _joined(own, wire, device)
             return _issue_ids(message, sends, receives.sum(0).tolist(), env)
 
-        pending, also = _shared(issue)
+        pending, error = _shared(issue)
         starts = (np.cumsum(receives.T) - receives.T.reshape(-1)).reshape(receives.T.shape)  # by rank, then collection
-        messages.append((numbers, pending, error or also, starts))
+        messages.append((numbers, pending, error, starts))
     return PendingIds(dists, packed, sizes, messages)
 
 
@@ -730,9 +711,7 @@ def _issue_ids(message: Tensor, sends: list[int], receives: list[int], env: Shar
 
 def _joined(packed: Sequence[Packed], wire: torch.dtype, device: torch.device) -> Tensor:
     """The parts for all ranks, one after the other, of several collections."""
-    if len(packed) == 1 and packed[0].message is not None:
-        return packed[0].message
-    by_rank = chain.from_iterable(zip(*(own.parts for own in packed), strict=True))
+    by_rank = chain.from_iterable(zip(*map(_PARTS, packed), strict=True))
     parts = list(chain.from_iterable(by_rank))
     return torch.cat(parts) if parts else torch.empty(0, dtype=wire, device=device)
 

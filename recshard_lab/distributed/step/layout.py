@@ -14,8 +14,6 @@ It is computed once for each plan and is the same on every rank.
 On each rank, exchanged shard features come first, then replicated ones. Every rank stores a replicated shard: a
 data-parallel table, or the hot rows of a table that is otherwise split. Exchanged shard features are sorted by output
 path, then by group, so those of a path, and of a group in it, are adjacent.
-
-Shape letters: B batch, D columns of a block, J blocks, L shard features of a rank, W ranks.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

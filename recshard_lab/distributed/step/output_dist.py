@@ -23,8 +23,8 @@ sizes, messages, and the gradients of replicas behind them. They differ in what 
 features of a rank, the bags of one, or its ids. What joins the rows that arrive is separate for sequences: pooled rows
 are added by column (`ColumnMap`), and rows of ids are placed by id (`Chunks`), whose number changes with every batch.
 
-``messages.py`` has the exchange that the paths share, and `LocalOutput` of one rank; ``columns.py`` what joins rows;
-``replicas.py`` the gradients of replicated tables.
+``messages.py`` has the exchange that the paths share; ``columns.py`` what joins rows; ``replicas.py`` the gradients of
+replicated tables.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ class OutputPath(ABC):
     def area_rows(self, signature: Signature) -> Ints:
         """Rows of each area; the first B of them are samples."""
 
-    def areas(self, step: Step) -> Tensor:
-        """Waits for the areas of the local batch, flat."""
-        return step.arrived(self.name, self.like)
+    def areas(self, received: Tensor, step: Step) -> Tensor:
+        """The areas for the local batch, flat, of the rows that arrived."""
+        return received
 
     def rows(self, step: Step) -> Tensor:
         """``[T, width]``: those of this rank's kernels side by side."""
@@ -341,8 +341,8 @@ def _places(segments: tuple[int, ...], device: torch.device) -> Tensor:
 # `direct` would have sent two partial rows across nodes. ``env.local_world_size`` defines the nodes. On a single node
 # the second hop stays on the rank.
 #
-# The message across nodes travels while other work runs, in both directions. `begin` and `finish_backward` wait for the
-# hop inside the node, which is the faster one.
+# The message across nodes travels while other work runs, in both directions. `give` and `update` wait for the hop in
+# the node, which is the faster one.
 
 
 class TwoHopPath(OutputPath):
@@ -509,8 +509,7 @@ class DistinctRowsPath(OutputPath):
     def _message_back(self, step: Step) -> Message:
         return self.exchange.backward(self._sent(step.lookup_input.local_batch), self._counts(step.lookup_input))
 
-    def areas(self, step: Step) -> Tensor:
-        received = super().areas(step)
+    def areas(self, received: Tensor, step: Step) -> Tensor:
         if not received.numel():
             return received.new_zeros(step.lookup_input.local_batch.batch_size * sum(self.area_widths))
         if self.has_replicas:  # their ids read a chunk of zeros
@@ -575,8 +574,6 @@ class DistinctRowsPath(OutputPath):
 # Of a variable batch only real bags travel. A kernel takes equally many bags of every shard feature, so empty bags
 # follow
 # up to the longest one's; these stay on the rank (`Stacked`).
-#
-# Shape letters: B samples, T rows of a kernel.
 
 
 PATHS: dict[str, type[OutputPath]] = {
@@ -671,7 +668,10 @@ class PooledOutput:
         add = self.join.bind(area_rows, signature.rows, self.device)
 
         def join(step: Step) -> Tensor:
-            step.output = add(_end_to_end([path.areas(step) for path in self.paths])).view(shape)
+            areas = []
+            for path in self.paths:
+                areas.append(path.areas(step.arrived(path.name, self.like), step))
+            step.output = add(_end_to_end(areas)).view(shape)
             return step.output
 
         return join

@@ -6,8 +6,10 @@
     split --gradients--> update                                          backward
 
 Each stage waits for the message before it, computes, and issues the next one. What a model computes between two stages
-overlaps with a message. `look_up` reads the tables, and `give` issues the rows, so that a pipeline may do other things
-between them.
+overlaps with a message. `look_up` reads the tables, and `give` issues the rows: tables may step between them.
+
+`route` and `send` are functions of `InputDist`, whose indices the form of a batch fixes (`Wiring`). An error of theirs
+travels in the message of sizes, so they have nothing to drain. The stages from `look_up` on are lists of calls.
 """
 
 from __future__ import annotations

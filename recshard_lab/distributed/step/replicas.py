@@ -14,7 +14,6 @@ two messages to every rank:
 All ranks step the same kernels on the same bags in the same order, and kernels of replicas are deterministic, so
 replicas stay equal to the last bit.
 
-Shape letters: k shard features, n ids of all of them, S bags of a shard feature, U distinct ids of a shard feature.
 """
 
 from __future__ import annotations
@@ -285,9 +284,6 @@ _LAST_BASE = 2**62  # more than all rows of a model
 # Gradients of replicated shard features: every rank receives them, behind those of the exchanged shard features.
 #
 # A shard feature travels as bags or as rows. Its sender decides when it sends the ids.
-#
-# Shape letters: L shard features, S bags (or touched rows) of one from one source, T those of the longest from all
-# sources, W sources.
 
 
 class Replicas:

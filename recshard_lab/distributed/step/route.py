@@ -7,8 +7,6 @@
 
 fbgemm does it in one operator where it is installed. Plain torch gives the same result elsewhere. Neither makes the
 host wait for a GPU.
-
-Shape letters: F features, K row shards (of the table with most), N ids, S bags of all features.
 """
 
 from __future__ import annotations
@@ -233,8 +231,6 @@ def has_fbgemm() -> bool:
 # Valid batches cost the host nothing on a GPU: the check travels with the one read of a step. On a CPU it compares the
 # smallest and the largest id of each feature. Only a batch with an id out of range is built again, with a key for each
 # block, because a feature that two tables read may be in range of one of them alone.
-#
-# Shape letters: F keys, N ids of the batch, M remaining ids of a block, B_f bags of a block.
 
 
 NO_LIMIT = 2**31 - 1
@@ -370,8 +366,6 @@ def apply_policy(
 #
 # Row ranges of a table that overlap (a tiling drawn by hand) are sorted by separate bucketizations. With
 # `distinct`, exchanged shard features read the distinct ids of these sources, which are sources too.
-#
-# Shape letters: E shard features of all ranks together, F keys, K row shards, N ids, R replicated shard features.
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,14 +510,19 @@ class IdRouter:
         keys, first, segment_bags = [], [0, len(bags)], [np.array(bags, dtype=np.int64)]
         splits: list[Splits] = []
         for one, with_bags in zip(self.bucketizations, self.with_bags, strict=True):
-            rows = {position[block]: self.layout.tables[self.layout.blocks[block].table] for block in one.blocks}
+            rows: dict[int, Any] = {
+                position[block]: self.layout.tables[self.layout.blocks[block].table] for block in one.blocks
+            }
             starts = {position[block]: own for block, own in zip(one.blocks, one.starts, strict=True)}
             chosen = [position[block] for block in one.blocks] if counts_known else list(range(len(bags)))
             keys.append(chosen)
             edges = [starts.get(key, [0]) for key in chosen]
             own_bags = [bags[key] if with_bags else 1 for key in chosen]
-            if one.dynamic:
-                splits.append(_hash_splits([rows.get(key) for key in chosen], edges, own_bags, like.device))
+            if one.dynamic:  # a key that no table reads is one partition
+                many = [rows[key].partitions if key in rows else 1 for key in chosen]
+                units = [rows[key].num_embeddings // rows[key].partitions if key in rows else 1 for key in chosen]
+                firsts = [[row // unit for row in own] for own, unit in zip(edges, units, strict=True)]
+                splits.append(HashSplits(many, firsts, own_bags, like.device))
             else:
                 sizes = [rows[key].num_embeddings if key in rows else NO_LIMIT for key in chosen]
                 splits.append(RowSplits(sizes, edges, own_bags, like))
@@ -596,16 +595,6 @@ class IdRouter:
         return found
 
 
-def _hash_splits(
-    tables: Sequence[Any], starts: Sequence[Sequence[int]], bags: Sequence[int], device: torch.device
-) -> HashSplits:
-    """The splits of dynamic tables whose shards begin at these rows. None: a key that no table reads."""
-    partitions = [1 if table is None else table.partitions for table in tables]
-    sizes = [1 if table is None else table.num_embeddings // table.partitions for table in tables]
-    first = [[row // size for row in own] for own, size in zip(starts, sizes, strict=True)]
-    return HashSplits(partitions, first, bags, device)
-
-
 def order_in_batch(source: Source, counts: Array, keys: Sequence[int], key_counts: Array) -> Tensor:
     """The place of each id of a bucketization in the batch, ``[N]``.
 
@@ -627,8 +616,6 @@ def order_in_batch(source: Source, counts: Array, keys: Sequence[int], key_count
 
 
 # Where the ids of shard features are in the sources of a batch, and how runs of a flat tensor are moved.
-#
-# Shape letters: E exchanged shard features of all ranks together, R replicated ones, W ranks.
 
 
 def places_of(
@@ -683,6 +670,9 @@ def gather_runs(flat: Tensor, starts: Array, sizes: Array) -> Tensor:
         return flat[:0]
     starts, sizes = starts[filled], sizes[filled]
     total, gaps = int(sizes.sum()), np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1])
+    if flat.is_cpu and len(gaps) > 8 and total < _SHORT_RUN * len(gaps):
+        index = np.arange(total) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+        return flat.index_select(0, torch.from_numpy(index))  # a view of each run takes the host longer
     if len(gaps) < _FEW_RUNS:  # runs of adjacent runs
         first, last = [0, *(gaps + 1).tolist()], [*gaps.tolist(), len(starts) - 1]
         pairs = zip(starts[first].tolist(), (starts[last] + sizes[last]).tolist(), strict=True)
@@ -693,7 +683,7 @@ def gather_runs(flat: Tensor, starts: Array, sizes: Array) -> Tensor:
     return flat.index_select(0, segment_index(host_list(starts, flat.device), host_list(sizes, flat.device), total))
 
 
-_FEW_RUNS = 128
+_FEW_RUNS, _SHORT_RUN = 128, 64  # runs, and numbers of one
 
 
 def _permuted(flat: Tensor, starts: Array, sizes: Array, total: int) -> Tensor:

@@ -45,10 +45,6 @@ class Pending:
     event: CollectiveEvent | None = None
     received: Received | None = None
 
-    def __post_init__(self) -> None:
-        if self.event is not None and self.output.is_cuda:
-            self.event.device_span = DeviceSpan(self.output.device)
-
     def wait(self) -> Tensor:
         """The received tensor. Blocks until it is complete; on a GPU, only the current stream does.
 
@@ -117,8 +113,10 @@ def _issue(
     output: Tensor | None = None,
 ) -> Pending:
     """Issues a collective. ``sends`` and ``receives`` are elements for and from each rank."""
-    size, summed, wire = tensor.element_size(), op == "reduce_scatter", env.wire
-    event = record(op, label, [number * size for number in sends], env)
+    summed, wire = op == "reduce_scatter", env.wire
+    event = record(op, label, sends, tensor.element_size(), env)
+    if event is not None and tensor.is_cuda:
+        event.device_span = DeviceSpan(tensor.device)
     message = outgoing(tensor.contiguous(), sends, env)
     if message is None:  # it was issued before an error, and nothing that it brings matters
         length = receives[0] if summed else sum(receives)
@@ -148,7 +146,7 @@ def ring_bytes(size: int, env: ShardingEnv) -> list[int]:
 def all_reduce(tensor: Tensor, env: ShardingEnv, label: str, *, maximum: bool = False) -> Tensor:
     """Sums ``tensor`` over the ranks, in place; with ``maximum``, takes the largest, or NaN if any rank has NaN."""
     sent = (1 + maximum) * tensor.numel() * tensor.element_size()  # a maximum also sends which numbers are NaN
-    record("all_reduce", label, ring_bytes(sent, env), env)
+    record("all_reduce", label, ring_bytes(sent, env), 1, env)
     issue_and_wait(lambda wire: wire.all_reduce(tensor, maximum), tensor.device, env, label)
     return tensor
 
@@ -156,7 +154,7 @@ def all_reduce(tensor: Tensor, env: ShardingEnv, label: str, *, maximum: bool = 
 def broadcast(tensor: Tensor, env: ShardingEnv, label: str, source: int = 0) -> Tensor:
     """Rank ``source``'s ``tensor`` on every rank, in place."""
     size = tensor.numel() * tensor.element_size() if env.rank == source else 0
-    record("broadcast", label, [size] * env.world_size, env)
+    record("broadcast", label, [size] * env.world_size, 1, env)
     message = tensor.contiguous()
     issue_and_wait(lambda wire: wire.broadcast(message, source), tensor.device, env, label)
     if message.data_ptr() != tensor.data_ptr():

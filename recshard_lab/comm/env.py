@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -83,9 +84,9 @@ class ShardingEnv:
             )
         return self.pg is None
 
-    @property
+    @cached_property
     def wire(self) -> Wire:
-        """What carries messages between these ranks. Raises ValueError as `alone`."""
+        """What carries messages between these ranks, found at the first message. Raises ValueError as `alone`."""
         if self.alone:
             return _LOOPBACK
         link = InterNodeLink.from_environment()

@@ -138,10 +138,19 @@ def trace() -> Iterator[Trace]:
                 event.ms, event.device_span = event.device_span.ms(), None
 
 
-def record(op: str, label: str, bytes_to: Sequence[int], env: ShardingEnv) -> CollectiveEvent | None:
-    """Adds a collective to the open traces; None without one. `env` determines which bytes cross nodes."""
+def record(op: str, label: str, sends: Sequence[int], size: int, env: ShardingEnv) -> CollectiveEvent | None:
+    """Adds a collective to the open traces; None without one.
+
+    Args:
+        op: of torch.
+        label: of the message.
+        sends: elements for each rank.
+        size: bytes of an element.
+        env: the ranks. Determines which bytes cross nodes.
+    """
     if not _open:
         return None
+    bytes_to = [number * size for number in sends]
     event = CollectiveEvent(op, label, env.in_world(bytes_to), perf_counter())
     event.inter_node_bytes = env.across_nodes(bytes_to)
     event.intra_node_bytes = event.bytes_sent - event.inter_node_bytes - bytes_to[env.rank]

@@ -192,7 +192,7 @@ class DenseAllReduce:
     def issue(self, buffer: Tensor) -> tuple[Any, Tensor, int | None]:
         """Issues the average of ``buffer``: torch's work, the message, and its number on CPU."""
         message = (buffer if self.dtype is None else buffer.to(self.dtype)).div_(self.env.world_size)
-        record("all_reduce", "dense", ring_bytes(message.numel() * message.element_size(), self.env), self.env)
+        record("all_reduce", "dense", ring_bytes(message.nbytes, self.env), 1, self.env)
         wire = self.env.wire
         number = wire.issued if buffer.device.type == "cpu" else None
         if number is not None:

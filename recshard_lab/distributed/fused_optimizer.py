@@ -155,12 +155,12 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         """
         self._deferred = True
         for collection in self._collections:
-            collection.executor.deferred = collection.executor.deferred or Deferred()
+            collection.executor.kernels.deferred = collection.executor.kernels.deferred or Deferred()
 
     @property
     def _waiting(self) -> list[Deferred]:
         """Gradients that wait for `step`, of each collection."""
-        return [own.executor.deferred for own in self._collections if own.executor.deferred is not None]
+        return [own.executor.kernels.deferred for own in self._collections if own.executor.kernels.deferred is not None]
 
     @property
     def deferred_batches(self) -> int:

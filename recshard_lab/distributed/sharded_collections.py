@@ -30,9 +30,10 @@ from recshard_lab.distributed.state.forms import StateForm, are_tiers_apart
 from recshard_lab.distributed.state.moves import Move, move
 from recshard_lab.distributed.state.table import ShardedTable, StateEntries, TableTensor, Tensors, sized
 from recshard_lab.distributed.step.batch import LookupInput
-from recshard_lab.distributed.step.executor import Executor, Listener, PendingRows
+from recshard_lab.distributed.step.executor import Executor, PendingRows
 from recshard_lab.distributed.step.gradients import exchange_rows
 from recshard_lab.distributed.step.input_dist import PendingInput
+from recshard_lab.distributed.step.kernels import Listener
 from recshard_lab.distributed.step.layout import Block, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, RankLookup, choose_kernels, index_parts
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
@@ -214,7 +215,7 @@ class ShardedCollection(nn.Module):
             distinct=options.use_index_dedup,
             output_dtype=options.output_dtype,
         )
-        self.executor.listener = self._listener
+        self.executor.kernels.listener = self._listener
         self.kinds = {table.name: kinds[groups[n, 0][0]] for n, table in enumerate(self.tables)}
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
         self.executor.stepped = next((name for name, kind in self.kinds.items() if kind.optimizer is not None), None)
@@ -336,7 +337,7 @@ class ShardedCollection(nn.Module):
         self.executor.parameters = [
             (name, own) for name, table in self.table_shards().items() for own in table.parameters()
         ]
-        self.executor.dense = [
+        self.executor.kernels.dense = [
             pair
             for table in self.table_shards().values()
             if table.sharding.compute_kernel == "dense"
@@ -345,7 +346,7 @@ class ShardedCollection(nn.Module):
 
     def listen(self, listener: Listener | None) -> None:
         """Calls ``listener`` on every lookup, also after resharding; None removes it."""
-        self._listener = self.executor.listener = listener
+        self._listener = self.executor.kernels.listener = listener
 
     def tell_before_moving(self, pipeline: Any) -> None:
         """Calls ``pipeline.drain()`` before the tables move. Keeps a weak reference."""

@@ -8,7 +8,7 @@ In walking order:
 - `executor`: runs these lists, and drains them after an error. Two autograd nodes.
 - `input_dist`: packs and sends ids, after one message of all that hosts must know. `route` finds the ids of each shard
   feature.
-- `lookup`: the kernels of this rank.
+- `lookup`: the kernels of this rank. `kernels`: their calls in a step.
 - `output_dist`: the output paths: return rows, and gradients in backward, in `messages` whose columns `columns` places.
   `replicas` has what replicated tables exchange.
 - `gradients`: norms of rows over column shards, deferred steps, gradients of per-sample weights.

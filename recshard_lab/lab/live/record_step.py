@@ -347,7 +347,7 @@ def _check(collection: Any) -> None:
             "StepThrough shows pooled tables, and this is an EmbeddingCollection. "
             "Fix: path= of an EmbeddingBagCollection"
         )
-    deferred = collection.executor.deferred
+    deferred = collection.executor.kernels.deferred
     if deferred is not None and deferred.batches:
         raise ValueError(
             f"gradients of {deferred.batches} earlier batches wait for the optimizer, and one step is recorded. "

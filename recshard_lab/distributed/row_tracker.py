@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import checks_arguments
-from recshard_lab.distributed.dmp_collection import DMPCollection
 from recshard_lab.distributed.sharded_collections import (
     ShardedCollection,
     ShardedEmbeddingBagCollection,
@@ -530,9 +529,10 @@ def _refuse_kind(model: nn.Module, mode: TrackingMode, records: str) -> None:
             f"mode={mode} is not supported: a step would copy its rows first. Fix: use mode=TrackingMode.ID_ONLY. "
             f"dmp.dump(path, rows=tracker.get_unique_ids()) writes current weights and optimizer states"
         )
-    if records == "steps" and isinstance(model, DMPCollection) and model.grid.num_replicas > 1:
+    replicas = getattr(getattr(model, "grid", None), "num_replicas", 1)  # of a DMPCollection
+    if records == "steps" and replicas > 1:
         raise ValueError(
-            f"a DMPCollection of {model.grid.num_replicas} replicas cannot be tracked: sync also changes rows that "
+            f"a DMPCollection of {replicas} replicas cannot be tracked: sync also changes rows that "
             f"this replica has not stepped. Fix: use DistributedModelParallel"
         )
     if mode is TrackingMode.MOMENTUM_LAST:

@@ -11,14 +11,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from recshard_lab.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-
 
 #: Bags of every feature, or of each feature its own number.
 Stride = int | list[int]
@@ -311,34 +307,6 @@ def check_inverse_range(keys: list[str], index: Tensor, bags: dict[str, int]) ->
                 f"inverse_indices of feature {key!r}, sample {int(outside[0])} is {int(row[int(outside[0])])}, but the "
                 f"feature has {bags[key]} bags: use numbers from 0 to {bags[key] - 1}"
             )
-
-
-def common_strides(batches: Sequence[KeyedJaggedTensor]) -> list[list[int]] | None:
-    """Strides of joined batches; None if all have the same samples."""
-    if not any(batch.variable_stride_per_key() for batch in batches):
-        strides = [batch.stride() for batch in batches]
-        if len(set(strides)) > 1:
-            raise ValueError(f"all must have the same stride (samples), got {strides}")
-        return None
-    joined = []
-    for batch in batches:
-        joined += batch.stride_per_key_per_rank() or [[bags] for bags in batch.stride_per_key()]
-    if len({len(ranks) for ranks in joined}) > 1:
-        raise ValueError(f"stride_per_key_per_rank must name the same ranks in all, got {joined}")
-    return joined
-
-
-def common_inverse(batches: Sequence[KeyedJaggedTensor]) -> tuple[list[str] | None, Tensor | None]:
-    """Inverse indices of joined batches. All batches have them, for the same samples, or none has."""
-    found = [batch.inverse_indices_or_none() for batch in batches]
-    given = [pair for pair in found if pair is not None]
-    if not given:
-        return None, None
-    if len(given) < len(found) or len({index.shape[1] for _, index in given}) > 1:
-        shapes = [None if pair is None else list(pair[1].shape) for pair in found]
-        raise ValueError(f"all or none must have inverse_indices, of the same samples, got shapes {shapes}")
-    rows = {key: row for keys, index in given for key, row in zip(keys, index, strict=True)}
-    return list(rows), torch.stack(list(rows.values())) if rows else given[0][1]
 
 
 def check_host_counts(

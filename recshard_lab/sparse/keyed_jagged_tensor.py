@@ -566,8 +566,8 @@ def _concat(kjt_list: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         raise ValueError("kjt_list is empty: give at least one KeyedJaggedTensor")
     if len({kjt.device() for kjt in kjt_list}) > 1:
         raise ValueError(f"all must be on one device, got {[str(kjt.device()) for kjt in kjt_list]}: move them")
-    strides = checks.common_strides(kjt_list)
-    inverse_keys, inverse = checks.common_inverse(kjt_list)
+    strides = _common_strides(kjt_list)
+    inverse_keys, inverse = _common_inverse(kjt_list)
     names = [f"kjt_list[{place}]" for place in range(len(kjt_list))]
     weighted = checks.all_or_none([kjt.weights_or_none() is not None for kjt in kjt_list], names)
     counts = [count for kjt in kjt_list for count in kjt._length_per_key or ()]
@@ -677,3 +677,31 @@ def _outside(kjt: KeyedJaggedTensor, configs: Sequence[TableRange]) -> list[str]
             if low < 0 or high >= rows[key]:
                 found.append(f"feature {key!r} has ids from {low} to {high}, but its table has {rows[key]} rows")
     return found
+
+
+def _common_strides(batches: Sequence[KeyedJaggedTensor]) -> list[list[int]] | None:
+    """Strides of joined batches; None if all have the same samples."""
+    if not any(batch.variable_stride_per_key() for batch in batches):
+        strides = [batch.stride() for batch in batches]
+        if len(set(strides)) > 1:
+            raise ValueError(f"all must have the same stride (samples), got {strides}")
+        return None
+    joined = []
+    for batch in batches:
+        joined += batch.stride_per_key_per_rank() or [[bags] for bags in batch.stride_per_key()]
+    if len({len(ranks) for ranks in joined}) > 1:
+        raise ValueError(f"stride_per_key_per_rank must name the same ranks in all, got {joined}")
+    return joined
+
+
+def _common_inverse(batches: Sequence[KeyedJaggedTensor]) -> tuple[list[str] | None, Tensor | None]:
+    """Inverse indices of joined batches. All batches have them, for the same samples, or none has."""
+    found = [batch.inverse_indices_or_none() for batch in batches]
+    given = [pair for pair in found if pair is not None]
+    if not given:
+        return None, None
+    if len(given) < len(found) or len({index.shape[1] for _, index in given}) > 1:
+        shapes = [None if pair is None else list(pair[1].shape) for pair in found]
+        raise ValueError(f"all or none must have inverse_indices, of the same samples, got shapes {shapes}")
+    rows = {key: row for keys, index in given for key, row in zip(keys, index, strict=True)}
+    return list(rows), torch.stack(list(rows.values())) if rows else given[0][1]

@@ -11,13 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from recshard_lab.sparse.jagged_tensor import JaggedStorage
-    from recshard_lab.sparse.keyed_tensor import KeyedTensor
 
 _COLUMNS = 100
 _LINES = 20
@@ -62,7 +58,7 @@ def html(batch: Any) -> str | None:
     return picture
 
 
-def shown(jagged: JaggedStorage, features: int, samples: int | None = None, ids: int | None = None) -> Shown | None:
+def shown(jagged: Any, features: int, samples: int | None = None, ids: int | None = None) -> Shown | None:
     """The first bags of the first features. None if the batch has no numbers to read.
 
     Args:
@@ -79,7 +75,7 @@ def shown(jagged: JaggedStorage, features: int, samples: int | None = None, ids:
     return Shown(_name(jagged), keys, counts, bags, _size(keys, counts, jagged))
 
 
-def jagged_text(jagged: JaggedStorage) -> str:
+def jagged_text(jagged: Any) -> str:
     """``repr()`` of a JaggedTensor or a KeyedJaggedTensor."""
     batch = shown(jagged, _LINES)
     if batch is None:
@@ -107,7 +103,7 @@ def jagged_text(jagged: JaggedStorage) -> str:
     return "\n".join([title, *lines, *([f"  ({note})"] if note else [])])
 
 
-def keyed_text(kt: KeyedTensor) -> str:
+def keyed_text(kt: Any) -> str:
     """``repr()`` of a KeyedTensor."""
     if not isinstance(kt._values, Tensor):
         return f"KeyedTensor({kt._keys}, values={_short(kt._values)})"
@@ -142,7 +138,7 @@ def _lists(bags: Any) -> tuple[list[Any], list[Any] | None]:
     return [bag.tolist() for bag in bags.to_dense()], weights and [bag.tolist() for bag in weights]
 
 
-def _bag(jagged: JaggedStorage, lower: int, upper: int, most: int) -> Bag:
+def _bag(jagged: Any, lower: int, upper: int, most: int) -> Bag:
     span = slice(lower, min(upper, lower + most))
     ids = list(map(number, jagged._values[span].tolist()))
     weights = None if jagged._weights is None else list(map(number, jagged._weights[span].tolist()))
@@ -156,7 +152,7 @@ def has_numbers(*tensors: Any) -> bool:
     return all(type(tensor) is Tensor and not tensor.is_meta for tensor in tensors)
 
 
-def drawable(kt: KeyedTensor) -> bool:
+def drawable(kt: Any) -> bool:
     """Whether a KeyedTensor has numbers in rows and columns, and each key once."""
     values = kt._values
     plain = has_numbers(values.detach()) and values.dim() == 2 and kt._key_dim in (1, -1)
@@ -167,7 +163,7 @@ def _name(batch: Any) -> str:
     return "KeyedTensor" if hasattr(batch, "key_dim") else "Keyed" * hasattr(batch, "_keys") + "JaggedTensor"
 
 
-def _size(keys: Sequence[str | None], counts: Sequence[int], jagged: JaggedStorage) -> str:
+def _size(keys: Sequence[str | None], counts: Sequence[int], jagged: Any) -> str:
     size = counted(max(counts, default=0), "sample")
     if getattr(jagged, "_strides", None) is not None:  # a variable batch
         size = counted(max(counts, default=0), "bag")
@@ -178,13 +174,13 @@ def _size(keys: Sequence[str | None], counts: Sequence[int], jagged: JaggedStora
     return f"{size}, {counted(jagged._values.shape[0], noun(jagged))}, {_kind(jagged._values)}{weighted}"
 
 
-def keyed_size(kt: KeyedTensor) -> str:
+def keyed_size(kt: Any) -> str:
     """Keys, shape and type of a KeyedTensor."""
     shape = " x ".join(f"{size:,}" for size in kt._values.shape)
     return f"{counted(len(kt._keys), 'key')}, values {shape}, {_kind(kt._values)}"
 
 
-def noun(jagged: JaggedStorage) -> str:
+def noun(jagged: Any) -> str:
     """What a value is."""
     return "vector" if jagged._values.dim() > 1 else "id"
 

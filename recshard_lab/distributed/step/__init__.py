@@ -2,9 +2,9 @@
 
 In walking order:
 
-- `batch`: the terms of a step, what the stages pass to each other, and the one read of the device (`read_all`).
+- `batch`: the terms of a step, the ids of a batch on their way, and the one read of the device (`read_all`).
 - `layout`: which rank gets which ids, and where returned columns belong. Fixed by the plan.
-- `program`: the stages as lists of calls, which a plan and the form of a batch fix.
+- `program`: `Step`, one batch under way, and its stages as lists of calls, which a plan and the form of a batch fix.
 - `executor`: runs these lists, and drains them after an error. Two autograd nodes.
 - `input_dist`: packs and sends ids, after one message of all that hosts must know. `route` finds the ids of each shard
   feature.

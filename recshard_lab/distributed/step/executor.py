@@ -39,13 +39,13 @@ from recshard_lab.comm import (
     raise_after_backward,
 )
 from recshard_lab.distributed.awaitable import NoWait
-from recshard_lab.distributed.step.batch import LookupInput, Step
+from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.input_dist import InputDist, PendingInput
 from recshard_lab.distributed.step.kernels import KernelCalls
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import GroupKind, RankLookup
 from recshard_lab.distributed.step.output_dist import LocalOutput, PooledOutput, SequenceOutput
-from recshard_lab.distributed.step.program import Call, Program, Signature, compile_step
+from recshard_lab.distributed.step.program import Call, Program, Signature, Step, compile_step
 from recshard_lab.embedding.inputs import OutOfRange
 from recshard_lab.embedding.scaled_loss import watch, watch_scalers
 from recshard_lab.sparse import KeyedJaggedTensor

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.comm import ShardingEnv
-from recshard_lab.distributed.step.batch import LookupInput, Step
+from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.gradients import (
     Deferred,
     KernelGradients,
@@ -31,7 +31,7 @@ from recshard_lab.distributed.step.gradients import (
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import GroupKind, RankLookup, ShardLookup
 from recshard_lab.distributed.step.messages import Columns
-from recshard_lab.distributed.step.program import Call, Calls, Signature
+from recshard_lab.distributed.step.program import Call, Calls, Signature, Step
 from recshard_lab.embedding.managed_collision.kernel import ManagedKernel
 
 Listener = Callable[[ShardLookup, Tensor, list[int]], None]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,9 +13,6 @@ from torch import Tensor
 
 from recshard_lab.comm import Codec, CommType, Pending, QuantizedCommCodecs, ShardingEnv, issue_all_to_all
 from recshard_lab.distributed.step.columns import ColumnMap, Ints, Run
-
-if TYPE_CHECKING:
-    from recshard_lab.distributed.step.batch import Step
 
 FORWARD, BACKWARD = "output_dist/rows", "output_dist_backward/rows"
 
@@ -113,11 +109,6 @@ class Message:
     encode: Change | None
     decode: Change | None
     bytes: int
-
-    def issue(self, step: Step, name: str, rows: Tensor) -> None:
-        """Sends rows, flat. ``step.arrived(name)`` waits for those of the other ranks."""
-        step.pending[name] = self.send(rows if self.encode is None else self.encode(rows)), self.decode
-        step.message_bytes += self.bytes
 
     def drain(self) -> None:
         """Sends as many bytes after an error: the other ranks wait for them."""

@@ -50,7 +50,7 @@ from recshard_lab.comm import (
     issue_all_gather,
     issue_reduce_scatter,
 )
-from recshard_lab.distributed.step.batch import LocalBatch, LookupInput, Step
+from recshard_lab.distributed.step.batch import LocalBatch, LookupInput
 from recshard_lab.distributed.step.columns import (
     Chunks,
     ColumnMap,
@@ -73,7 +73,7 @@ from recshard_lab.distributed.step.columns import (
 )
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
 from recshard_lab.distributed.step.messages import BACKWARD, FORWARD, Exchange, Message, Parcels
-from recshard_lab.distributed.step.program import Call, Calls, Signature
+from recshard_lab.distributed.step.program import Call, Calls, Signature, Step
 from recshard_lab.distributed.step.replicas import Replicas, sum_touched
 from recshard_lab.sharding import PlanError
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
@@ -139,9 +139,9 @@ def _send(name: str, key: str, message: Message | Callable[[Step], Message], row
     """Sends rows, flat; ``step.arrived(key)`` waits for them. ``message`` depends on the step where sizes do."""
     if isinstance(message, Message):
         known = message
-        return Call(name, lambda step: known.issue(step, key, rows(step)), lambda _: known.drain())
+        return Call(name, lambda step: step.send(key, known, rows(step)), lambda _: known.drain())
     of = message
-    return Call(name, lambda step: of(step).issue(step, key, rows(step)), lambda step: of(step).drain())
+    return Call(name, lambda step: step.send(key, of(step), rows(step)), lambda step: of(step).drain())
 
 
 def _receive(key: str, like: Tensor, unpack: Callable[[Tensor], Tensor]) -> Call:

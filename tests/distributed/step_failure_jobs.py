@@ -22,11 +22,11 @@ PLACES = {
     "lookup": "distributed.step.lookup:ShardLookup.forward",
     "output": "distributed.step.output_dist:_end_to_end",
     "order": "distributed.step.columns:Transposed.by_source",
-    "message": "distributed.step.messages:Message.issue",
-    "arrival": "distributed.step.batch:Step.arrived",
+    "message": "distributed.step.program:Step.send",
+    "arrival": "distributed.step.program:Step.arrived",
     "kernel": "distributed.step.lookup:ShardLookup.backward",
     "row norms": "distributed.step.gradients:RowNormExchange.__call__",
-    "weights": "distributed.step.executor:exchange_weight_gradients",
+    "weights": "distributed.step.kernels:exchange_weight_gradients",
 }
 
 

@@ -226,5 +226,5 @@ def test_what_fails_on_a_thread_is_raised_where_it_was_asked_for() -> None:
 
     done = []
     with pytest.raises(ZeroDivisionError):
-        threads.run_all([lambda: done.append(0), fail, lambda: done.append(2)])
+        threads.run_all(lambda task: task(), [(lambda: done.append(0),), (fail,), (lambda: done.append(2),)])
     assert sorted(done) == [0, 2]

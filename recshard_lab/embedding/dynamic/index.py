@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -673,7 +672,7 @@ def _located(
     def task(number: int) -> None:
         bad[number] = run(ids.numpy(), table, found[number], slots.numpy(), np.empty(SCRATCH, np.int64))
 
-    run_all([partial(task, number) for number in range(len(parts))])
+    run_all(task, [(number,) for number in range(len(parts))])
     _refuse_others(ids, next((position for position in bad if position >= 0), -1))
     misses = [0] * len(indexes)
     for number, _, _, missed in (row for part in found for row in part.tolist()):
@@ -741,8 +740,7 @@ def _backend(name: str | None, device: torch.device) -> str:
 def _in_parallel(part: Callable[[int, int], None], many: int, load: int) -> None:
     """Calls ``part`` for ranges of ``many``, on the threads that `threads_for` gives for ``load``."""
     threads = max(1, min(threads_for(load), many))
-    edges = [many * i // threads for i in range(threads + 1)]
-    run_all([lambda i=i: part(edges[i], edges[i + 1]) for i in range(threads)])  # type: ignore[misc]
+    run_all(part, [(many * i // threads, many * (i + 1) // threads) for i in range(threads)])
 
 
 def _renumbered(slots: Tensor, before: Tensor, after: Tensor) -> Tensor:

@@ -21,12 +21,10 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
@@ -44,14 +42,12 @@ from recshard_lab.embedding.kernels.numba.compiled import loop, why_absent
 from recshard_lab.embedding.kernels.numba.threads import cut_evenly, run_all, share_out, threads_for
 from recshard_lab.embedding.optimizers import EmbOptimType, WeightDecayMode
 
-Array = NDArray[Any]
-
 _RULES = {EmbOptimType.EXACT_SGD: 0, EmbOptimType.EXACT_ADAGRAD: 1, EmbOptimType.EXACT_ROWWISE_ADAGRAD: 2}
 _ALL, _ONLY_SQUARES, _GIVEN_SQUARES = range(3)
 _WORDS, _MORE_WORDS = 7, 2050
 _MOST_ROWS = 2**32  # sorted as 32-bit numbers
-_BASE, _DIM, _HALF, _COLUMN, _STATE, _FULL_DIM, _ROWS = range(7)  # these five lines equal those of the loops
-_NONE_INT, _NONE_FLOAT, _NONE = np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint32)
+_BASE, _DIM, _HALF, _STATE, _FULL_DIM, _ROWS, _SHARD = range(7)  # these five lines equal those of the loops
+_NOTHING = (0,) * 6  # instead of squares
 
 
 @dataclass
@@ -63,7 +59,9 @@ class _Saved:
     weights: Tensor | None  # float
     weights_dtype: torch.dtype
     batch: int  # 1 when not pooled
-    starts: list[int]  # [F + 1] where each shard feature's ids begin
+    sizes: Tensor  # [S] ids of each shard, [F + 1] first column of each feature in the output (flat: number)
+    given: tuple[int, ...] = ()  # what every loop takes
+    most_ids: int = 0  # of a shard
 
 
 @register_kernel
@@ -103,68 +101,87 @@ class NumbaKernel(LookupKernel):
 
     def _allocate(self) -> None:
         super()._allocate()
+        assert self.optimizer is not None
+        self._row_wise = self.optimizer.row_wise
         self._by_shard: list[list[int]] = [[] for _ in self.shards]
-        for feature, shard in enumerate(self.features):
-            self._by_shard[shard].append(feature)
-        self._shard_features = np.array([feature for own in self._by_shard for feature in own], np.int64)
-        self._shard_starts = np.array([0, *accumulate(len(own) for own in self._by_shard)], np.int64)
-        self._dims = [self.shards[shard].num_cols for shard in self.features]
-        self._columns = list(accumulate(self._dims, initial=0))
+        for feature, number in enumerate(self.features):
+            self._by_shard[number].append(feature)
+        # what no batch changes, in tensors: their addresses are cheap to read anew, as kernels may be copied
+        self._every_shard = torch.arange(len(self.shards))
+        self._shard_starts = torch.tensor([0, *accumulate(map(len, self._by_shard))])
+        self._shard_features = torch.tensor([*chain(*self._by_shard)], dtype=torch.int64)
+        self._dims = [self.shards[number].num_cols for number in self.features]
+        self._width, self._widest = sum(self._dims), max(self._dims, default=0)
+        columns = [len(own) * shard.num_cols for own, shard in zip(self._by_shard, self.shards, strict=True)]
+        self._most_columns = max(columns, default=0)
+        facts = [
+            [0, shard.num_cols, shard.data_type is DataType.FP16, 0, shard.full_dim, shard.num_rows, number]
+            for number, shard in ((number, self.shards[number]) for number in self.features)
+        ]
+        self._facts = torch.tensor(facts, dtype=torch.int64).view(-1, 7)
+        self._held = [*self._weights, *(state for own in self._states for state in own.values())]
         self._addresses: list[int] = []
-        self._features = np.empty((len(self._dims), 7), np.int64)
-        self._most = np.array([self.shards[shard].num_rows for shard in self.features], np.int64)
-        for name in ("first_bad_feature", "pool" if self.pooled else "gather", "step_rows"):
+        for name in ("look_at", "pool" if self.pooled else "gather", "step_rows"):
             loop(name)  # not in the first step
 
-    def _table(self, saved: _Saved) -> Array:
+    def _table(self) -> int:
         """The loops' table of shard features. Reads the addresses anew of tensors that were copied or moved."""
-        held = [*self._weights, *(state for own in self._states for state in own.values())]
-        addresses = [tensor.data_ptr() for tensor in held]
-        table = self._features
+        addresses = list(map(Tensor.data_ptr, self._held))
         if addresses != self._addresses:
-            states = addresses[len(self.shards) :] or [0] * len(self.shards)
-            for feature, index in enumerate(self.features):
-                shard, half = self.shards[index], self._weights[index].dtype is torch.float16
-                table[feature, _BASE], table[feature, _STATE] = addresses[index], states[index]
-                table[feature, _DIM], table[feature, _HALF] = shard.num_cols, half
-                table[feature, _FULL_DIM], table[feature, _ROWS] = shard.full_dim, shard.num_rows
-            table[:, _COLUMN] = self._columns[:-1]
+            shards = self._facts[:, _SHARD]
+            self._facts[:, _BASE] = torch.tensor(addresses)[shards]
+            if self._states[0]:
+                self._facts[:, _STATE] = torch.tensor(addresses)[len(self.shards) + shards]
             self._addresses = addresses
-        if not self.pooled:
-            table = table.copy()
-            table[:, _COLUMN] = self._flat_starts(saved)[:-1]
-        return table
+        return self._facts.data_ptr()
 
-    def _flat_starts(self, saved: _Saved) -> list[int]:
-        """``[L + 1]``: where each feature's rows begin in the flat output."""
-        counts = np.diff(saved.starts)
-        return [0, *accumulate(int(count) * dim for count, dim in zip(counts, self._dims, strict=True))]
+    def _threads(self, saved: _Saved) -> int:
+        """For the numbers that are read and written, were all features alike."""
+        return threads_for((saved.ids.numel() + saved.offsets.numel()) * self._width // len(self._dims))
 
     # ---- forward ----
 
-    @torch.no_grad()
     def remember(self, batch: KernelInput, train: bool = True) -> _Saved:
         ids, offsets, weights, *_ = batch
-        self.check_weights(weights)
         features = len(self._dims)
         samples = (offsets.numel() - 1) // features if self.pooled else 1
-        _check_shapes(
-            ids, offsets, weights, f"{features} * B + 1" if self.pooled else features + 1, features * samples + 1
-        )
-        offsets = offsets.long().contiguous()
+        self._check_shapes(ids, offsets, weights, features * samples + 1)
         dtype = torch.float32 if weights is None else weights.dtype
         kept = None if weights is None else weights.detach().float().contiguous()
-        saved = _Saved(ids.contiguous(), offsets, kept, dtype, samples, [])
+        sizes = torch.empty(len(self.shards) + features + 1, dtype=torch.int64)
+        saved = _Saved(ids.contiguous(), offsets.long().contiguous(), kept, dtype, samples, sizes)
         self._look_at(saved)
         return saved
 
+    def _check_shapes(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, size: int) -> None:
+        for name, tensor in (("ids", ids), ("offsets", offsets)):
+            if tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64) or tensor.device.type != "cpu":
+                raise ValueError(
+                    f"{name} are {tensor.dtype} {list(tensor.shape)} on {tensor.device}; they must be int32 or int64, "
+                    f"of one dimension, on cpu"
+                )
+        if offsets.numel() != size or size < 1:
+            expected = f"{len(self._dims)} * B + 1" if self.pooled else size
+            raise ValueError(f"got {offsets.numel()} offsets, expected {expected}")
+        if weights is None:
+            return
+        self.check_weights(weights)
+        if weights.shape != ids.shape or weights.device.type != "cpu":
+            raise ValueError(
+                f"per-sample weights are {list(weights.shape)} on {weights.device}, expected [{ids.numel()}] on cpu, "
+                f"one per id"
+            )
+
     def _look_at(self, saved: _Saved) -> None:
         """Raises ValueError unless offsets ascend within the ids and every id is a row of its shard."""
-        offsets, batch = saved.offsets, saved.batch
-        feature = loop("first_bad_feature")(self._most, *self._batch(saved), saved.ids.numel(), batch)
-        if feature >= 0:
-            raise ValueError(self._what_is_bad(saved, feature))
-        saved.starts = offsets[::batch].tolist() if batch else [0] * (len(self._dims) + 1)
+        ids, counts, shards = saved.ids, saved.sizes.data_ptr(), len(self.shards)
+        places = counts + saved.sizes.element_size() * shards
+        where = (ids.data_ptr(), int(ids.dtype is torch.int64), saved.offsets.data_ptr())
+        weights = 0 if saved.weights is None else saved.weights.data_ptr()
+        saved.given = (self._table(), places, *where, weights, saved.batch, int(not self.pooled))
+        saved.most_ids = loop("look_at")(*saved.given, len(self._dims), ids.numel(), shards, counts)
+        if saved.most_ids < 0:
+            raise ValueError(self._what_is_bad(saved, -1 - saved.most_ids))
 
     def _what_is_bad(self, saved: _Saved, feature: int) -> str:
         own = saved.offsets[feature * saved.batch : (feature + 1) * saved.batch + 1]
@@ -178,170 +195,106 @@ class NumbaKernel(LookupKernel):
         bad = int(ids[(ids < 0) | (ids >= shard.num_rows)][0])
         return f"id {bad} is not a row of table {shard.table!r}, which has rows 0 to {shard.num_rows - 1} here"
 
-    @torch.no_grad()
     def forward(self, batch: KernelInput, train: bool) -> tuple[Tensor, Any]:
         saved = self.remember(batch)
-        table = self._table(saved)
-        where = (saved.ids.data_ptr(), int(saved.ids.dtype is torch.int64), saved.offsets.numpy())
-        if not self.pooled:
-            out = empty((self._flat_starts(saved)[-1],))
-            total = saved.ids.numel()
-            cuts = cut_evenly([total], threads_for(out.numel()))
-            run_all([partial(loop("gather"), table, *where, out.data_ptr(), *cut) for cut in cuts])
-            return out, saved
-        out = empty((saved.batch, self._columns[-1]))
-        weight_address = 0 if saved.weights is None else saved.weights.data_ptr()
-        rest = (weight_address, out.data_ptr(), self._columns[-1], saved.batch)
-        run_all([partial(loop("pool"), table, *where, *rest, *cut) for cut in self._cuts(saved)])
+        if self.pooled:
+            out = empty((saved.batch, self._width))
+            run = partial(loop("pool"), *saved.given, out.data_ptr(), self._width)
+            run_all(run, self._cuts(saved))
+        else:
+            out = empty((int(saved.sizes[-1]),))
+            run = partial(loop("gather"), *saved.given, out.data_ptr(), len(self._dims))
+            run_all(run, cut_evenly([saved.ids.numel()], self._threads(saved)))
         return out, saved
 
     def _cuts(self, saved: _Saved) -> list[tuple[int, int]]:
         """Ranges of bags, feature-major, of like work."""
-        loads = self._feature_loads(saved)
-        cuts = cut_evenly(loads, threads_for(sum(loads)), saved.batch)
-        return [cut for cut in cuts if cut[0] < cut[1]]
-
-    def _feature_loads(self, saved: _Saved) -> list[int]:
-        """Numbers that each feature reads and writes."""
-        ends = saved.starts[1:]
-        return [(end - start + saved.batch) * d for start, end, d in zip(saved.starts, ends, self._dims, strict=False)]
+        threads = self._threads(saved)
+        if threads == 1:
+            return [(0, saved.offsets.numel() - 1)]
+        counts = saved.offsets.as_strided((len(self._dims) + 1,), (saved.batch,)).diff().tolist()
+        loads = [(count + saved.batch) * dim for count, dim in zip(counts, self._dims, strict=True)]
+        return cut_evenly(loads, threads, saved.batch)
 
     # ---- backward ----
 
-    @torch.no_grad()
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
-        assert self.optimizer is not None
-        if self.optimizer.row_wise:
-            self.check_row_norms(row_norms)
+        if self._row_wise and row_norms is None:
+            self.check_row_norms(None)
         self._look_at(saved)  # the batch's memory may have been written to since
-        columns = self._columns[-1] if self.pooled else self._flat_starts(saved)[-1]
-        shape = (saved.batch, columns) if self.pooled else (columns,)
+        shape = (saved.batch, self._width) if self.pooled else (int(saved.sizes[-1]),)
         if grad.shape != shape or grad.device.type != "cpu":
             raise ValueError(
                 f"gradient {list(grad.shape)} on {grad.device} does not match the lookup's rows {list(shape)} on cpu"
             )
-        grad = grad.float()
+        grad = grad.detach().float()
         if not self.pooled:
             grad = grad.reshape(1, -1)
         if grad.stride(1) != 1:
             grad = grad.contiguous()
-        table = self._table(saved)
-        weight_grads = None if saved.weights is None else self._weight_grads(table, saved, grad)
-        if row_norms is not None and self.optimizer.row_wise:
-            self._step_with_norms(table, saved, grad, row_norms)
+        weight_grads = None
+        if saved.weights is not None:
+            found = torch.empty(saved.ids.numel())
+            run = partial(loop("weight_grads"), *saved.given, grad.data_ptr(), grad.stride(0), found.data_ptr())
+            run_all(run, self._cuts(saved))
+            weight_grads = found.to(saved.weights_dtype)
+        if self._row_wise and row_norms is not None:
+            self._step_with_norms(saved, grad, row_norms)
         else:
-            self._step(table, saved, grad)
+            run_all(partial(self._step_rows, saved, grad, _ALL, ()), self._shares(saved, by_rows=True))
         return weight_grads
 
-    def _weight_grads(self, table: Array, saved: _Saved, grad: Tensor) -> Tensor:
-        out = torch.empty(saved.ids.numel())
-        batch = (*self._batch(saved), grad.data_ptr(), grad.stride(0), saved.batch, out.data_ptr())
-        run_all([partial(loop("weight_grads"), table, *batch, *cut) for cut in self._cuts(saved)])
-        return out.to(saved.weights_dtype)
-
-    def _batch(self, saved: _Saved) -> tuple[int, int, Array]:
-        return saved.ids.data_ptr(), int(saved.ids.dtype is torch.int64), saved.offsets.numpy()
-
-    def _step(self, table: Array, saved: _Saved, grad: Tensor) -> None:
-        """Divides the shards among threads by load, or the rows of every shard if that is uneven."""
-        loads = self._shard_loads(saved)
-        threads = threads_for(sum(loads))
+    def _shares(self, saved: _Saved, by_rows: bool) -> list[tuple[Tensor, int, int]]:
+        """Divides the shards among threads by load. If that is uneven, ``by_rows`` divides the rows of every shard.
+        Each share has its shards, and which of how many parts of their rows."""
+        threads = self._threads(saved)
+        if threads == 1:
+            return [(self._every_shard, 0, 1)]
+        own = zip(self._ids_by_shard(saved), self._by_shard, self.shards, strict=True)
+        loads = [(ids + saved.batch * len(features)) * shard.num_cols for ids, features, shard in own]
         shares, even = share_out(loads, threads)
-        parts = 1 if even else threads
-        if parts > 1:
-            shares = [list(range(len(self.shards)))] * threads
-        tasks = []
-        for number, shards in enumerate(shares):
-            part = number if parts > 1 else 0
-            tasks.append(self._rows_task(table, shards, saved, grad, part, parts))
-        run_all(tasks)
+        if by_rows and not even:
+            return [(self._every_shard, part, threads) for part in range(threads)]
+        return [(torch.tensor(shards), 0, 1) for shards in shares]
 
-    def _step_with_norms(self, table: Array, saved: _Saved, grad: Tensor, row_norms: RowNorms) -> None:
+    def _ids_by_shard(self, saved: _Saved) -> list[int]:
+        return saved.sizes[: len(self.shards)].tolist()
+
+    def _step_with_norms(self, saved: _Saved, grad: Tensor, row_norms: RowNorms) -> None:
         """Computes the squares of all shards, lets the caller add those of the other columns, then steps."""
-        ids = [sum(saved.starts[feature + 1] - saved.starts[feature] for feature in own) for own in self._by_shard]
-        firsts = np.array([0, *accumulate(ids)], np.int64)
-        rows, squares = np.empty(firsts[-1], np.int64), np.empty(firsts[-1], np.float32)
-        counts = np.zeros(len(ids), np.int64)
-        found = (firsts, rows, squares, counts, np.empty(firsts[-1], np.uint32), np.empty(firsts[-1], np.uint32))
-        loads = self._shard_loads(saved)
-        shares, _ = share_out(loads, threads_for(sum(loads)))
-        run_all([self._rows_task(table, own, saved, grad, 0, 1, _ONLY_SQUARES, found) for own in shares])
-        spans = [slice(first, first + count) for first, count in zip(firsts, counts, strict=False)]
-        totals = row_norms(
-            [torch.from_numpy(rows[span]) for span in spans], [torch.from_numpy(squares[span]) for span in spans]
-        )
+        firsts = [0, *accumulate(self._ids_by_shard(saved))]
+        rows, squares = torch.empty(firsts[-1], dtype=torch.int64), torch.empty(firsts[-1])
+        counts = torch.empty(len(self.shards), dtype=torch.int64)
+        sorted_ids = torch.empty(2, firsts[-1], dtype=torch.int32)
+        found = (torch.tensor(firsts), counts, rows, squares, *sorted_ids)
+        shares = self._shares(saved, by_rows=False)
+        run_all(partial(self._step_rows, saved, grad, _ONLY_SQUARES, found), shares)
+        spans = [slice(first, first + count) for first, count in zip(firsts, counts.tolist(), strict=False)]
+        totals = row_norms([rows[span] for span in spans], [squares[span] for span in spans])
         for span, total in zip(spans, totals, strict=True):
-            squares[span] = total.float().numpy()
-        run_all([self._rows_task(table, own, saved, grad, 0, 1, _GIVEN_SQUARES, found) for own in shares])
+            squares[span] = total
+        run_all(partial(self._step_rows, saved, grad, _GIVEN_SQUARES, found), shares)
 
-    def _rows_task(
-        self,
-        table: Array,
-        shards: Sequence[int],
-        saved: _Saved,
-        grad: Tensor,
-        part: int,
-        parts: int,
-        stage: int = _ALL,
-        found: tuple[Array, ...] | None = None,
-    ) -> Any:
-        count = len(self.shards)
-        found = found or (np.zeros(count, np.int64), _NONE_INT, _NONE_FLOAT, np.zeros(count, np.int64), _NONE, _NONE)
-        optimizer = self.optimizer
+    def _step_rows(
+        self, saved: _Saved, grad: Tensor, stage: int, found: Sequence[Tensor], shards: Tensor, part: int, parts: int
+    ) -> None:
+        optimizer, weighted = self.optimizer, saved.weights is not None
         assert optimizer is not None
-        rates = optimizer.learning_rate, optimizer.eps, optimizer.weight_decay
-        numbers = [np.float32(number) for number in rates]
-        wiring = (np.array(shards, np.int64), self._shard_starts, self._shard_features)
-        how = (_RULES[optimizer.optimizer], *numbers, part, parts, stage)
-        common = self._common(saved, grad)
-        run = loop("step_rows")
-
-        def task() -> None:
-            largest, words, floats = self._room(shards, saved)
-            factors, grads, total = floats
-            room = (words, factors.numpy(), grads.data_ptr(), total.data_ptr(), largest)
-            run(table, *wiring, *common, *how, *found, *room)
-
-        return task
-
-    def _room(self, shards: Sequence[int], saved: _Saved) -> tuple[int, Array, list[Tensor]]:
-        """Buffers of `step_rows`: the most ids of a shard, integers, floats (factors, gradients, a row)."""
-        features = [self._by_shard[shard] for shard in shards]
-        ids = [sum(saved.starts[feature + 1] - saved.starts[feature] for feature in own) for own in features]
-        sources = [len(own) * saved.batch if self.pooled else n for own, n in zip(features, ids, strict=True)]
-        dims = [self.shards[shard].num_cols for shard in shards]
-        largest = max(ids, default=0)
-        sizes = (
-            0 if saved.weights is None else largest,
-            max((count * dim for count, dim in zip(sources, dims, strict=True)), default=0),
-            max(dims, default=0),
-        )
-        words = np.empty(_WORDS * largest + _MORE_WORDS, np.uint32)
-        return largest, words, [empty((size,)) for size in sizes]  # aligned: a split vector waits for its own store
-
-    def _common(self, saved: _Saved, grad: Tensor) -> tuple[Any, ...]:
-        weights = 0 if saved.weights is None else saved.weights.data_ptr()
-        flat = 0 if self.pooled else 1
-        return (*self._batch(saved), weights, grad.data_ptr(), grad.stride(0), saved.batch, flat)
-
-    def _shard_loads(self, saved: _Saved) -> list[int]:
-        loads = self._feature_loads(saved)
-        return [sum(loads[feature] for feature in own) for own in self._by_shard]
-
-
-def _check_shapes(ids: Tensor, offsets: Tensor, weights: Tensor | None, expected: object, size: int) -> None:
-    for name, tensor in (("ids", ids), ("offsets", offsets)):
-        if tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64) or tensor.device.type != "cpu":
-            raise ValueError(
-                f"{name} are {tensor.dtype} {list(tensor.shape)} on {tensor.device}; they must be int32 or int64, "
-                f"of one dimension, on cpu"
-            )
-    if offsets.numel() != size or size < 1:
-        raise ValueError(f"got {offsets.numel()} offsets, expected {expected}")
-    if weights is not None and (weights.shape != ids.shape or weights.device.type != "cpu"):
-        raise ValueError(
-            f"per-sample weights are {list(weights.shape)} on {weights.device}, expected [{ids.numel()}] on cpu, one "
-            f"per id"
+        sources = saved.batch * self._most_columns if self.pooled else grad.numel()
+        sizes = (_WORDS * saved.most_ids + _MORE_WORDS, saved.most_ids * weighted, sources, self._widest)
+        starts = [*accumulate((-(-size // 16) * 16 for size in sizes), initial=0)]
+        room = empty((starts[-1],))  # each part is aligned: a split vector waits for its own store
+        wiring = (shards.data_ptr(), shards.numel(), self._shard_starts.data_ptr(), self._shard_features.data_ptr())
+        rates = (optimizer.learning_rate, optimizer.eps, optimizer.weight_decay)
+        loop("step_rows")(
+            *saved.given,
+            *(grad.data_ptr(), grad.stride(0)),
+            *wiring,
+            *(_RULES[optimizer.optimizer], *rates),
+            *(part, parts, stage),
+            *(map(Tensor.data_ptr, found) if found else _NOTHING),
+            *(room.data_ptr() + 4 * start for start in starts[:-1]),
+            saved.most_ids,
         )
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from recshard_lab.embedding.kernels.numba.loops import AHEAD, BASE, COLUMN, DIM, FULL_DIM, HALF, ROWS, STATE, jit
+from recshard_lab.embedding.kernels.numba.loops import AHEAD, BASE, DIM, FACTS, FULL_DIM, HALF, ROWS, STATE, jit
 from recshard_lab.embedding.kernels.numba.rows import (
     add_row,
+    after,
     dot_row,
     fetch,
     float_at,
@@ -39,7 +40,8 @@ def _sort(keys: Any, values: Any, spare_keys: Any, spare_values: Any, counts: An
     mask = np.uint32((1 << digit) - 1)
     for number in range(passes):
         shift = np.uint32(number * digit)
-        counts[: 1 << digit] = 0
+        for place in range(1 << digit):
+            counts[place] = 0
         for i in range(n):
             counts[(keys[i] >> shift) & mask] += 1
         total = np.uint32(0)
@@ -61,28 +63,18 @@ def _sort(keys: Any, values: Any, spare_keys: Any, spare_values: Any, counts: An
 
 @jit
 def _read(
-    own: Any,
-    ids: int,
-    wide: int,
-    offsets: Any,
-    weights: int,
-    batch: int,
-    flat: int,
-    part: int,
-    parts: int,
-    keys: Any,
-    values: Any,
-    bags: Any,
-    factors: Any,
+    batch: Any, own: Any, features: int, part: int, parts: int, keys: Any, values: Any, bags: Any, factors: Any
 ) -> int:
-    """The ids of the shard features ``own`` as ``keys``, and as ``values`` the source of each one's gradient.
+    """The ids of the ``features`` of ``own`` as ``keys``, and as ``values`` the source of each one's gradient.
 
     A source is the bag if pooled, the id's number if flat. With weights it is the id's number, an index of ``bags`` and
     ``factors``. With ``parts``, only every ``parts``-th row from ``part`` on. Returns the number of ids.
     """
+    _, _, ids, wide, offsets, weights, samples, flat = batch
     n, bag, number = 0, 0, 0
-    for feature in own:
-        for b in range(feature * batch, (feature + 1) * batch):
+    for position in range(features):
+        feature = own[position]
+        for b in range(feature * samples, (feature + 1) * samples):
             for i in range(offsets[b], offsets[b + 1]):
                 row = id_at(ids, wide, i)
                 if parts == 1 or row % parts == part:
@@ -126,13 +118,13 @@ def _runs(keys: Any, n: int, apart: bool, starts: Any, order: Any) -> tuple[int,
 
 
 @jit
-def _gather_grads(
-    features: Any, own: Any, offsets: Any, grad: int, stride: int, batch: int, flat: int, columns: int, into: int
-) -> None:
-    """Copies the gradients of the bags (flat: of the ids) of the shard features ``own``, one after the other."""
-    for feature in own:
-        source = grad + 4 * features[feature, COLUMN]
-        count, step = batch, stride
+def _gather_grads(batch: Any, own: Any, features: int, grad: int, stride: int, columns: int, into: int) -> None:
+    """Copies the gradients of the bags (flat: of the ids) of the ``features`` of ``own``, one after the other."""
+    _, places, _, _, offsets, _, samples, flat = batch
+    for position in range(features):
+        feature = own[position]
+        source = grad + 4 * places[feature]
+        count, step = samples, stride
         if flat:
             count, step = offsets[feature + 1] - offsets[feature], columns
         for number in range(count):
@@ -141,88 +133,72 @@ def _gather_grads(
 
 
 @jit
-def step_rows(
-    features: Any,
-    shards: Any,
-    shard_starts: Any,
-    shard_features: Any,
-    ids: int,
-    wide: int,
-    offsets: Any,
-    weights: int,
-    grad: int,
-    stride: int,
-    batch: int,
-    flat: int,
-    rule: int,
-    rate: float,
-    eps: float,
-    decay: float,
-    part: int,
-    parts: int,
-    stage: int,
-    firsts: Any,
-    rows: Any,
-    squares: Any,
-    counts: Any,
-    sorted_keys: Any,
-    sorted_values: Any,
-    words: Any,
-    factors: Any,
-    grads: int,
-    total: int,
-    largest: int,
-) -> None:
-    """Steps the rows of ``shards`` that the batch touched. Shard s is read by the shard features
+def step_rows(batch: Any, grad: int, stride: int, wiring: Any, rule: Any, part: Any, found: Any, room: Any) -> None:
+    """Steps the rows of the ``num_shards`` of ``shards`` that the batch touched. Shard s is read by the shard features
     ``shard_features[shard_starts[s] : shard_starts[s + 1]]``.
 
     Stage `ALL` does everything. If other shards store a row's other columns, there are two stages. `ONLY_SQUARES`
     writes the shard's touched ``rows`` and their ``squares`` from ``firsts[s]`` on, and their number to ``counts[s]``.
     `GIVEN_SQUARES` steps with the squares at that place, and reuses the sorted ids.
 
-    Buffers, for shards of up to ``largest`` ids: ``words``, `WORDS` for each id and `MORE_WORDS`; ``factors``, one for
-    each id if weighted; addresses of floats: ``grads`` for the gradients of a shard's bags (flat: ids), ``total`` for
-    one row's.
+    Args:
+        batch: as of all loops; ``grad`` and ``stride`` are the gradient of its output.
+        wiring: ``shards``, ``num_shards``, ``shard_starts``, ``shard_features``.
+        rule: its number, learning rate, eps and weight decay.
+        part: of each shard's rows only every ``parts``-th from ``part`` on; the stage.
+        found: for the two stages.
+        room: buffers for shards of up to ``largest`` ids: ``words``, `WORDS` for each id and `MORE_WORDS`; ``factors``,
+            one for each id if weighted; ``grads`` for the gradients of a shard's bags (flat: ids), ``total`` for one
+            row's.
     """
-    digits, rest = words[:DIGITS], words[DIGITS:]
-    spare_keys, spare_values, first_keys = rest[:largest], rest[largest : 2 * largest], rest[2 * largest : 3 * largest]
-    first_values, bags = rest[3 * largest : 4 * largest], rest[4 * largest : 5 * largest]
-    starts, order = rest[5 * largest : 6 * largest + 1], rest[6 * largest + 1 : 7 * largest + 2]
-    for shard in shards:
-        own = shard_features[shard_starts[shard] : shard_starts[shard + 1]]
-        first, n = firsts[shard], 0
-        counts[shard] = 0
-        if len(own) and (stage != GIVEN_SQUARES or weights):
-            n = _read(
-                own, ids, wide, offsets, weights, batch, flat, part, parts, first_keys, first_values, bags, factors
-            )
-        elif len(own):
+    facts, _, _, _, _, weights, _, _ = batch
+    shards, num_shards, shard_starts, shard_features = wiring
+    kind, rate, eps, decay = rule
+    own_part, parts, stage = part
+    firsts, counts, rows, squares, sorted_keys, sorted_values = found
+    words, factors, grads, total, largest = room
+    rest = after(words, DIGITS)
+    spare_keys, spare_values, first_keys = rest, after(rest, largest), after(rest, 2 * largest)
+    first_values, bags = after(rest, 3 * largest), after(rest, 4 * largest)
+    starts, order = after(rest, 5 * largest), after(rest, 6 * largest + 1)
+    for number in range(num_shards):
+        shard = shards[number]
+        own = after(shard_features, shard_starts[shard])
+        readers = shard_starts[shard + 1] - shard_starts[shard]
+        first, n = np.int64(0), np.int64(0)
+        if stage != ALL:
+            first = firsts[shard]
+            counts[shard] = 0
+        if readers and (stage != GIVEN_SQUARES or weights):
+            n = _read(batch, own, readers, own_part, parts, first_keys, first_values, bags, factors)
+        elif readers:
             n = firsts[shard + 1] - first
         if n == 0:
             continue
-        feature = own[0]
-        base, columns, half = features[feature, BASE], features[feature, DIM], features[feature, HALF]
-        state, whole = features[feature, STATE], np.float32(features[feature, FULL_DIM])
+        about = FACTS * own[0]
+        base, columns, half = facts[about + BASE], facts[about + DIM], facts[about + HALF]
+        state, whole = facts[about + STATE], np.float32(facts[about + FULL_DIM])
         size = columns * (2 if half else 4)
         keys, values = first_keys, first_values
         if stage == GIVEN_SQUARES:
-            keys, values = sorted_keys[first : first + n], sorted_values[first : first + n]
-        elif _sort(first_keys, first_values, spare_keys, spare_values, digits, n, features[feature, ROWS]):
+            keys, values = after(sorted_keys, first), after(sorted_values, first)
+        elif _sort(first_keys, first_values, spare_keys, spare_values, words, n, facts[about + ROWS]):
             keys, values = spare_keys, spare_values
         if stage == ONLY_SQUARES:
             for i in range(n):
                 sorted_keys[first + i], sorted_values[first + i] = keys[i], values[i]
-        _gather_grads(features, own, offsets, grad, stride, batch, flat, columns, grads)
+        _gather_grads(batch, own, readers, grad, stride, columns, grads)
         count, singles = _runs(keys, n, weights == 0 and decay == 0, starts, order)
-        counts[shard] = count
+        if stage == ONLY_SQUARES:
+            counts[shard] = count
         for turn in range(count):
             run = np.int64(order[turn])
             if turn + AHEAD < count:
                 later = np.int64(keys[starts[order[turn + AHEAD]]])
                 fetch(base + later * size, size)
-                if rule == ADAGRAD:
+                if kind == ADAGRAD:
                     fetch(state + later * columns * 4, columns * 4)
-                elif rule == ROWWISE_ADAGRAD:
+                elif kind == ROWWISE_ADAGRAD:
                     fetch(state + later * 4, 4)
             begin = np.int64(starts[run])
             row = np.int64(keys[begin])
@@ -241,15 +217,15 @@ def step_rows(
                         add_row(total, grads + 4 * value * columns, 0, factor, columns)
                 if decay != 0:
                     add_row(total, place, half, decay, columns)
-            if rule == SGD:
+            if kind == SGD:
                 step_row(place, half, -rate, source, columns)
-            elif rule == ADAGRAD:
+            elif kind == ADAGRAD:
                 step_adagrad(place, half, state + 4 * row * columns, source, rate, eps, columns)
             else:
-                number = first + run
-                square = squares[number] if stage == GIVEN_SQUARES else dot_row(source, 0, source, columns)
+                at = first + run
+                square = squares[at] if stage == GIVEN_SQUARES else dot_row(source, 0, source, columns)
                 if stage == ONLY_SQUARES:
-                    rows[number], squares[number] = row, square
+                    rows[at], squares[at] = row, square
                 else:
                     sum_of_means = float_at(state, row) + square / whole
                     put_float(state, row, sum_of_means)

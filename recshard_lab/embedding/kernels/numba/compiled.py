@@ -24,23 +24,24 @@ import numpy as np
 
 from recshard_lab.embedding.kernels.base import notice_once
 
-_I, _F, _INTS, _WORDS, _FLOATS = "int64", "float32", "int64[::1]", "uint32[::1]", "float32[::1]"
-_MATRIX = "int64[:, ::1]"
-_BATCH = [_I, _I, _INTS]  # ids, wide, offsets
-_STEP = [*_BATCH, *[_I] * 5]  # and weights, grad, stride, batch, flat
-_FOUND = [_INTS, _INTS, _FLOATS, _INTS, _WORDS, _WORDS]
-_SCRATCH = [_WORDS, _FLOATS, _I, _I, _I]
+_I, _F, _INTS, _MATRIX = "int64", "float32", "int64[::1]", "int64[:, ::1]"
+_AT_INTS, _AT_WORDS, _AT_FLOATS = "CPointer(int64)", "CPointer(uint32)", "CPointer(float32)"
+_BATCH = [_AT_INTS, _AT_INTS, _I, _I, _AT_INTS, _I, _I, _I]
+_STEP = [
+    [_AT_INTS, _I, _AT_INTS, _AT_INTS],  # wiring
+    [_I, _F, _F, _F],  # rule
+    [_I, _I, _I],  # part
+    [_AT_INTS, _AT_INTS, _AT_INTS, _AT_FLOATS, _AT_WORDS, _AT_WORDS],  # found
+    [_AT_WORDS, _AT_FLOATS, _I, _I, _I],  # room
+]
 _SHAPE = [_I, _I, _I, _I]  # partitions, offset, buckets, choices
 _KERNEL, _DYNAMIC = "recshard_lab.embedding.kernels.numba", "recshard_lab.embedding.dynamic"
-_LOOPS = {
-    "first_bad_feature": (f"{_KERNEL}.loops", [_INTS, *_BATCH, _I, _I]),
-    "pool": (f"{_KERNEL}.loops", [_MATRIX, *_BATCH, *[_I] * 6]),
-    "gather": (f"{_KERNEL}.loops", [_MATRIX, *_BATCH, *[_I] * 3]),
-    "weight_grads": (f"{_KERNEL}.loops", [_MATRIX, *_BATCH, *[_I] * 6]),
-    "step_rows": (
-        f"{_KERNEL}.coalesce",
-        [_MATRIX, *[_INTS] * 3, *_STEP, _I, *[_F] * 3, *[_I] * 3, *_FOUND, *_SCRATCH],
-    ),
+_LOOPS: dict[str, tuple[str, list[Any]]] = {
+    "look_at": (f"{_KERNEL}.loops", [_BATCH, _I, _I, _I, _AT_INTS]),
+    "pool": (f"{_KERNEL}.loops", [_BATCH, *[_I] * 4]),
+    "gather": (f"{_KERNEL}.loops", [_BATCH, *[_I] * 4]),
+    "weight_grads": (f"{_KERNEL}.loops", [_BATCH, *[_I] * 5]),
+    "step_rows": (f"{_KERNEL}.coalesce", [_BATCH, _I, _I, *_STEP]),
     "find": (f"{_DYNAMIC}.index_loops", [_INTS, _MATRIX, _MATRIX, _INTS, _INTS]),
     "touch": (f"{_DYNAMIC}.index_loops", [_INTS, *[_I] * 4, _INTS, _I, _I]),
     "insert": (
@@ -48,7 +49,7 @@ _LOOPS = {
         [*[_INTS] * 3, _I, _I, _INTS, "int16[::1]", _MATRIX, *_SHAPE, _I, _I, *[_INTS] * 3],
     ),
 }
-"""Each loop's module, and the types of its arguments."""
+"""Each loop's module, and the types of its arguments. A list is a tuple, whose members are given one by one."""
 INDEX_LOOPS = ("find", "touch", "insert")
 KERNEL_LOOPS = tuple(name for name in _LOOPS if name not in INDEX_LOOPS)
 
@@ -68,23 +69,16 @@ def why_absent(loops: tuple[str, ...] = KERNEL_LOOPS) -> str | None:
 
 @cache
 def loop(name: str) -> Callable[..., int]:
-    """A loop as a function of numbers and numpy arrays. It releases the GIL."""
+    """A loop as a function of numbers, addresses and numpy arrays. It releases the GIL."""
     module, kinds = _LOOPS[name]
     address = _load(*_machine_code(name, module, kinds))
-    run = ctypes.CFUNCTYPE(ctypes.c_int32, *_argument_types(kinds))(address)
+    run = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *_argument_types(kinds))(address)
+    arrays = any("[" in kind for kind in kinds)
 
     def call(*arguments: Any) -> int:
         result, error = ctypes.c_int64(), ctypes.c_void_p()
-        given: list[Any] = [ctypes.addressof(result), ctypes.addressof(error)]
-        for argument in arguments:
-            if isinstance(
-                argument, np.ndarray
-            ):  # as numba passes arrays: owner, parent, size, item, data, shape, strides
-                given += (0, 0, argument.size, argument.itemsize, argument.ctypes.data, *argument.shape)
-                given += argument.strides
-            else:
-                given.append(argument)
-        status = run(*given)
+        given = _spread(arguments) if arrays else arguments
+        status = run(ctypes.addressof(result), ctypes.addressof(error), *given)
         if status:
             raise RuntimeError(f"loop {name!r} of the numba kernel ended with status {status}")
         return result.value
@@ -92,24 +86,36 @@ def loop(name: str) -> Callable[..., int]:
     return call
 
 
-def _argument_types(kinds: list[str]) -> list[type]:
-    types: list[type] = [ctypes.c_void_p, ctypes.c_void_p]
-    for kind in kinds:
-        if "[" in kind:
-            types += [ctypes.c_int64] * (5 + 2 * (1 + kind.count(",")))
+def _spread(arguments: tuple[Any, ...]) -> list[Any]:
+    """Arrays as numba passes them: owner, parent, size, item, data, shape, strides."""
+    given: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, np.ndarray):
+            given += (0, 0, argument.size, argument.itemsize, argument.ctypes.data, *argument.shape, *argument.strides)
         else:
-            types.append(ctypes.c_float if kind == _F else ctypes.c_int64)
-    return types
+            given.append(argument)
+    return given
+
+
+def _argument_types(kinds: list[Any]) -> Iterator[type]:
+    for kind in kinds:
+        if isinstance(kind, list):
+            yield from _argument_types(kind)
+        elif "[" in kind:
+            yield from [ctypes.c_int64] * (5 + 2 * (1 + kind.count(",")))
+        else:
+            yield ctypes.c_float if kind == _F else ctypes.c_int64
 
 
 # ---- machine code ----
 
 
-def _compile(module: str, name: str, kinds: list[str]) -> tuple[str, bytes]:
+def _compile(module: str, name: str, kinds: list[Any]) -> tuple[str, bytes]:
     """The symbol and the object file of a loop, by numba."""
     function: Any = getattr(import_module(module), name)
     result = "void" if function.py_func.__annotations__["return"] is None else "int64"
-    function.compile(f"{result}({', '.join(kinds)})")
+    given = [f"Tuple(({', '.join(kind)}))" if isinstance(kind, list) else kind for kind in kinds]
+    function.compile(f"{result}({', '.join(given)})")
     (compiled,) = function.overloads.values()
     return compiled.fndesc.llvm_func_name, compiled.library._get_compiled_object()
 
@@ -137,7 +143,7 @@ def _load(symbol: str, code: bytes) -> int:
 # ---- kept on disk ----
 
 
-def _machine_code(name: str, module: str, kinds: list[str]) -> tuple[str, bytes]:
+def _machine_code(name: str, module: str, kinds: list[Any]) -> tuple[str, bytes]:
     """Loads a loop from disk. If it is missing, one process compiles it and the others wait."""
     folder = _folder()
     if folder is None:
@@ -147,10 +153,10 @@ def _machine_code(name: str, module: str, kinds: list[str]) -> tuple[str, bytes]
         )
         return _compile(module, name, kinds)
     path = folder / f"{name}-{_version()}.loop"
-    if (found := _read(path)) is not None:
+    if (found := _stored(path)) is not None:
         return found
     with _alone(folder):
-        if (found := _read(path)) is not None:
+        if (found := _stored(path)) is not None:
             return found
         symbol, code = _compile(module, name, kinds)
         body = symbol.encode() + b"\n" + code
@@ -164,7 +170,7 @@ def _machine_code(name: str, module: str, kinds: list[str]) -> tuple[str, bytes]
         return symbol, code
 
 
-def _read(path: Path) -> tuple[str, bytes] | None:
+def _stored(path: Path) -> tuple[str, bytes] | None:
     """The stored code, or None if it is missing or damaged."""
     try:
         kept = path.read_bytes()

@@ -155,6 +155,12 @@ def id_at(_context: Any, ids: Any, wide: Any, index: Any) -> Any:
 
 
 @intrinsic
+def after(_context: Any, numbers: Any, count: Any) -> Any:
+    """The address ``count`` numbers later."""
+    return numbers(numbers, types.int64), lambda _, builder, __, values: builder.gep(values[0], [values[1]])
+
+
+@intrinsic
 def float_at(_context: Any, address: Any, index: Any) -> Any:
     """The index-th float."""
     return _operation(lambda builder, address, index: _load(builder, address, index, 1), "ii", types.float32)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -22,13 +23,16 @@ def threads_for(load: int) -> int:
     return torch.get_num_threads() if load >= _SMALL else 1
 
 
-def run_all(tasks: Sequence[Callable[[], object]]) -> None:
-    """Runs tasks in parallel, one of them on this thread. Returns when all are done, and raises an error of any."""
-    if not tasks:
+def run_all(run: Callable[..., object], shares: Sequence[tuple[Any, ...]]) -> None:
+    """Calls ``run(*share)`` for all shares in parallel, for the first on this thread. Returns when all are done, and
+    raises an error of any."""
+    if len(shares) == 1:
+        run(*shares[0])
+    if len(shares) < 2:
         return
-    waiting = [_pool(len(tasks) - 1).submit(task) for task in tasks[1:]]
+    waiting = [_pool(len(shares) - 1).submit(run, *share) for share in shares[1:]]
     try:
-        tasks[0]()
+        run(*shares[0])
     finally:
         for future in waiting:
             future.exception()  # waits: no task may write after this function returns

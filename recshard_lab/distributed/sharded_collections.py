@@ -52,7 +52,7 @@ from recshard_lab.embedding import (
 from recshard_lab.embedding.dynamic.config import SLOTS, DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.inputs import OutOfRange, as_batch, put_back
-from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig, Owners, bucket_fault
+from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig, bucket_fault
 from recshard_lab.embedding.scaled_loss import watch_hidden
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
 from recshard_lab.sharding.plan.sharding_plan import Shard
@@ -649,8 +649,8 @@ class OwnerEntries(StateEntries):
         table = self.of.config
         assert isinstance(table, ManagedEmbeddingConfig)
         for position, state in self.of.states.items():
-            owners, first = Owners(state["raw_ids"], state["owned"]), self.of.sharding.shards[position].rows[0]
-            problem = bucket_fault(owners, first, table.partitions, table.row_unit)
+            buckets = self.of.sharding.shards[position].rows[0], table.partitions, table.row_unit
+            problem = bucket_fault(state["raw_ids"], state["owned"], *buckets)
             if problem is not None:
                 args[-1].append(f"table {table.name!r}: {problem}")
 

@@ -495,9 +495,9 @@ def _managed(table: ManagedEmbeddingConfig, module: Any, sharding: ParameterShar
             f"{of_table}disable_fallback=True, and ids cannot leave the bags of other ranks. "
             f"Fix: disable_fallback=False"
         )
-    if module.numbers_per_row > 2:
+    if len(module.row_numbers) > 2:
         raise ValueError(
-            f"{of_table}the eviction policy keeps {module.numbers_per_row} numbers of a row, and shards have 2. "
+            f"{of_table}the eviction policy keeps {len(module.row_numbers)} numbers of a row, and shards have 2. "
             f"Fix: keep at most 2"
         )
     if not table.least_equal_rows:

@@ -225,8 +225,8 @@ class ShardLookup:
         if self.on_lookup is not None:
             self.on_lookup(bags.ids, bags.counts)
         with torch.set_grad_enabled(training):
-            batch = self._there(bags)._replace(prefetched=prefetched)
-            rows, saved = self.kernel.forward(batch, training and self.inserts)
+            there = self._there(bags) if self.crosses else bags
+            rows, saved = self.kernel.forward(there._replace(prefetched=prefetched), training and self.inserts)
             if self.crosses:  # by way of pinned memory
                 rows = rows.pin_memory().to(self.device, non_blocking=True)
             return rows, saved
@@ -330,10 +330,7 @@ class RankLookup:
             lookup = ShardLookup(kinds[group[0]], members, first, layout, pooled, device, first_copy)
             (self.replicated if replicated else self.exchanged).append(lookup)
             first = lookup.end
-
-    @property
-    def groups(self) -> list[ShardLookup]:
-        return self.exchanged + self.replicated
+        self.groups = self.exchanged + self.replicated
 
     def weights(self) -> dict[tuple[int, int], Tensor]:
         """(table, shard) -> its weights ``[rows, cols]`` on this rank."""

@@ -293,6 +293,13 @@ class LookupKernel(ABC):
                     f"optimizer reads all. Fix: pass row_norms, which adds the squares of the other columns"
                 )
 
+    def features_by_shard(self) -> list[list[int]]:
+        """Per shard the shard features that read it."""
+        found: list[list[int]] = [[] for _ in self.shards]
+        for feature, shard in enumerate(self.features):
+            found[shard].append(feature)
+        return found
+
     def check_weights(self, weights: Tensor | None) -> None:
         """Raises ValueError for per-sample weights without pooling."""
         if weights is not None and not self.pooled:

@@ -24,6 +24,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ from recshard_lab.embedding.kernels.base import (
     notice_once,
     register_kernel,
 )
-from recshard_lab.embedding.kernels.transposed import FeatureGroups, Spans
+from recshard_lab.embedding.kernels.transposed import FeatureGroups
 from recshard_lab.embedding.optimizers import EmbOptimType, OptimizerSpec, WeightDecayMode
 
 _TRAINING = "split_table_batched_embeddings_ops_training"
@@ -52,18 +53,7 @@ _MOST_CUDA_COLUMNS = 2048
 
 
 class _Pending:
-    """Counts one lookup whose backward has not run, until `close` or until the lookup is dropped."""
-
-    def __init__(self, counter: list[int]) -> None:
-        self.counter: list[int] | None = counter
-        counter[0] += 1
-
-    def close(self) -> None:
-        if self.counter is not None:
-            self.counter[0] -= 1
-            self.counter = None
-
-    __del__ = close
+    """A lookup whose backward has not run."""
 
 
 @contextmanager
@@ -131,20 +121,16 @@ class FbgemmKernel(LookupKernel):
                 f"fbgemm's {optimizer.optimizer} does not step rows of zeros, and a row with a zero step becomes NaN. "
                 f"Fix, if your tables have such rows: backend='native'"
             )
-        self._shard_features: list[list[int]] = [[] for _ in self.shards]
-        for feature, shard in enumerate(self.features):
-            self._shard_features[shard].append(feature)
+        self._shard_features = self.features_by_shard()
         self._weights = [torch.empty(0, device=self.device)] * len(self.shards)
         self._states = [{}] * len(self.shards)
-        self._members = list(self._alike().values())
+        self._members = self._alike()
         # TBE sums the shard features of a shard only if they are neighbours
         groups = [
             [feature for index in indices for feature in self._shard_features[index]] for indices in self._members
         ]
-        self._tbes = [
-            self._make_tbe(indices, features, optimizer)
-            for indices, features in zip(self._members, groups, strict=True)
-        ]
+        pairs = zip(self._members, groups, strict=True)
+        self._tbes = [self._make_tbe(indices, features, optimizer) for indices, features in pairs]
         counts = "iter" in optimizer.state_shapes(1, 1)
         sizes = [len(indices) if counts else 0 for indices in self._members]
         self._iterations = [torch.zeros(size, dtype=torch.int64, device=self.device) for size in sizes]
@@ -155,7 +141,7 @@ class FbgemmKernel(LookupKernel):
                 self._weights[index].zero_()
         self._features = FeatureGroups([self.shards[shard].num_cols for shard in self.features], groups, self.device)
 
-    def _alike(self) -> dict[tuple[DataType, int], list[int]]:
+    def _alike(self) -> list[list[int]]:
         """The shards that one TBE can serve. TBE refuses shards without a shard feature: these get plain tensors."""
         members: dict[tuple[DataType, int], list[int]] = {}
         for index, shard in enumerate(self.shards):
@@ -163,7 +149,7 @@ class FbgemmKernel(LookupKernel):
                 members.setdefault(self._key_of(index, shard), []).append(index)
             else:
                 self._weights[index], self._states[index] = self._zeros(shard)
-        return members
+        return list(members.values())
 
     def _key_of(self, index: int, shard: ShardSpec) -> tuple[DataType, int]:
         """Equal for shards that one TBE serves."""
@@ -209,7 +195,7 @@ class FbgemmKernel(LookupKernel):
         """Takes the shards' weights and states from the memory of the TBEs."""
         assert self.optimizer is not None
         names = [name for name in self.optimizer.state_shapes(1, 1) if name != "iter"]
-        self._pending = [0]
+        self._pending: WeakSet[_Pending] = WeakSet()  # what is dropped has no backward
         self._versions = [-1] * len(self._tbes)  # as if written to: the counts are read before the next lookup
         self._steps = [0] * len(self._tbes)
         for tbe, indices, iterations in zip(self._tbes, self._members, self._iterations, strict=True):
@@ -241,12 +227,15 @@ class FbgemmKernel(LookupKernel):
             own_offsets = self._features.take_offsets(offsets, index, samples)
             own_weights = None if weights is None else self._features.take(weights, index, spans)
             self._number_step(index, tbe)
+            own_weights = None if own_weights is None else own_weights.detach().requires_grad_()
             with torch.enable_grad():
-                if own_weights is not None:
-                    own_weights = own_weights.detach().requires_grad_()
                 out = self._look_up(index, own_ids, own_offsets, own_weights)
                 looked.append((out, own_weights))
-        return self._join([out.detach() for out, _ in looked], spans), (looked, spans, _Pending(self._pending))
+        pending = _Pending()
+        self._pending.add(pending)
+        outputs = [out.detach() for out, _ in looked]
+        joined = self._features.join_pooled(outputs) if self.pooled else self._features.join_flat(outputs, spans)
+        return joined, (looked, spans, pending)
 
     def _look_up(self, index: int, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The rows of one TBE, with their graph."""
@@ -270,16 +259,8 @@ class FbgemmKernel(LookupKernel):
                     f"Fix: use backend='native'"
                 )
             self._versions[index], self._steps[index] = iterations._version, taken.pop()
-        tbe.iter_cpu.fill_(self._steps[index] + self._pending[0])
+        tbe.iter_cpu.fill_(self._steps[index] + len(self._pending))
         tbe.iter.copy_(tbe.iter_cpu)
-
-    def _join(self, outputs: list[Tensor], spans: Spans) -> Tensor:
-        if not self.pooled:
-            return self._features.join_flat(outputs, spans)
-        if self._features.whole:
-            return outputs[0]
-        dims = [[self._features.feature_dims[feature] for feature in group] for group in self._features.groups]
-        return self._features.join_pooled([out.split(own, dim=1) for out, own in zip(outputs, dims, strict=True)])
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         looked, spans, pending = saved
@@ -293,7 +274,7 @@ class FbgemmKernel(LookupKernel):
                 torch.autograd.backward(out, own.to(out.dtype).contiguous().view_as(out))
             if weights is not None:
                 weight_grads.append(weights.grad)
-        pending.close()
+        self._pending.discard(pending)
         for index, iterations in enumerate(self._iterations):
             known = iterations._version == self._versions[index]
             iterations += 1

@@ -18,7 +18,7 @@ Shape letters: G shard features of one group, B batch, n ids of one group, d col
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -83,24 +83,6 @@ class _Saved:
     looked: list[Looked]  # per group
     spans: Spans
     batch: int
-
-
-@dataclass
-class _Above:
-    """What the touched rows of a group get from their tables."""
-
-    full_dim: RowDims
-    iteration: int | Tensor
-    totals: list[Tensor] = field(default_factory=list)  # [U] or [U, k] for each round of row norms so far
-
-    def of(self, chunk: slice) -> tuple[list[Tensor], RowDims, int | Tensor]:
-        """Totals, columns and steps of some of the rows."""
-        dims, count = self.full_dim, self.iteration
-        return (
-            [total[chunk] for total in self.totals],
-            dims if isinstance(dims, int) else dims[chunk],
-            count if isinstance(count, int) else count[chunk],
-        )
 
 
 @register_kernel
@@ -265,20 +247,19 @@ class NativeKernel(LookupKernel):
             self.check_row_norms(row_norms)
         if optimizer.check_gradients:
             self._check_gradients(touched)
-        aboves = [
-            _Above(_full_dim(group, part), self._count_steps(group, part))
-            for group, part in zip(self._groups, touched, strict=True)
-        ]
+        for group, part in zip(self._groups, touched, strict=True):
+            part.full_dim, part.iteration = _by_row(group.full_dim, group, part), self._count_steps(group, part)
         if row_norms is not None:
             try:
                 for _ in range(optimizer.row_norm_rounds):
-                    self._complete_squares(optimizer, touched, aboves, row_norms)
+                    self._complete_squares(optimizer, touched, row_norms)
             except BaseException:  # another rank failed
-                self._uncount_steps()
+                for group in self._groups if self._counts else ():
+                    group.iterations -= 1
                 raise
-        for group, part, above in zip(self._groups, touched, aboves, strict=True):
+        for group, part in zip(self._groups, touched, strict=True):
             for chunk, grad in part.chunks(self._chunk_bytes):
-                totals, dims, iteration = above.of(chunk)
+                totals, dims, iteration = part.above(chunk)
                 known = None if row_norms is None else totals
                 step(optimizer, group.weight, group.state, part.rows[chunk], grad, known, dims, iteration)
 
@@ -289,24 +270,18 @@ class NativeKernel(LookupKernel):
         group.iterations += 1
         if self.device.type == "cpu" and len(set(group.iterations.tolist())) == 1:
             return int(group.iterations[0])
-        return group.iterations.index_select(0, part.shards(group.bounds))
+        return _by_row(group.iterations, group, part)
 
-    def _uncount_steps(self) -> None:
-        for group in self._groups if self._counts else ():
-            group.iterations -= 1
-
-    def _complete_squares(
-        self, optimizer: OptimizerSpec, touched: list[Touched], aboves: list[_Above], row_norms: RowNorms
-    ) -> None:
+    def _complete_squares(self, optimizer: OptimizerSpec, touched: list[Touched], row_norms: RowNorms) -> None:
         """One round: the caller completes the squares ``[U]`` or ``[U, k]`` of this kernel's columns.
 
         Each round and the step recompute the gradient, which is cheaper than to keep it.
         """
         rows = [torch.empty(0, dtype=torch.int64, device=self.device)] * len(self.shards)
         squares = [torch.empty(0, device=self.device)] * len(self.shards)
-        for group, part, above in zip(self._groups, touched, aboves, strict=True):
+        for group, part in zip(self._groups, touched, strict=True):
             sums = [
-                step(optimizer, group.weight, group.state, part.rows[chunk], grad, *above.of(chunk))
+                step(optimizer, group.weight, group.state, part.rows[chunk], grad, *part.above(chunk))
                 for chunk, grad in part.chunks(self._chunk_bytes)
             ]
             whole = torch.cat(sums) if sums else part.bag_grads.new_empty(0)
@@ -315,8 +290,8 @@ class NativeKernel(LookupKernel):
             for position, own in enumerate(whole.split(part.shard_sizes)):
                 squares[group.shards[position]] = own
         completed = row_norms(rows, squares)
-        for group, above in zip(self._groups, aboves, strict=True):
-            above.totals.append(torch.cat([completed[shard] for shard in group.shards]))
+        for group, part in zip(self._groups, touched, strict=True):
+            part.totals.append(torch.cat([completed[shard] for shard in group.shards]))
 
     def _check_gradients(self, touched: list[Touched]) -> None:
         """Raises ValueError naming the first row whose gradient is not finite."""
@@ -348,8 +323,6 @@ class NativeKernel(LookupKernel):
             add_rows_(group.grad, part.rows[chunk], grad)
 
 
-def _full_dim(group: _Group, part: Touched) -> RowDims:
-    """Columns of the whole table: one number where all shards agree, else ``[U]``."""
-    if isinstance(group.full_dim, int):
-        return group.full_dim
-    return group.full_dim.index_select(0, part.shards(group.bounds))
+def _by_row(numbers: RowDims, group: _Group, part: Touched) -> RowDims:
+    """One number where all shards agree; of ``numbers [S]``, that of each row's shard ``[U]``."""
+    return numbers if isinstance(numbers, int) else numbers.index_select(0, part.shards(group.bounds))

@@ -6,15 +6,14 @@ Shape letters: G shard features of one group, B batch, n ids of one group, d col
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.functional import pad
 
-from recshard_lab.embedding.optimizers import accumulate_dtype
+from recshard_lab.embedding.optimizers import RowDims, accumulate_dtype
 
 # Splits a batch into groups of shard features that one operator can serve, and joins the groups' results.
 #
@@ -41,7 +40,7 @@ class FeatureGroups:
         self.whole = self.groups == [features]  # one group in batch order: nothing to split or join
         order = [feature for group in self.groups for feature in group]
         assert sorted(order) == features, f"groups {self.groups} must hold each of {len(features)} shard features once"
-        self._position = {feature: position for position, feature in enumerate(order)}
+        self._positions = sorted(features, key=order.__getitem__)
         self._indices = [torch.tensor(group, dtype=torch.int64, device=device) for group in self.groups]
 
     def spans(self, offsets: Tensor, pooled: bool, counts: Sequence[int] | None) -> tuple[Spans, int]:
@@ -69,7 +68,7 @@ class FeatureGroups:
         if self.whole:
             return offsets
         lengths = offsets.diff().view(len(self.feature_dims), batch).index_select(0, self._indices[group])
-        return functional.pad(lengths.view(-1).cumsum(0, dtype=offsets.dtype), (1, 0))
+        return pad(lengths.view(-1).cumsum(0, dtype=offsets.dtype), (1, 0))
 
     def take_pooled_grad(self, grad: Tensor, group: int) -> Tensor:
         """``[B, columns of all shard features] -> [B, columns of the group's]``."""
@@ -88,10 +87,17 @@ class FeatureGroups:
         parts = grad.split(sizes)
         return torch.cat([parts[feature] for feature in members]).view(-1, dim)
 
-    def join_pooled(self, outputs: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Per group and shard feature ``[B, d]`` -> ``[B, columns of all shard features]``."""
-        parts = [part for output in outputs for part in output]
-        return torch.cat([parts[self._position[feature]] for feature in range(len(parts))], dim=1)
+    def in_order(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """One part of each group's shard features, group after group -> in the order of shard features."""
+        return [parts[position] for position in self._positions]
+
+    def join_pooled(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Per group ``[B, columns of the group's]`` -> ``[B, columns of all shard features]``."""
+        if self.whole:
+            return outputs[0]
+        dims = [[self.feature_dims[feature] for feature in group] for group in self.groups]
+        parts = [part for out, own in zip(outputs, dims, strict=True) for part in out.split(own, dim=1)]
+        return torch.cat(self.in_order(parts), dim=1)
 
     def join_flat(self, outputs: Sequence[Tensor], spans: Spans) -> Tensor:
         """Per group ``[n, d]`` or ``[n]``, one shard feature after the other -> flat, in batch order."""
@@ -100,7 +106,7 @@ class FeatureGroups:
         parts: list[Tensor] = []
         for output, members in zip(outputs, self.groups, strict=True):
             parts += output.split([spans[feature][1] - spans[feature][0] for feature in members])
-        return torch.cat([parts[self._position[feature]].reshape(-1) for feature in range(len(parts))])
+        return torch.cat([part.reshape(-1) for part in self.in_order(parts)])
 
 
 CHUNK_BYTES = 1024 * 1024  # of gradient rows, so that they stay in or near the L2 cache
@@ -130,6 +136,15 @@ class Touched:
     members: Tensor  # [n] bags, row after row
     weights: Tensor | None  # [n] per-sample weights, row after row
     bag_grads: Tensor  # [bags, d]
+    # what a step gets from the tables, one number for all rows or [U]: columns of the whole table, and steps taken
+    full_dim: RowDims = 0
+    iteration: RowDims = 0
+    totals: list[Tensor] = field(default_factory=list)  # [U] or [U, k] for each round of row norms so far
+
+    def above(self, chunk: slice) -> tuple[list[Tensor], RowDims, RowDims]:
+        """Totals, columns and steps of some of the rows."""
+        dims, count = (own if isinstance(own, int) else own[chunk] for own in (self.full_dim, self.iteration))
+        return [total[chunk] for total in self.totals], dims, count
 
     def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
         """Some of the rows and their summed gradient at a time: on CPU as many as fit the cache, elsewhere all."""

@@ -20,6 +20,7 @@ from recshard_lab.embedding.collections import EmbeddingBagCollection, Embedding
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.dynamic.admission import initial_rows, stream_of
 from recshard_lab.embedding.fused import FusedCollection, FusedEmbeddingBagCollection, FusedEmbeddingCollection
+from recshard_lab.embedding.kernels.mapped import Step
 from recshard_lab.embedding.managed_collision.modules import (
     ManagedCollisionCollection,
     ManagedCollisionModule,
@@ -95,18 +96,11 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
                     state[rows] = group.get("initial_accumulator_value", 0.0) if name == "sum" else 0.0
 
 
-class _Step:
-    """A batch whose backward is to come: module -> its step. While it exists, its rows keep their owners."""
-
-    def __init__(self, numbers: dict[str, int]) -> None:
-        self.numbers = numbers
-
-
 class _Hold(torch.autograd.Function):
-    """Returns its input, and keeps a `_Step` until its backward."""
+    """Returns its input, and keeps a `Step` until its backward."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, step: _Step) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, step: Step) -> Tensor:
         ctx.step = step
         return rows.view_as(rows)
 
@@ -138,7 +132,7 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         self._embedding_module = embedding_module
         self._managed_collision_collection = managed_collision_collection
         self._return_remapped_features = return_remapped_features
-        self._pending: weakref.WeakSet[_Step] = weakref.WeakSet()
+        self._pending: weakref.WeakSet[Step] = weakref.WeakSet()
         if list(self._configs()) != list(managed_collision_collection.embedding_configs()):
             raise ValueError(
                 "the collection and the ManagedCollisionCollection have different tables. Fix: build both from one list"
@@ -193,14 +187,14 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
             ValueError: as of the collection.
         """
         modules = self._managed_collision_collection.modules_by_table()
-        owners = {name: own for name, own in modules.items() if isinstance(own, RowOwners)}
-        for name, module in owners.items():
-            module.pinned_from = min((step.numbers[name] for step in self._pending), default=None)
+        owners = [own for own in modules.values() if isinstance(own, RowOwners)]
+        for number, module in enumerate(owners):
+            module.pinned_from = min((step.numbers[number] for step in self._pending), default=None)
         remapped = self._managed_collision_collection(features, mutate_miss_lengths=mutate_miss_lengths)
         self._reset(modules)
         looked_up = self._embedding_module(remapped)
         if self.training and torch.is_grad_enabled():
-            looked_up = self._held(looked_up, {name: module.step for name, module in owners.items()})
+            looked_up = self._held(looked_up, Step([module.step for module in owners]))
         return looked_up, remapped if self._return_remapped_features else None
 
     def _reset(self, modules: Mapping[str, ManagedCollisionModule]) -> None:
@@ -220,9 +214,8 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
                     weight.grad = without_rows(weight.grad, rows)
                 reset_at_next_step(weight, rows)
 
-    def _held(self, looked_up: Any, numbers: dict[str, int]) -> Any:
+    def _held(self, looked_up: Any, step: Step) -> Any:
         """The output, which keeps the rows of the batch until its backward."""
-        step = _Step(numbers)
         self._pending.add(step)
         if isinstance(looked_up, KeyedTensor):
             values = _Hold.apply(looked_up.values(), step)

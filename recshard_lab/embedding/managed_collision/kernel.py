@@ -51,8 +51,7 @@ class ManagedKernel(MappedKernel):
     def _find(self, batch: KernelInput, train: bool, pins_last: bool = False) -> Located:
         """Rows that ids get are reset."""
         parts = list(batch.ids.long().split(batch.counts))
-        for number, module in enumerate(self.modules):
-            own = [at for at, shard in enumerate(self.features) if shard == number]
+        for number, (module, own) in enumerate(zip(self.modules, self.features_by_shard(), strict=True)):
             counts = [batch.counts[at] for at in own]
             module.pinned_from = self._pinned(number)
             found = module.shard_rows(torch.cat([parts[at] for at in own]), train, counts)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,6 @@ from recshard_lab.embedding.dynamic.index import Counters, ScoredIndex
 from recshard_lab.embedding.dynamic.index_rounds import partitions_of
 from recshard_lab.embedding.managed_collision.policies import MCHEvictionPolicy
 from recshard_lab.sparse import JaggedTensor, KeyedJaggedTensor
-
-
-class Owners(NamedTuple):
-    """Which id owns each row.
-
-    Attributes:
-        ids: ``[E]`` int64.
-        owned: ``[E]`` uint8: 1 where the row has an owner.
-    """
-
-    ids: Tensor
-    owned: Tensor
-
 
 HashFunction = Callable[[Tensor, int], Tensor]
 
@@ -173,7 +160,7 @@ class RowOwners(ManagedCollisionModule):
         self.register_buffer("_row_numbers", torch.zeros(rows, max(2, len(self._numbers)), **new))
         self.register_buffer("_current_iter_tensor", torch.zeros(1, **new))
         self.register_buffer("_touched", torch.full((rows,), -1, **new), persistent=False)
-        self._indexed: tuple[Any, ...] = ()  # the owners that `_index` has, and their versions
+        self._indexed: list[tuple[Any, int]] = [(None, 0)]  # ids and owned that `_index` has, and their versions
         self._index: ScoredIndex
         self._row_of: Tensor  # [slots of the index + 1] the row of each slot; the last one is -1
         self._reset: list[Tensor] = []
@@ -210,19 +197,9 @@ class RowOwners(ManagedCollisionModule):
     # ---- the table ----
 
     @property
-    def owners(self) -> Owners:
-        """Which id owns each row."""
-        return Owners(self._raw_ids, self._owned)
-
-    @property
     def row_numbers(self) -> dict[str, Tensor]:
         """Name -> ``[E]`` int64, the numbers of each row; views of the state."""
         return {name: self._row_numbers[:, at] for at, name in enumerate(self._numbers)}
-
-    @property
-    def numbers_per_row(self) -> int:
-        """How many numbers each row has."""
-        return len(self._numbers)
 
     def output_size(self) -> int:
         """Rows of this module."""
@@ -255,7 +232,7 @@ class RowOwners(ManagedCollisionModule):
         Raises:
             ValueError: the state is of a module with other buckets.
         """
-        problem = bucket_fault(self.owners, self.offset, self._buckets, self._bucket_rows)
+        problem = bucket_fault(self._raw_ids, self._owned, self.offset, self._buckets, self._bucket_rows)
         if problem is not None:
             raise ValueError(f"{self._of_table}{problem}")
 
@@ -271,14 +248,13 @@ class RowOwners(ManagedCollisionModule):
         Raises:
             ValueError: as `validate_state`, if something else has written the state: a checkpoint, a move.
         """
-        owners, known = self.owners, self._indexed
-        if not known or known[0] is not owners.ids or known[1] is not owners.owned or known[2:] != _versions(owners):
+        now = zip((self._raw_ids, self._owned), self._indexed, strict=False)
+        if any(own is not known or own._version != version for own, (known, version) in now):
             self.validate_state()
-            rows = (owners.owned == 1).nonzero().squeeze(1)
-            size = len(owners.ids)
-            self._index = ScoredIndex(size + size // 4 + 1, 8 * size + 256, device=owners.ids.device)
-            self._row_of = owners.ids.new_full((self._index.capacity + 1,), -1)
-            self._add_to_index(owners.ids[rows], rows)
+            rows = (self._owned == 1).nonzero().squeeze(1)
+            self._index = ScoredIndex(self._rows + self._rows // 4 + 1, 8 * self._rows + 256, device=self._owned.device)
+            self._row_of = rows.new_full((self._index.capacity + 1,), -1)
+            self._add_to_index(self._raw_ids[rows], rows)
         return self._row_of[self._index.find(ids)]
 
     def _add_to_index(self, ids: Tensor, rows: Tensor) -> None:
@@ -295,7 +271,7 @@ class RowOwners(ManagedCollisionModule):
                 f"Fix: pass input_hash_func, a function that gives these ids other values"
             )
         self._row_of[found.slots] = rows
-        self._indexed = (*self.owners, *_versions(self.owners))
+        self._indexed = [(own, own._version) for own in (self._raw_ids, self._owned)]
 
     def rows_of(self, ids: Tensor, training: bool, counts: Sequence[int]) -> Tensor:
         """``[N]`` the row here that each id looks up; -1 for ids that look up none.
@@ -390,25 +366,20 @@ class RowOwners(ManagedCollisionModule):
         return int(self._owned.sum())
 
 
-def _versions(owners: Owners) -> tuple[int, ...]:
-    """Numbers that change when something writes the owners."""
-    return tuple(own._version for own in owners)
-
-
 def _validate(module: Any, incompatible: Any) -> None:
     module.validate_state()
 
 
-def bucket_fault(owners: Owners, first_row: int, buckets: int, bucket_rows: int) -> str | None:
+def bucket_fault(ids: Tensor, owned: Tensor, first_row: int, buckets: int, bucket_rows: int) -> str | None:
     """What is wrong if ids are outside of their buckets.
 
     Args:
-        owners: of rows ``[M]``, whole buckets.
+        ids, owned: of rows ``[M]``, whole buckets; ``owned`` is 1 where the row has an owner.
         first_row: the table's number of the first of them.
         buckets, bucket_rows: of the table.
     """
-    rows = (owners.owned == 1).nonzero().squeeze(1)
-    wrong = int((partitions_of(owners.ids[rows], buckets) != (rows + first_row) // bucket_rows).sum())
+    rows = (owned == 1).nonzero().squeeze(1)
+    wrong = int((partitions_of(ids[rows], buckets) != (rows + first_row) // bucket_rows).sum())
     if not wrong:
         return None
     return (
@@ -539,11 +510,8 @@ class MCHManagedCollisionModule(RowOwners):
             numbers = {name: torch.zeros_like(ids) for name in names}
             policy.record_history_metadata(now, ids, numbers)
             self._history.append((ids.clone(), numbers))
-        if self._batches_since >= self._eviction_interval:
-            self._give_rows(now, names)
-
-    def _give_rows(self, now: int, names: Sequence[str]) -> None:
-        """The policy's decisions about the ids since the last eviction, bucket by bucket."""
+        if self._batches_since < self._eviction_interval:
+            return
         every = torch.cat([ids for ids, _ in self._history])
         history = {name: torch.cat([numbers[name] for _, numbers in self._history]) for name in names}
         self._history, self._batches_since = [], 0
@@ -554,7 +522,7 @@ class MCHManagedCollisionModule(RowOwners):
             self._give_rows_of(now, rows, every[mine], own)
 
     def _give_rows_of(self, now: int, rows: slice, history: Tensor, numbers: dict[str, Tensor]) -> None:
-        """The same of one bucket."""
+        """The policy's decisions about the ids of one bucket since the last eviction."""
         policy = self._eviction_policy
         ids, inverse, counts = history.unique(return_inverse=True, return_counts=True)
         admitted = None

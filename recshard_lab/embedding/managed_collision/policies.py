@@ -239,8 +239,7 @@ def average_threshold_filter(id_counts: Tensor) -> tuple[Tensor, Tensor]:
     >>> average_threshold_filter(torch.tensor([1, 2, 6]))[0].tolist()
     [False, False, True]
     """
-    threshold = id_counts.double().mean()
-    return id_counts > threshold, threshold
+    return dynamic_threshold_filter(id_counts, 1.0)
 
 
 def dynamic_threshold_filter(id_counts: Tensor, threshold_skew_multiplier: float = 10.0) -> tuple[Tensor, Tensor]:

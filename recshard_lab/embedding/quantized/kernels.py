@@ -211,22 +211,15 @@ class PackedLookup:
             Pooled ``[B, sum of D]``. Not pooled: flat, the ``[n, D]`` rows of each feature one after the other.
         """
         outputs, spans = self._outputs(flat, ids, offsets, weights, counts)
-        if not self._pooled:
-            return self._groups.join_flat(outputs, spans)
-        if len(outputs) == 1:
-            return outputs[0]
-        dims = [[self._groups.feature_dims[at] for at in group] for group in self._groups.groups]
-        return self._groups.join_pooled([out.split(own, 1) for out, own in zip(outputs, dims, strict=True)])
+        return self._groups.join_pooled(outputs) if self._pooled else self._groups.join_flat(outputs, spans)
 
     def rows(
         self, flat: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int]
     ) -> list[Tensor]:
         """The ``[n, D]`` rows of each feature, not pooled, without joining them. Arguments as of a call."""
-        found: dict[int, Tensor] = {}
         outputs, _ = self._outputs(flat, ids, offsets, weights, counts)
-        for rows, members in zip(outputs, self._groups.groups, strict=True):
-            found.update(zip(members, rows.split([counts[number] for number in members]), strict=True))
-        return [found[number] for number in range(len(found))]
+        sizes = [[counts[number] for number in members] for members in self._groups.groups]
+        return self._groups.in_order([part for out, own in zip(outputs, sizes, strict=True) for part in out.split(own)])
 
     def _outputs(
         self, flat: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, counts: Sequence[int] | None

@@ -44,7 +44,7 @@ from recshard_lab.embedding.optimizers import EmbOptimType, WeightDecayMode
 
 _RULES = {EmbOptimType.EXACT_SGD: 0, EmbOptimType.EXACT_ADAGRAD: 1, EmbOptimType.EXACT_ROWWISE_ADAGRAD: 2}
 _ALL, _ONLY_SQUARES, _GIVEN_SQUARES = range(3)
-_WORDS, _MORE_WORDS = 7, 2050
+_WORDS, _MORE_WORDS = 7, 2064
 _MOST_ROWS = 2**32  # sorted as 32-bit numbers
 _BASE, _DIM, _HALF, _STATE, _FULL_DIM, _ROWS, _SHARD = range(7)  # these five lines equal those of the loops
 _NOTHING = (0,) * 6  # instead of squares
@@ -62,6 +62,7 @@ class _Saved:
     sizes: Tensor  # [S] ids of each shard, [F + 1] first column of each feature in the output (flat: number)
     given: tuple[int, ...] = ()  # what every loop takes
     most_ids: int = 0  # of a shard
+    threads: int = 1
 
 
 @register_kernel
@@ -103,9 +104,7 @@ class NumbaKernel(LookupKernel):
         super()._allocate()
         assert self.optimizer is not None
         self._row_wise = self.optimizer.row_wise
-        self._by_shard: list[list[int]] = [[] for _ in self.shards]
-        for feature, number in enumerate(self.features):
-            self._by_shard[number].append(feature)
+        self._by_shard = self.features_by_shard()
         # what no batch changes, in tensors: their addresses are cheap to read anew, as kernels may be copied
         self._every_shard = torch.arange(len(self.shards))
         self._shard_starts = torch.tensor([0, *accumulate(map(len, self._by_shard))])
@@ -135,42 +134,34 @@ class NumbaKernel(LookupKernel):
             self._addresses = addresses
         return self._facts.data_ptr()
 
-    def _threads(self, saved: _Saved) -> int:
-        """For the numbers that are read and written, were all features alike."""
-        return threads_for((saved.ids.numel() + saved.offsets.numel()) * self._width // len(self._dims))
-
     # ---- forward ----
 
     def remember(self, batch: KernelInput, train: bool = True) -> _Saved:
         ids, offsets, weights, *_ = batch
         features = len(self._dims)
         samples = (offsets.numel() - 1) // features if self.pooled else 1
-        self._check_shapes(ids, offsets, weights, features * samples + 1)
-        dtype = torch.float32 if weights is None else weights.dtype
-        kept = None if weights is None else weights.detach().float().contiguous()
-        sizes = torch.empty(len(self.shards) + features + 1, dtype=torch.int64)
-        saved = _Saved(ids.contiguous(), offsets.long().contiguous(), kept, dtype, samples, sizes)
-        self._look_at(saved)
-        return saved
-
-    def _check_shapes(self, ids: Tensor, offsets: Tensor, weights: Tensor | None, size: int) -> None:
         for name, tensor in (("ids", ids), ("offsets", offsets)):
             if tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64) or tensor.device.type != "cpu":
                 raise ValueError(
                     f"{name} are {tensor.dtype} {list(tensor.shape)} on {tensor.device}; they must be int32 or int64, "
                     f"of one dimension, on cpu"
                 )
-        if offsets.numel() != size or size < 1:
-            expected = f"{len(self._dims)} * B + 1" if self.pooled else size
+        if offsets.numel() != (size := features * samples + 1) or size < 1:
+            expected = f"{features} * B + 1" if self.pooled else size
             raise ValueError(f"got {offsets.numel()} offsets, expected {expected}")
-        if weights is None:
-            return
-        self.check_weights(weights)
-        if weights.shape != ids.shape or weights.device.type != "cpu":
-            raise ValueError(
-                f"per-sample weights are {list(weights.shape)} on {weights.device}, expected [{ids.numel()}] on cpu, "
-                f"one per id"
-            )
+        if weights is not None:
+            self.check_weights(weights)
+            if weights.shape != ids.shape or weights.device.type != "cpu":
+                raise ValueError(
+                    f"per-sample weights are {list(weights.shape)} on {weights.device}, expected [{ids.numel()}] on "
+                    f"cpu, one per id"
+                )
+        dtype = torch.float32 if weights is None else weights.dtype
+        kept = None if weights is None else weights.detach().float().contiguous()
+        sizes = torch.empty(len(self.shards) + features + 1, dtype=torch.int64)
+        saved = _Saved(ids.contiguous(), offsets.long().contiguous(), kept, dtype, samples, sizes)
+        self._look_at(saved)
+        return saved
 
     def _look_at(self, saved: _Saved) -> None:
         """Raises ValueError unless offsets ascend within the ids and every id is a row of its shard."""
@@ -182,6 +173,8 @@ class NumbaKernel(LookupKernel):
         saved.most_ids = loop("look_at")(*saved.given, len(self._dims), ids.numel(), shards, counts)
         if saved.most_ids < 0:
             raise ValueError(self._what_is_bad(saved, -1 - saved.most_ids))
+        # of the numbers that are read and written, were all features alike
+        saved.threads = threads_for((ids.numel() + saved.offsets.numel()) * self._width // len(self._dims))
 
     def _what_is_bad(self, saved: _Saved, feature: int) -> str:
         own = saved.offsets[feature * saved.batch : (feature + 1) * saved.batch + 1]
@@ -204,17 +197,16 @@ class NumbaKernel(LookupKernel):
         else:
             out = empty((int(saved.sizes[-1]),))
             run = partial(loop("gather"), *saved.given, out.data_ptr(), len(self._dims))
-            run_all(run, cut_evenly([saved.ids.numel()], self._threads(saved)))
+            run_all(run, cut_evenly([saved.ids.numel()], saved.threads))
         return out, saved
 
     def _cuts(self, saved: _Saved) -> list[tuple[int, int]]:
         """Ranges of bags, feature-major, of like work."""
-        threads = self._threads(saved)
-        if threads == 1:
+        if saved.threads == 1:
             return [(0, saved.offsets.numel() - 1)]
         counts = saved.offsets.as_strided((len(self._dims) + 1,), (saved.batch,)).diff().tolist()
         loads = [(count + saved.batch) * dim for count, dim in zip(counts, self._dims, strict=True)]
-        return cut_evenly(loads, threads, saved.batch)
+        return cut_evenly(loads, saved.threads, saved.batch)
 
     # ---- backward ----
 
@@ -247,8 +239,7 @@ class NumbaKernel(LookupKernel):
     def _shares(self, saved: _Saved, by_rows: bool) -> list[tuple[Tensor, int, int]]:
         """Divides the shards among threads by load. If that is uneven, ``by_rows`` divides the rows of every shard.
         Each share has its shards, and which of how many parts of their rows."""
-        threads = self._threads(saved)
-        if threads == 1:
+        if (threads := saved.threads) == 1:
             return [(self._every_shard, 0, 1)]
         own = zip(self._ids_by_shard(saved), self._by_shard, self.shards, strict=True)
         loads = [(ids + saved.batch * len(features)) * shard.num_cols for ids, features, shard in own]
@@ -280,10 +271,14 @@ class NumbaKernel(LookupKernel):
     ) -> None:
         optimizer, weighted = self.optimizer, saved.weights is not None
         assert optimizer is not None
+        # a room for whole vectors of 16, aligned, as a split vector waits for its own store
+        most = saved.most_ids // 16 * 16 + 16
+        factors = _WORDS * most + _MORE_WORDS
+        grads = factors + most * weighted
         sources = saved.batch * self._most_columns if self.pooled else grad.numel()
-        sizes = (_WORDS * saved.most_ids + _MORE_WORDS, saved.most_ids * weighted, sources, self._widest)
-        starts = [*accumulate((-(-size // 16) * 16 for size in sizes), initial=0)]
-        room = empty((starts[-1],))  # each part is aligned: a split vector waits for its own store
+        total = grads + sources // 16 * 16 + 16
+        room = empty((total + self._widest,))
+        start = room.data_ptr()
         wiring = (shards.data_ptr(), shards.numel(), self._shard_starts.data_ptr(), self._shard_features.data_ptr())
         rates = (optimizer.learning_rate, optimizer.eps, optimizer.weight_decay)
         loop("step_rows")(
@@ -293,8 +288,7 @@ class NumbaKernel(LookupKernel):
             *(_RULES[optimizer.optimizer], *rates),
             *(part, parts, stage),
             *(map(Tensor.data_ptr, found) if found else _NOTHING),
-            *(room.data_ptr() + 4 * start for start in starts[:-1]),
-            saved.most_ids,
+            *(start, start + 4 * factors, start + 4 * grads, start + 4 * total, most),
         )
 
 

@@ -26,7 +26,7 @@ from recshard_lab.embedding.kernels.numba.rows import (
 SGD, ADAGRAD, ROWWISE_ADAGRAD = range(3)
 ALL, ONLY_SQUARES, GIVEN_SQUARES = range(3)
 DIGITS = 2048  # values of one digit of the sort
-WORDS, MORE_WORDS = 7, DIGITS + 2
+WORDS, MORE_WORDS = 7, DIGITS + 16  # starts and order end with one more number, and the room goes on aligned
 
 
 @jit

@@ -10,7 +10,6 @@
 A new backend is one file in this folder: a subclass of `LookupKernel`, decorated with `register_kernel`.
 """
 
-from recshard_lab.embedding.kernels.base import NO_WEIGHTS as NO_WEIGHTS
 from recshard_lab.embedding.kernels.base import TORCH_DTYPES as TORCH_DTYPES
 from recshard_lab.embedding.kernels.base import KernelInput as KernelInput
 from recshard_lab.embedding.kernels.base import KernelSpec as KernelSpec

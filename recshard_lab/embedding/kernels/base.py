@@ -85,8 +85,6 @@ TORCH_DTYPES = {
 
 CPU = torch.device("cpu")
 
-NO_WEIGHTS = "sequence embeddings take no per-sample weights"
-
 
 @dataclass(frozen=True)
 class ShardSpec:
@@ -303,7 +301,7 @@ class LookupKernel(ABC):
     def check_weights(self, weights: Tensor | None) -> None:
         """Raises ValueError for per-sample weights without pooling."""
         if weights is not None and not self.pooled:
-            raise ValueError(NO_WEIGHTS)
+            raise ValueError("sequence embeddings take no per-sample weights. Fix: pass none, or pool")
 
     def index_tensors(self) -> list[dict[str, Tensor]]:
         """Per shard what says which id each row belongs to. It moves with the rows. Empty where ids are rows."""

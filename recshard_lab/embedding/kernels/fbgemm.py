@@ -31,7 +31,6 @@ from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels.base import (
-    NO_WEIGHTS,
     KernelInput,
     KernelSpec,
     LookupKernel,
@@ -107,8 +106,6 @@ class FbgemmKernel(LookupKernel):
             return f"it has no {optimizer.optimizer} on CPU"
         if (reason := _refuses_extras(kind, optimizer)) is not None:
             return reason
-        if spec.weighted and not spec.pooled:
-            return NO_WEIGHTS
         if optimizer.row_wise and spec.joins_norms:
             return f"{optimizer.optimizer} over column shards needs the norms of whole rows inside its step"
         return next((reason for shard in spec.shards if (reason := _refuses_shard(kind, shard, optimizer))), None)

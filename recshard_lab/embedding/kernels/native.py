@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from recshard_lab.embedding.kernels.base import (
-    NO_WEIGHTS,
     TORCH_DTYPES,
     KernelInput,
     KernelSpec,
@@ -97,8 +96,6 @@ class NativeKernel(LookupKernel):
             if shard.data_type not in TORCH_DTYPES:
                 kinds = ", ".join(kind.value for kind in TORCH_DTYPES)
                 return f"table {shard.table!r} is {shard.data_type.value}; it trains {kinds}"
-        if spec.weighted and not spec.pooled:
-            return NO_WEIGHTS
         return None
 
     def _allocate(self) -> None:

@@ -52,19 +52,19 @@ class MCHEvictionPolicy(ABC):
         """The numbers that the policy keeps."""
         return self._metadata_info
 
-    @abstractmethod
     def record_history_metadata(
         self, current_iter: int, incoming_ids: Tensor, history_metadata: dict[str, Tensor]
     ) -> None:
-        """Fills the history's numbers of one batch, in place.
+        """Fills the history's numbers of one batch, in place. Default: with the number of the batch.
 
         Args:
             current_iter: the number of the batch.
             incoming_ids: ``[N]`` its ids.
             history_metadata: name -> ``[N]`` int64.
         """
+        for values in history_metadata.values():
+            values.fill_(current_iter)
 
-    @abstractmethod
     def coalesce_history_metadata(
         self,
         current_iter: int,
@@ -74,7 +74,7 @@ class MCHEvictionPolicy(ABC):
         additional_ids: Tensor | None = None,
         threshold_mask: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """The history's numbers of distinct ids.
+        """The history's numbers of distinct ids. Default: the last batch in which each occurred.
 
         Args:
             current_iter: the number of the batch.
@@ -84,6 +84,13 @@ class MCHEvictionPolicy(ABC):
             additional_ids: ids after those of the history, accessed in this batch.
             threshold_mask: which distinct ids are returned.
         """
+        found = {}
+        for name, values in history_metadata.items():
+            if additional_ids is not None:
+                values = torch.cat([values, torch.full_like(additional_ids, current_iter)])
+            last = torch.full_like(unique_ids_counts, -1).scatter_reduce_(0, unique_inverse_mapping, values, "amax")
+            found[name] = last if threshold_mask is None else last[threshold_mask]
+        return found
 
     @abstractmethod
     def update_metadata_and_generate_eviction_scores(
@@ -131,31 +138,6 @@ class _ByScore(MCHEvictionPolicy):
     def _age(self, current_iter: int, metadata: dict[str, Tensor]) -> Tensor:
         """Batches since the last use, counting this one, to a power."""
         return (current_iter - metadata[LAST_ACCESS] + 1).double().pow(self._decay_exponent)
-
-    def record_history_metadata(
-        self, current_iter: int, incoming_ids: Tensor, history_metadata: dict[str, Tensor]
-    ) -> None:
-        """As of `MCHEvictionPolicy`."""
-        for values in history_metadata.values():
-            values.fill_(current_iter)
-
-    def coalesce_history_metadata(
-        self,
-        current_iter: int,
-        history_metadata: dict[str, Tensor],
-        unique_ids_counts: Tensor,
-        unique_inverse_mapping: Tensor,
-        additional_ids: Tensor | None = None,
-        threshold_mask: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """As of `MCHEvictionPolicy`: the last batch in which each id occurred."""
-        found = {}
-        for name, values in history_metadata.items():
-            if additional_ids is not None:
-                values = torch.cat([values, torch.full_like(additional_ids, current_iter)])
-            last = torch.full_like(unique_ids_counts, -1).scatter_reduce_(0, unique_inverse_mapping, values, "amax")
-            found[name] = last if threshold_mask is None else last[threshold_mask]
-        return found
 
     def update_metadata_and_generate_eviction_scores(
         self,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recshard_lab.arguments import device_named, names_wrong_arguments
+from recshard_lab.arguments import checks_arguments, device_named
 from recshard_lab.embedding.collections import PooledTables, SequenceTables, TableCollection
 from recshard_lab.embedding.configs import (
     BaseEmbeddingConfig,
@@ -68,11 +68,8 @@ class QuantCollection(TableCollection):
         backend: str | None,
         **options: bool,
     ) -> None:
-        for name, value in options.items():
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be True or False, got {value!r:.80}")
         super().__init__(tables, out_of_range, **options)
-        if not isinstance(output_dtype, torch.dtype) or output_dtype not in OUTPUT_DTYPES:
+        if output_dtype not in OUTPUT_DTYPES:
             kinds = ", ".join(map(str, OUTPUT_DTYPES))
             raise ValueError(f"output_dtype {output_dtype!r:.80} is not supported. Fix: use one of {kinds}")
         for table in tables:
@@ -353,7 +350,7 @@ class QuantCollection(TableCollection):
         return served
 
 
-@names_wrong_arguments
+@checks_arguments
 class QuantEmbeddingBagCollection(QuantCollection, PooledTables):
     """An `EmbeddingBagCollection` for serving: small rows, one operator for all features, no gradients.
 
@@ -441,7 +438,7 @@ class QuantEmbeddingBagCollection(QuantCollection, PooledTables):
         return per_id if weights is None else per_id * weights
 
 
-@names_wrong_arguments
+@checks_arguments
 class QuantEmbeddingCollection(QuantCollection, SequenceTables):
     """An `EmbeddingCollection` for serving: one small row per id, no gradients.
 

@@ -9,6 +9,7 @@ Shape letters: F features, G features of one call, B batch, N ids, n of one call
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -17,7 +18,6 @@ from torch import Tensor
 
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.embedding.kernels import (
-    NO_WEIGHTS,
     KernelInput,
     KernelSpec,
     LookupKernel,
@@ -67,19 +67,16 @@ class FbgemmRows:
 
     def __init__(self, places: Sequence[Place], device: torch.device, output_dtype: torch.dtype, pooling: str) -> None:
         on_cuda = device.type == "cuda"
-
-        def constant(numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(numbers, dtype=dtype, device=device)
-
+        constant = partial(torch.tensor, device=device)
         columns = list(accumulate((place.dim for place in places), initial=0))
         most = {kind: max((p.dim for p in places if p.kind is kind), default=0) for kind in _TYPES}
         self._index_dtype = torch.int32 if on_cuda and max(p.rows for p in places) < 2**31 else None
         self._tables = (
-            constant([], torch.uint8),
-            constant([_ON_DEVICE if on_cuda else _ON_HOST] * len(places), torch.int32),
-            constant([place.start for place in places], torch.int64),
-            constant([_TYPES[place.kind] for place in places], torch.uint8),
-            constant(columns, torch.int32),
+            constant([], dtype=torch.uint8),
+            constant([_ON_DEVICE if on_cuda else _ON_HOST] * len(places), dtype=torch.int32),
+            constant([place.start for place in places], dtype=torch.int64),
+            constant([_TYPES[place.kind] for place in places], dtype=torch.uint8),
+            constant(columns, dtype=torch.int32),
             columns[-1],
             *(most[kind] for kind in (DataType.INT2, DataType.INT4, DataType.INT8, DataType.FP16, DataType.FP32)),
         )
@@ -255,8 +252,6 @@ class PackedKernel(LookupKernel):
 
     @classmethod
     def refuses(cls, spec: KernelSpec) -> str | None:
-        if spec.weighted and not spec.pooled:
-            return NO_WEIGHTS
         try:
             for shard in spec.shards:
                 row_bytes(_config(shard))

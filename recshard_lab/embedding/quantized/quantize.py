@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from recshard_lab.arguments import names_wrong_arguments
+from recshard_lab.arguments import checks_arguments
 from recshard_lab.embedding.collections import PlainCollection
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.dynamic.collections import DynamicCollection
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from recshard_lab.saved.model import SavedModel
 
 
-@names_wrong_arguments
+@checks_arguments
 def quantize_embeddings(
     module: nn.Module,
     dtype: Types = DataType.INT8,
@@ -72,8 +72,6 @@ def quantize_embeddings(
     >>> small[0].weight_bytes()
     1200
     """
-    if not isinstance(inplace, bool):
-        raise ValueError(f"inplace must be True or False, got {inplace!r:.80}")
     module = getattr(module, "_bare", module)  # of DistributedModelParallel
     collections = {path: part for path, part in module.named_modules(remove_duplicate=False) if is_collection(part)}
     if not collections:
@@ -254,7 +252,7 @@ class QuantizationReport(Printable):
         return [*lines, size, TextTable(heads, rows, right=range(2, len(heads)))]
 
 
-@names_wrong_arguments
+@checks_arguments
 def quantization_report(
     trained: nn.Module,
     served: nn.Module,

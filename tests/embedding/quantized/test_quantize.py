@@ -82,7 +82,7 @@ def test_wrong_arguments_are_refused_with_a_fix() -> None:
         ({"module": nn.Linear(2, 2)}, "Linear has no embedding collection to quantize. Fix: pass the module"),
         ({"module": model, "dtype": "int3"}, "dtype 'int3' is not a number format of served tables"),
         ({"module": model, "dtype": {"films": "int8"}}, "names table 'films', which the model does not have. Fix: use"),
-        ({"module": model, "inplace": 1}, "inplace must be True or False, got 1"),
+        ({"module": model, "inplace": 1}, "inplace must be bool, got 1"),
         ({"module": model, "output_dtype": torch.int8}, "is not supported. Fix: use one of"),
     ):
         with pytest.raises(ValueError, match=why.replace(".", r"\.")):

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from recshard_lab.embedding.configs import DataType
 from recshard_lab.embedding.kernels.base import (
-    NO_WEIGHTS,
     KernelInput,
     KernelSpec,
     LookupKernel,
@@ -94,8 +93,6 @@ class NumbaKernel(LookupKernel):
             return f"it has no {', '.join(missing)}"
         if optimizer.weight_decay and optimizer.weight_decay_mode is not WeightDecayMode.L2:
             return f"it has no weight_decay_mode {optimizer.weight_decay_mode}"
-        if spec.weighted and not spec.pooled:
-            return NO_WEIGHTS
         if spec.device.type != "cpu":
             return f"it runs on cpu, not on {spec.device.type}"
         return next((reason for shard in spec.shards if (reason := _refuses_shard(shard))), None)

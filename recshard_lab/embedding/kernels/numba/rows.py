@@ -122,6 +122,16 @@ def _operation(write: Callable[..., Any], kinds: str, result: Any = types.void) 
     return result(*[types.float32 if kind == "f" else types.int64 for kind in kinds]), generate
 
 
+def _by_column(piece: Callable[..., None], kinds: str) -> tuple[Any, Callable[..., Any]]:
+    """`_operation` of pieces of a row; its last argument is the number of columns. ``piece`` takes the first column of
+    the piece, its columns, and the other arguments."""
+
+    def write(builder: Any, *arguments: Any) -> None:
+        _each_column(builder, arguments[-1], lambda i, n: piece(builder, i, n, *arguments[:-1]))
+
+    return _operation(write, kinds)
+
+
 @intrinsic
 def fetch(_context: Any, address: Any, size: Any) -> Any:
     """Asks for ``size`` bytes, which will be needed soon."""
@@ -176,76 +186,62 @@ def put_float(_context: Any, address: Any, index: Any, value: Any) -> Any:
 def zero_row(_context: Any, into: Any, columns: Any) -> Any:
     """``into = 0``."""
 
-    def write(builder: Any, into: Any, columns: Any) -> None:
-        zero = ir.Constant(_FLOAT, 0.0)
-        _each_column(builder, columns, lambda i, n: _store(builder, _spread(builder, zero, n), into, i, n))
+    def piece(builder: Any, i: Any, n: int, into: Any) -> None:
+        _store(builder, _spread(builder, ir.Constant(_FLOAT, 0.0), n), into, i, n)
 
-    return _operation(write, "ii")
+    return _by_column(piece, "ii")
 
 
 @intrinsic
 def set_row(_context: Any, into: Any, row: Any, half: Any, factor: Any, columns: Any) -> Any:
     """``into = factor * row`` of a table."""
 
-    def write(builder: Any, into: Any, row: Any, element: Any, factor: Any, columns: Any) -> None:
-        def piece(i: Any, n: int) -> None:
-            values = _load(builder, row, i, n, element)
-            _store(builder, builder.fmul(_spread(builder, factor, n), values), into, i, n)
+    def piece(builder: Any, i: Any, n: int, into: Any, row: Any, element: Any, factor: Any) -> None:
+        values = _load(builder, row, i, n, element)
+        _store(builder, builder.fmul(_spread(builder, factor, n), values), into, i, n)
 
-        _each_column(builder, columns, piece)
-
-    return _operation(write, "iihfi")
+    return _by_column(piece, "iihfi")
 
 
 @intrinsic
 def add_row(_context: Any, into: Any, row: Any, half: Any, factor: Any, columns: Any) -> Any:
     """``into += factor * row`` of a table."""
 
-    def write(builder: Any, into: Any, row: Any, element: Any, factor: Any, columns: Any) -> None:
-        def piece(i: Any, n: int) -> None:
-            sums = _load(builder, into, i, n)
-            values = _load(builder, row, i, n, element)
-            _store(builder, _fused(builder, _spread(builder, factor, n), values, sums, n), into, i, n)
+    def piece(builder: Any, i: Any, n: int, into: Any, row: Any, element: Any, factor: Any) -> None:
+        sums = _load(builder, into, i, n)
+        values = _load(builder, row, i, n, element)
+        _store(builder, _fused(builder, _spread(builder, factor, n), values, sums, n), into, i, n)
 
-        _each_column(builder, columns, piece)
-
-    return _operation(write, "iihfi")
+    return _by_column(piece, "iihfi")
 
 
 @intrinsic
 def step_row(_context: Any, row: Any, half: Any, factor: Any, grad: Any, columns: Any) -> Any:
     """``row += factor * grad`` in a table, rounded once."""
 
-    def write(builder: Any, row: Any, element: Any, factor: Any, grad: Any, columns: Any) -> None:
-        def piece(i: Any, n: int) -> None:
-            grads = _load(builder, grad, i, n)
-            stepped = _fused(builder, _spread(builder, factor, n), grads, _load(builder, row, i, n, element), n)
-            _store(builder, stepped, row, i, n, element)
+    def piece(builder: Any, i: Any, n: int, row: Any, element: Any, factor: Any, grad: Any) -> None:
+        grads = _load(builder, grad, i, n)
+        stepped = _fused(builder, _spread(builder, factor, n), grads, _load(builder, row, i, n, element), n)
+        _store(builder, stepped, row, i, n, element)
 
-        _each_column(builder, columns, piece)
-
-    return _operation(write, "ihfii")
+    return _by_column(piece, "ihfii")
 
 
 @intrinsic
 def step_adagrad(_context: Any, row: Any, half: Any, state: Any, grad: Any, rate: Any, eps: Any, columns: Any) -> Any:
     """``state += grad^2;  row -= rate * grad / (sqrt(state) + eps)`` column by column."""
 
-    def write(builder: Any, row: Any, element: Any, state: Any, grad: Any, rate: Any, eps: Any, columns: Any) -> None:
-        def piece(i: Any, n: int) -> None:
-            grads = _load(builder, grad, i, n)
-            sums = _fused(builder, grads, grads, _load(builder, state, i, n), n)
-            _store(builder, sums, state, i, n)
-            root = _call(builder, f"llvm.sqrt.{'f32' if n == 1 else f'v{n}f32'}", sums.type, sums)
-            change = builder.fdiv(
-                builder.fmul(_spread(builder, rate, n), grads), builder.fadd(root, _spread(builder, eps, n))
-            )
-            stepped = builder.fsub(_load(builder, row, i, n, element), change)
-            _store(builder, stepped, row, i, n, element)
+    def piece(builder: Any, i: Any, n: int, row: Any, element: Any, state: Any, grad: Any, rate: Any, eps: Any) -> None:
+        grads = _load(builder, grad, i, n)
+        sums = _fused(builder, grads, grads, _load(builder, state, i, n), n)
+        _store(builder, sums, state, i, n)
+        root = _call(builder, f"llvm.sqrt.{'f32' if n == 1 else f'v{n}f32'}", sums.type, sums)
+        change = builder.fdiv(
+            builder.fmul(_spread(builder, rate, n), grads), builder.fadd(root, _spread(builder, eps, n))
+        )
+        _store(builder, builder.fsub(_load(builder, row, i, n, element), change), row, i, n, element)
 
-        _each_column(builder, columns, piece)
-
-    return _operation(write, "ihiiffi")
+    return _by_column(piece, "ihiiffi")
 
 
 @intrinsic

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -345,13 +346,8 @@ class MappedKernel(LookupKernel):
         with nullcontext() if train or found is not None else self._lock:  # nothing else keeps the rows
             found = self._find(batch, train) if found is None else self._refreshed(found)
             saved = Saved(batch._replace(prefetched=None), found, None)
-            while True:
-                with self._in_use:
-                    if saved.found.memory == self._memory:
-                        self._before(saved.found, steps=False)
-                        rows, saved.inner = run(saved.rows())
-                        return rows, saved
-                saved.found = self._found_again(saved.found, saved.batch)
+            rows, saved.inner = self._on_rows(saved, run, steps=False)
+            return rows, saved
 
     def backward(self, saved: Any, grad: Tensor, row_norms: RowNorms | None = None) -> Tensor | None:
         """As of `LookupKernel`. Ids without a row in any tier are not trained. Their weights get gradients."""
@@ -361,20 +357,23 @@ class MappedKernel(LookupKernel):
                 if saved.found.memory != self._memory:
                     saved.found = self._found_again(saved.found, saved.batch)
                 saved.found, saved.inner = self._read(saved.found), None
-            of_weights = self._step_rows(saved, grad, row_norms)
+            of_weights = self._on_rows(saved, partial(self._step, saved, grad, row_norms), steps=True)
         saved.found = saved.found._replace(step=None)  # ids of this batch may now lose their rows
         return of_weights
 
-    def _step_rows(self, saved: Saved, grad: Tensor, row_norms: RowNorms | None) -> Tensor | None:
+    def _step(self, saved: Saved, grad: Tensor, row_norms: RowNorms | None, rows: KernelInput) -> Tensor | None:
+        inner = self._inner.remember(rows) if saved.inner is None else saved.inner
+        of_weights = self._inner.backward(inner, grad, row_norms)
+        self._after_step(saved.found)
+        return of_weights
+
+    def _on_rows(self, saved: Saved, run: Callable[[KernelInput], Any], steps: bool) -> Any:
+        """Runs a pass of the inner kernel. If that is a new one, the rows of the batch are found again before."""
         while True:
             with self._in_use:
                 if saved.found.memory == self._memory:
-                    self._before(saved.found, steps=True)
-                    if saved.inner is None:
-                        saved.inner = self._inner.remember(saved.rows())
-                    of_weights = self._inner.backward(saved.inner, grad, row_norms)
-                    self._after_step(saved.found)
-                    return of_weights
+                    self._before(saved.found, steps)
+                    return run(saved.rows())
             saved.found, saved.inner = self._found_again(saved.found, saved.batch), None
 
     # ---- memory and settings of the inner kernel ----

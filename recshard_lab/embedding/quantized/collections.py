@@ -510,7 +510,5 @@ def with_types(tables: Sequence[BaseEmbeddingConfig], dtype: Types) -> list[Any]
     Raises:
         ValueError: an unknown table or format.
     """
-    if isinstance(dtype, Mapping):
-        return [replace(table, data_type=served_type(dtype.get(table.name, table.data_type))) for table in tables]
-    kind = served_type(dtype)
-    return [replace(table, data_type=kind) for table in tables]
+    given = dtype if isinstance(dtype, Mapping) else {table.name: dtype for table in tables}
+    return [replace(table, data_type=served_type(given.get(table.name, table.data_type))) for table in tables]

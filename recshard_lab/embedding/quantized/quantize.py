@@ -24,7 +24,6 @@ from recshard_lab.embedding.quantized.collections import (
     QuantEmbeddingCollection,
     Types,
 )
-from recshard_lab.embedding.quantized.formats import served_type
 from recshard_lab.text_table import Printable, TextTable
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def quantize_embeddings(
             f"{type(module).__name__} has no embedding collection to quantize. Fix: pass the module that contains an "
             f"EmbeddingBagCollection or EmbeddingCollection"
         )
-    _check_names(dtype, collections.values())
+    _check_names(dtype if isinstance(dtype, Mapping) else (), collections.values())
     if inplace and any(hasattr(part, "row_chunks") for part in collections.values()):
         raise ValueError("inplace=True cannot change a sharded model. Fix: leave inplace out")
     saved = None if checkpoint is None else saved_model(checkpoint, collections)
@@ -146,15 +145,14 @@ def configs_of(collection: Any) -> list[Any]:
     return list(collection.embedding_bag_configs() if pooled else collection.embedding_configs())
 
 
-def _check_names(dtype: Types, collections: Iterable[nn.Module]) -> None:
-    if not isinstance(dtype, Mapping):
-        served_type(dtype)
-        return
+def _check_names(names: Iterable[str], collections: Iterable[nn.Module]) -> None:
     known = {table.name for collection in collections for table in configs_of(collection)}
-    unknown = [name for name in dtype if name not in known]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        names = ", ".join(sorted(known))
-        raise ValueError(f"dtype names table {unknown[0]!r}, which the model does not have. Fix: use one of {names}")
+        raise ValueError(
+            f"dtype names table {unknown[0]!r}, which the model does not have. Fix: use one of "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 def _served(

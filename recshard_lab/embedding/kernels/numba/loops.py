@@ -66,7 +66,7 @@ def look_at(batch: Any, features: int, total: int, shards: int, counts: Any) -> 
         places[feature] = end
         end += facts[about + DIM] * (before - first if flat else 1)
     places[features] = end
-    most = np.int64(0)
+    most: Any = np.int64(0)
     for shard in range(shards):
         most = max(most, counts[shard])
     return most

@@ -203,6 +203,9 @@ class FbgemmKernel(LookupKernel):
                 if iterations.numel():
                     self._states[index]["iter"] = iterations[position : position + 1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pending": None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes the views anew: a copied or unpickled TBE has separate memory."""
         self.__dict__.update(state)

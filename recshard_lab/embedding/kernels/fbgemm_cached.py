@@ -63,7 +63,7 @@ class FbgemmCachedKernel(FbgemmKernel):
         super().__init__(spec)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lock": None}
+        return {**super().__getstate__(), "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

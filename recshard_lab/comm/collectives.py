@@ -14,7 +14,7 @@ from torch import Tensor
 from recshard_lab.comm.env import ShardingEnv
 from recshard_lab.comm.errors import is_failing, note_sent, outgoing, raise_if_marked
 from recshard_lab.comm.lost_ranks import issue_and_wait, wait
-from recshard_lab.comm.trace import CollectiveEvent, DeviceSpan, record
+from recshard_lab.comm.trace import CollectiveEvent, DeviceSpan, open_traces, record
 
 
 class Received(NamedTuple):
@@ -114,7 +114,7 @@ def _issue(
 ) -> Pending:
     """Issues a collective. ``sends`` and ``receives`` are elements for and from each rank."""
     summed, wire = op == "reduce_scatter", env.wire
-    event = record(op, label, sends, tensor.element_size(), env)
+    event = record(op, label, sends, tensor.element_size(), env) if open_traces else None
     if event is not None and tensor.is_cuda:
         event.device_span = DeviceSpan(tensor.device)
     message = outgoing(tensor.contiguous(), sends, env)

@@ -333,11 +333,6 @@ def message_device(env: ShardingEnv) -> torch.device:
     return compute_device(env) if backends and "cpu" not in backends else torch.device("cpu")
 
 
-def cpu_backend(env: ShardingEnv) -> Any:
-    """Torch's backend that carries CPU tensors between these ranks."""
-    return env.pg._get_backend(torch.device("cpu"))
-
-
 def host_env(env: ShardingEnv) -> ShardingEnv:
     """The same ranks over connections that carry CPU tensors: ``env`` itself, or a Gloo group beside NCCL.
 
@@ -362,7 +357,7 @@ def sizes_env(env: ShardingEnv) -> ShardingEnv:
     host = host_env(env)
     if host is not env or env.pg is None:
         return host
-    rows = cpu_backend(env)
+    rows = env.pg._get_backend(torch.device("cpu"))
 
     def create() -> tuple[Any, ...]:
         if not isinstance(rows, dist.ProcessGroupGloo):

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from recshard_lab.comm.env import ShardingEnv, cpu_backend
+from recshard_lab.comm.env import ShardingEnv
 from recshard_lab.comm.errors import RankLost, note_sent, sent_numbers, store
 from recshard_lab.comm.wire import Wire
 from recshard_lab.sockets import SILENT_S, hosts_in, silent_hosts, tcp_sockets
@@ -77,7 +77,7 @@ def wait(work: Any, env: ShardingEnv, number: int, label: str) -> None:
     Raises:
         RankLost: another rank ended, or waits for this rank in another message. Names the rank.
     """
-    if not isinstance(cpu_backend(env), dist.ProcessGroupGloo):  # others have no wait that ends and begins again
+    if not env.wire.polls:
         work.wait()
         return
     posted = False

@@ -121,18 +121,18 @@ def _totals(events: Sequence[CollectiveEvent], world_size: int) -> list[int]:
     return [sum(event.bytes_to[rank] for event in events) for rank in range(world_size)]
 
 
-_open: list[Trace] = []
+open_traces: list[Trace] = []
 
 
 @contextmanager
 def trace() -> Iterator[Trace]:
     """Records every collective that the library issues on this rank inside the block."""
     opened = Trace()
-    _open.append(opened)
+    open_traces.append(opened)
     try:
         yield opened
     finally:
-        _open[:] = [other for other in _open if other is not opened]
+        open_traces[:] = [other for other in open_traces if other is not opened]
         for event in opened.events:
             if event.device_span is not None and event.device_span.ended:
                 event.ms, event.device_span = event.device_span.ms(), None
@@ -148,12 +148,12 @@ def record(op: str, label: str, sends: Sequence[int], size: int, env: ShardingEn
         size: bytes of an element.
         env: the ranks. Determines which bytes cross nodes.
     """
-    if not _open:
+    if not open_traces:
         return None
     bytes_to = [number * size for number in sends]
     event = CollectiveEvent(op, label, env.in_world(bytes_to), perf_counter())
     event.inter_node_bytes = env.across_nodes(bytes_to)
     event.intra_node_bytes = event.bytes_sent - event.inter_node_bytes - bytes_to[env.rank]
-    for opened in _open:
+    for opened in open_traces:
         opened.events.append(event)
     return event

@@ -16,6 +16,7 @@ waits, so other ranks may use its core. Results are labelled as emulated.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter, sleep
 from typing import Any, NamedTuple, Protocol
 
@@ -44,6 +45,10 @@ class Wire(Protocol):
     def issued(self) -> int:
         """How many messages of CPU tensors were issued. All ranks count alike."""
 
+    @property
+    def polls(self) -> bool:
+        """Whether a wait for a CPU tensor can end without its message, and begin again."""
+
     def exchange(self, op: str, message: Tensor, sends: Counts, receives: Counts, output: Tensor | None) -> Issued:
         """Issues one of the collectives that give each rank another part: its result, and the work.
 
@@ -64,7 +69,7 @@ class Wire(Protocol):
 class LoopbackWire:
     """One rank: nothing is copied, and every message is complete at once."""
 
-    issued = 0
+    issued, polls = 0, False
 
     def exchange(self, op: str, message: Tensor, sends: Counts, receives: Counts, output: Tensor | None) -> Issued:
         return message, None
@@ -83,6 +88,11 @@ class ProcessGroupWire:
     """
 
     pg: Any
+
+    @cached_property
+    def polls(self) -> bool:
+        """Gloo's waits do."""
+        return isinstance(self.pg._get_backend(_CPU), dist.ProcessGroupGloo)
 
     @property
     def issued(self) -> int:

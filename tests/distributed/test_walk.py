@@ -90,15 +90,15 @@ def within(found: Counts, limits: Counts) -> bool:
 
 def test_a_step_of_two_ranks_is_short(two: Any) -> None:
     forward, backward, files = two.call(walk)[0]
-    assert within(forward, (24, 101, 13, 140)), forward
-    assert within(backward, (14, 38, 8, 40)), backward
+    assert within(forward, (22, 97, 13, 132)), forward
+    assert within(backward, (11, 34, 8, 36)), backward
     assert re.findall(r"^- `(\S+?)`", PAGE.read_text(), re.M) == files
 
 
 def test_a_step_of_one_rank_is_shorter() -> None:
     forward, backward, _ = walk()
-    assert within(forward, (16, 56, 11, 65)), forward
-    assert within(backward, (7, 19, 7, 21)), backward
+    assert within(forward, (16, 54, 11, 63)), forward
+    assert within(backward, (6, 17, 6, 19)), backward
 
 
 def stay_after_a_model() -> bool:

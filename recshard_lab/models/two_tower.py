@@ -126,9 +126,9 @@ def with_all(kjt: KeyedJaggedTensor, features: Sequence[str]) -> KeyedJaggedTens
 # Training of two towers: against the other candidates of the batch, or with labels only.
 #
 # In-batch negatives (Yi et al. 2019, section 3): each query should score its candidate above the candidates of all
-# other
-# queries. Popular candidates occur in more batches, so training would lower their scores. The correction subtracts the
-# logarithm of the chance that a candidate is in the batch (eq. 3). It is estimated during training (algorithm 2).
+# other queries. Popular candidates occur in more batches, so training would lower their scores. The correction
+# subtracts the logarithm of the chance that a candidate is in the batch (eq. 3). It is estimated during training
+# (algorithm 2).
 #
 # The batch is that of *all* ranks. `peers` gathers the candidates. The model does not depend on ranks.
 #

@@ -24,7 +24,7 @@ from recshard_lab.distributed.step.batch import LookupInput, host_list, join, se
 from recshard_lab.distributed.step.layout import Layout
 from recshard_lab.distributed.step.lookup import RankLookup, ShardLookup
 from recshard_lab.embedding.kernels import KernelInput
-from recshard_lab.embedding.kernels.transposed import FeatureGroups, Looked, Touched, transpose
+from recshard_lab.embedding.kernels.transposed import FeatureGroups, Looked, TransposedLookup, transpose
 from recshard_lab.sparse.ops import complete_cumsum
 
 _Part = tuple[int, slice, Tensor]  # number of a shard, its rows among the touched ones of a slot, their partial sums
@@ -254,7 +254,7 @@ class RowGradients:
         edges = list(accumulate((sizes[shard] for shard in shards), initial=0))
         return dict(zip(shards, edges, strict=False)), torch.tensor(edges, device=self.device)
 
-    def __call__(self, bags: KernelInput, grad: Tensor) -> list[Touched]:
+    def __call__(self, bags: KernelInput, grad: Tensor) -> list[TransposedLookup]:
         """The distinct rows of each width, and how to sum the gradient of each."""
         ids, offsets, weights, counts, _ = bags
         sizes = [shard.num_rows for shard in self.shards]

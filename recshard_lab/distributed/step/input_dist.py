@@ -57,8 +57,7 @@ from recshard_lab.sparse.keyed_jagged_tensor import inverse_of
 #     to rank k, for each collection:   state, S, variable, weights require a gradient | bags, ids of each shard feature
 #
 # ``state`` is `READY`, `OVER` (the rank's data has ended) or `FAILED` (an error before the ids leave). If a rank
-# failed,
-# nothing else is sent, and every rank raises the error, which names that rank.
+# failed, nothing else is sent, and every rank raises the error, which names that rank.
 #
 # A shard feature with ids but no bags is sent without lengths: each id is a bag. So are all features of sequence
 # collections, and replicated features that are sent as distinct rows.

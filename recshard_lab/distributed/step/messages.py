@@ -19,14 +19,14 @@ FORWARD, BACKWARD = "output_dist/rows", "output_dist_backward/rows"
 Change = Callable[[Tensor], Tensor]
 
 
-class Parcels:
+class MessageLayout:
     """What each rank gets in a message: parcels of rows, one after the other. Their numbers of rows change by step.
 
     Args:
         widths: for each rank and parcel, the widths of the embedding rows that stand side by side in a row of it.
         codec: the format on the wire.
 
-    >>> Parcels([[(4,), (8, 8)], []]).sizes(np.array([3, 2]))
+    >>> MessageLayout([[(4,), (8, 8)], []]).sizes(np.array([3, 2]))
     [44, 0]
     """
 
@@ -137,9 +137,9 @@ class Exchange:
         hop: str = "",
     ) -> None:
         own, tail, ranks = parcels[env.rank], [(width,) for width in copies], env.world_size
-        self.sent, self.received = Parcels([own] * ranks, codecs.forward), Parcels(parcels, codecs.forward)
-        self.sent_back = Parcels([[*there, *tail] for there in parcels], codecs.backward)
-        self.received_back = Parcels([[*own, *tail]] * ranks, codecs.backward)
+        self.sent, self.received = MessageLayout([own] * ranks, codecs.forward), MessageLayout(parcels, codecs.forward)
+        self.sent_back = MessageLayout([[*there, *tail] for there in parcels], codecs.backward)
+        self.received_back = MessageLayout([[*own, *tail]] * ranks, codecs.backward)
         self._env, self._hop, self._like = env, hop, like
         self._edges = np.cumsum([len(there) for there in parcels])[:-1]
         self._own = len(own)
@@ -172,7 +172,7 @@ class Exchange:
             rows = np.concatenate([part for own in np.split(rows, self._edges) for part in (own, tail_rows)])
         return self._message(self.sent_back, rows, self.received_back, counts.reshape(-1), BACKWARD)
 
-    def _message(self, sent: Parcels, rows: Ints, received: Parcels, arriving: Ints, label: str) -> Message:
+    def _message(self, sent: MessageLayout, rows: Ints, received: MessageLayout, arriving: Ints, label: str) -> Message:
         sends, receives, device = sent.wire_sizes(rows), received.wire_sizes(arriving), self._like.device
         like = self._like.to(sent.wire_dtype(self._like.dtype))
         send = partial(

@@ -72,7 +72,7 @@ from recshard_lab.distributed.step.columns import (
     widths_of,
 )
 from recshard_lab.distributed.step.layout import Layout, ShardFeature
-from recshard_lab.distributed.step.messages import BACKWARD, FORWARD, Exchange, Message, Parcels
+from recshard_lab.distributed.step.messages import BACKWARD, FORWARD, Exchange, Message, MessageLayout
 from recshard_lab.distributed.step.program import Call, Calls, Signature, Step
 from recshard_lab.distributed.step.replicas import Replicas, sum_touched
 from recshard_lab.sharding import PlanError
@@ -235,10 +235,9 @@ class DirectPath(OutputPath):
 # ``reduce_scatter``: the network adds the partial rows of row shards; an all-gather returns their gradients.
 #
 # Every rank sends ``[W, B, D]``, D the columns of all tables of this path, with zeros for tables that it does not
-# store.
-# This suits row-wise tables over all ranks, and wastes bytes where few ranks store a table. Batches are padded to the
-# largest. Forward adds encoded values: FP16 and BF16 round each partial sum, up to W times, and INT8 raises.
-# A table whose rows are not split has nothing to add, so it takes the path ``direct`` (`layout.effective_route`).
+# store. This suits row-wise tables over all ranks, and wastes bytes where few ranks store a table. Batches are padded
+# to the largest. Forward adds encoded values: FP16 and BF16 round each partial sum, up to W times, and INT8 raises. A
+# table whose rows are not split has nothing to add, so it takes the path ``direct`` (`layout.effective_route`).
 
 
 class ReduceScatterPath(OutputPath):
@@ -260,8 +259,8 @@ class ReduceScatterPath(OutputPath):
             self.columns += block.dim
         self.area_widths = [self.columns]
         parcel = tuple(layout.blocks[index].dim for index in compact)
-        self.summed = Parcels([[parcel]], codecs.forward)
-        self.own, self.every = (Parcels([[parcel]] * ranks, codecs.backward) for ranks in (1, env.world_size))
+        self.summed = MessageLayout([[parcel]], codecs.forward)
+        self.own, self.every = (MessageLayout([[parcel]] * ranks, codecs.backward) for ranks in (1, env.world_size))
         stored = runs_of(self.features[env.rank], 0, compact)
         self.spread = ColumnMap(stored, [self.width], [self.columns])
         self.collect = ColumnMap([run.reversed() for run in stored], [self.columns], [self.width])
@@ -572,8 +571,7 @@ class DistinctRowsPath(OutputPath):
 # Pooled rows: tables that take one output path share its messages, and one kernel joins what arrived on all paths.
 #
 # Of a variable batch only real bags travel. A kernel takes equally many bags of every shard feature, so empty bags
-# follow
-# up to the longest one's; these stay on the rank (`Stacked`).
+# follow up to the longest one's; these stay on the rank (`Stacked`).
 
 
 PATHS: dict[str, type[OutputPath]] = {
@@ -736,9 +734,8 @@ class LocalOutput:
 # Rows of sequence collections: every id's row travels to the place in the batch where the id stood.
 #
 # Nothing is added in forward, so `direct` is the only output path. With ``use_index_dedup``, ids that are equal share
-# one
-# row: it travels once, is copied to each of their places, and their gradients are added before they travel. One kernel
-# orders a message, and one puts what arrived in place::
+# one row: it travels once, is copied to each of their places, and their gradients are added before they travel. One
+# kernel orders a message, and one puts what arrived in place::
 #
 #     kernels here    feature 0: source 0, source 1 | feature 1: source 0, source 1       by shard feature
 #     on the wire     source 0: feature 0, feature 1 | source 1: feature 0, feature 1     by rank

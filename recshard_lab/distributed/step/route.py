@@ -354,10 +354,9 @@ def apply_policy(
 # Finds the ids of every shard feature in a local batch.
 #
 # A batch is read from several *sources*. Source 0 is the batch itself: one segment for each key. Every further source
-# is
-# one bucketization: the ids of some keys sorted by row shard, one segment for each (row shard, key). The ids of a shard
-# feature are one segment of one source, known before any batch; where a segment begins is known after the one read of
-# the device.
+# is one bucketization: the ids of some keys sorted by row shard, one segment for each (row shard, key). The ids of a
+# shard feature are one segment of one source, known before any batch; where a segment begins is known after the one
+# read of the device.
 #
 # ::
 #

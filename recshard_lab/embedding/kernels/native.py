@@ -11,7 +11,7 @@ whose members are the bags it occurred in.
     backward   row  -> its bags         embedding_bag(bags, grad of bags, offsets of runs of equal rows)
 
 On CPU the touched rows are stepped a few thousand at a time, so that their gradient stays in the cache. On a device all
-are stepped at once, and neither pass waits for the device (`transposed.Touched`).
+are stepped at once, and neither pass waits for the device (`transposed.TransposedLookup`).
 
 Shape letters: G shard features of one group, B batch, n ids of one group, d columns, U touched rows.
 """
@@ -39,7 +39,7 @@ from recshard_lab.embedding.kernels.transposed import (
     FeatureGroups,
     Looked,
     Spans,
-    Touched,
+    TransposedLookup,
     gather,
     pool,
     transpose,
@@ -239,7 +239,7 @@ class NativeKernel(LookupKernel):
         lengths = looked.offsets.diff()
         return bag_grads, feature_major.repeat_interleave(lengths, output_size=looked.rows.numel())
 
-    def _step(self, optimizer: OptimizerSpec, touched: list[Touched], row_norms: RowNorms | None) -> None:
+    def _step(self, optimizer: OptimizerSpec, touched: list[TransposedLookup], row_norms: RowNorms | None) -> None:
         if optimizer.row_wise:
             self.check_row_norms(row_norms)
         if optimizer.check_gradients:
@@ -260,7 +260,7 @@ class NativeKernel(LookupKernel):
                 known = None if row_norms is None else totals
                 step(optimizer, group.weight, group.state, part.rows[chunk], grad, known, dims, iteration)
 
-    def _count_steps(self, group: _Group, part: Touched) -> int | Tensor:
+    def _count_steps(self, group: _Group, part: TransposedLookup) -> int | Tensor:
         """Counts a step of each shard and returns their number: ``[U]`` where shards differ, and off the CPU."""
         if not self._counts:
             return 0
@@ -269,7 +269,7 @@ class NativeKernel(LookupKernel):
             return int(group.iterations[0])
         return _by_row(group.iterations, group, part)
 
-    def _complete_squares(self, optimizer: OptimizerSpec, touched: list[Touched], row_norms: RowNorms) -> None:
+    def _complete_squares(self, optimizer: OptimizerSpec, touched: list[TransposedLookup], row_norms: RowNorms) -> None:
         """One round: the caller completes the squares ``[U]`` or ``[U, k]`` of this kernel's columns.
 
         Each round and the step recompute the gradient, which is cheaper than to keep it.
@@ -290,7 +290,7 @@ class NativeKernel(LookupKernel):
         for group, part in zip(self._groups, touched, strict=True):
             part.totals.append(torch.cat([completed[shard] for shard in group.shards]))
 
-    def _check_gradients(self, touched: list[Touched]) -> None:
+    def _check_gradients(self, touched: list[TransposedLookup]) -> None:
         """Raises ValueError naming the first row whose gradient is not finite."""
         for group, part in zip(self._groups, touched, strict=True):
             for chunk, grad in part.chunks(self._chunk_bytes):
@@ -306,7 +306,7 @@ class NativeKernel(LookupKernel):
                         f"{bad.numel()} such rows at hand): no weight of this kernel was changed"
                     )
 
-    def _add_to_grads(self, group: _Group, part: Touched) -> None:
+    def _add_to_grads(self, group: _Group, part: TransposedLookup) -> None:
         if group.grad is None:
             group.grad = torch.empty_like(group.weight)
         views = group.grad[: sum(group.rows)].split(group.rows)
@@ -320,6 +320,6 @@ class NativeKernel(LookupKernel):
             add_rows_(group.grad, part.rows[chunk], grad)
 
 
-def _by_row(numbers: RowDims, group: _Group, part: Touched) -> RowDims:
+def _by_row(numbers: RowDims, group: _Group, part: TransposedLookup) -> RowDims:
     """One number where all shards agree; of ``numbers [S]``, that of each row's shard ``[U]``."""
     return numbers if isinstance(numbers, int) else numbers.index_select(0, part.shards(group.bounds))

@@ -123,7 +123,7 @@ class Looked:
 
 
 @dataclass
-class Touched:
+class TransposedLookup:
     """The transposed lookup of one group: its distinct rows and how to compute their gradient.
 
     On CPU the rows are the U touched ones. On a device only the host's bound of their number is known without a wait:
@@ -193,7 +193,7 @@ def gather(rows: Tensor, weight: Tensor) -> Tensor:
     return weight.index_select(0, rows).to(accumulate_dtype(weight.dtype))
 
 
-def transpose(looked: Looked, bag_grads: Tensor, bags: Tensor | None, bounds: Tensor) -> Touched:
+def transpose(looked: Looked, bag_grads: Tensor, bags: Tensor | None, bounds: Tensor) -> TransposedLookup:
     """Row -> its bags, from bag -> its rows.
 
     Args:
@@ -213,7 +213,7 @@ def transpose(looked: Looked, bag_grads: Tensor, bags: Tensor | None, bounds: Te
     weights = looked.weights
     if weights is not None:
         weights = weights.to(bag_grads.dtype).index_select(0, order)
-    return Touched(rows, starts, shard_sizes, members, weights, bag_grads)
+    return TransposedLookup(rows, starts, shard_sizes, members, weights, bag_grads)
 
 
 def touched_rows(ids: Tensor, num_rows: int, padded: bool) -> Tensor:

@@ -60,10 +60,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._collections = list(collections.values())
         self._device = next((collection.device for collection in self._collections), torch.device("cpu"))
         for path, collection in collections.items():
-            for name, shards in collection.shards_by_weight().items():
+            for key, shards in collection.shards_by_weight(path).items():
                 spec = collection.kinds[shards.config.name].optimizer
                 if spec is not None:
-                    key = f"{path}.{name}" if path else name
                     self._handles[key] = handle = TableHandle(key, shards)
                     self.param_groups[self._specs.index(spec)]["params"].append(handle)
             for group in collection.executor.lookup.groups:

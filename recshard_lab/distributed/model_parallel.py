@@ -34,21 +34,14 @@ from recshard_lab.distributed.sharders import (
 )
 from recshard_lab.distributed.state.dumps import dump_tables, load_tables
 from recshard_lab.distributed.state.forms import StateForm, requested, torch_call
-from recshard_lab.distributed.state.moves import Regrouping, move
-from recshard_lab.distributed.state.reshard import Bound, Resharded, agreed_plan, migrate, recover
+from recshard_lab.distributed.state.moves import move
+from recshard_lab.distributed.state.reshard import Bound, Reshard, Resharded
 from recshard_lab.distributed.state.table import ShardedTable
 from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
 from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored
 from recshard_lab.optim import KeyedOptimizer
 from recshard_lab.planner import EmbeddingShardingPlanner
-from recshard_lab.sharding import (
-    EmbeddingModuleShardingPlan,
-    Found,
-    PlanError,
-    ShardingPlan,
-    Topology,
-    find_collections,
-)
+from recshard_lab.sharding import Found, PlanError, ShardingPlan, Topology, find_collections
 from recshard_lab.sharding.plan.types import DDR
 
 if TYPE_CHECKING:
@@ -290,9 +283,9 @@ class DistributedModelParallel(nn.Module):
     def table_shards(self) -> dict[str, ShardedTable]:
         """Name of each sharded table's weight in the state dict -> this rank's shards of the table."""
         return {
-            f"{path}.{name}" if path else name: shards
+            name: shards
             for path, collection in self.collections.items()
-            for name, shards in collection.shards_by_weight().items()
+            for name, shards in collection.shards_by_weight(path).items()
         }
 
     def _dense_tables(self) -> dict[str, ShardedTable]:
@@ -370,41 +363,7 @@ class DistributedModelParallel(nn.Module):
         >>> dmp.reshard(ShardingPlan({"": {"t": ParameterSharding("custom", shards=halves)}})).bytes_moved
         0
         """
-        return self._reshard(plan, Bound(max_extra_bytes, park_dir), optimizers)
-
-    def _reshard(
-        self,
-        plan: ShardingPlan,
-        bound: Bound,
-        optimizers: Sequence[torch.optim.Optimizer] | None,
-        regrouping: Regrouping | None = None,
-    ) -> Resharded:
-        """Moves the tables to another plan, and with ``regrouping`` to other sharding groups."""
-        everyone, env = self.dense_env, self.env if regrouping is None else regrouping.after.sharding
-        self.fused_optimizer.refuse_deferred("dmp.reshard")
-        recover(self.collections, everyone, self.fused_optimizer)
-        current = {path: own for path, own in self.plan.plan.items() if path in self.collections}
-        if regrouping is not None:  # every table moves, and the plan names each
-            current = {path: EmbeddingModuleShardingPlan() for path in current}
-        plan, changed = agreed_plan(
-            plan, ShardingPlan(current), self.collections, env, optimizers, bound, everyone=everyone
-        )
-        if regrouping is not None:
-            changed, env = {path: dict(plan.plan[path]) for path in self.collections}, everyone
-        done = migrate(
-            self.collections,
-            changed,
-            env,
-            self.device,
-            bound,
-            self.fused_optimizer,
-            optimizers or (),
-            regrouping,
-            everyone=everyone,
-        )
-        plan.plan = self.plan.plan | plan.plan
-        self.plan = plan
-        return done
+        return Reshard(self, Bound(max_extra_bytes, park_dir), optimizers).run(plan)
 
     def sync(
         self,

@@ -27,15 +27,15 @@ from recshard_lab.distributed.awaitable import (
     eager,
 )
 from recshard_lab.distributed.state.forms import StateForm, are_tiers_apart
-from recshard_lab.distributed.state.moves import Move, move
-from recshard_lab.distributed.state.table import ShardedTable, StateEntries, TableTensor, Tensors, sized
+from recshard_lab.distributed.state.moves import Move, Tiles, move
+from recshard_lab.distributed.state.table import ShardedTable, StateEntries, TableTensor, sized
 from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.executor import Executor, PendingRows
 from recshard_lab.distributed.step.gradients import exchange_rows
 from recshard_lab.distributed.step.input_dist import PendingInput
 from recshard_lab.distributed.step.kernels import Listener
 from recshard_lab.distributed.step.layout import Block, Layout
-from recshard_lab.distributed.step.lookup import GroupKind, RankLookup, choose_kernels, index_parts
+from recshard_lab.distributed.step.lookup import GroupKind, choose_kernels, index_parts
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
@@ -51,6 +51,7 @@ from recshard_lab.embedding import (
 )
 from recshard_lab.embedding.dynamic.config import SLOTS, DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
+from recshard_lab.embedding.dynamic.table import DynamicTable
 from recshard_lab.embedding.inputs import OutOfRange, as_batch, put_back
 from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig, bucket_fault
 from recshard_lab.embedding.scaled_loss import watch_hidden
@@ -154,13 +155,12 @@ class ShardedCollection(nn.Module):
         self.feed: Feed | None = None
         self._listener: Listener | None = None
         self._pipelines: WeakSet[Any] = WeakSet()  # that have sent ids ahead
-        self._growing = {
-            table.name: table
+        #: dynamic table that grows -> buckets of each partition, as of the last `level_tables` or load
+        self.sizes = {
+            table.name: table.buckets
             for table in tables
             if isinstance(table, DynamicEmbeddingConfig) and table.buckets < table.max_buckets
         }
-        #: dynamic table that grows -> buckets of each partition, as of the last `level_tables` or load
-        self.buckets = {name: table.buckets for name, table in self._growing.items()}
         blocks = blocks_of(self.tables)
         self._keys, self._dims = [block.key for block in blocks], [block.dim for block in blocks]
         self.place({table.name: shardings[table.name] for table in tables})
@@ -220,11 +220,17 @@ class ShardedCollection(nn.Module):
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
         self.executor.stepped = next((name for name, kind in self.kinds.items() if kind.optimizer is not None), None)
         lookup = self.executor.lookup
-        found: list[Any] = [lookup.weights(), lookup.states(), lookup.flushes()]
-        weights, states, flushes = map(self._by_table, found)
+        of_ids = {
+            place: (group.kernel, slot)
+            for group in lookup.groups
+            if isinstance(group.kernel, DynamicKernel)
+            for slot, place in enumerate(group.shards)
+        }
+        found: list[Any] = [lookup.weights(), lookup.states(), lookup.flushes(), of_ids]
+        weights, states, flushes, dynamic = map(self._by_table, found)
         held: dict[str, ShardedTable] = {}
         for position, table in enumerate(self.tables):
-            config, sharding = self.sized(table.name)
+            config, sharding = self.sized(table, shardings[table.name])
             held[table.name] = ShardedTable(
                 config,
                 sharding,
@@ -236,12 +242,13 @@ class ShardedCollection(nn.Module):
                 "dtensor" if self.env.output_dtensor else options.state_form,
                 index_parts(config),
                 flushes[position],
-                _reader(lookup, position) if isinstance(table, DynamicEmbeddingConfig) else None,
-                partial(self._resize, table.name) if table.name in self.buckets else None,
+                dynamic[position],
+                self.sizes,
             )
         self.hold_tables(nn.ModuleDict(dict[str, nn.Module](held)))
-        for kernel in self._dynamic_kernels():
-            kernel.on_grown = partial(_each_flushed, [held[table.config.name] for table in kernel.tables])
+        for group in lookup.groups:
+            if isinstance(group.kernel, DynamicKernel):
+                group.kernel.on_grown = partial(_each_flushed, [held[own.config.name] for own in group.kernel.tables])
         #: TorchRec's attributes; here one input exchange, one lookup and one output exchange for all tables
         self._input_dists, self._lookups = [self.executor.input_dist], [lookup]
         self._output_dists = [self.executor.paths.route]
@@ -259,19 +266,18 @@ class ShardedCollection(nn.Module):
 
     def _with_capacity(self, table: BaseEmbeddingConfig) -> BaseEmbeddingConfig:
         """A table whose shards begin with the size on which the ranks agree."""
-        growing = self._growing.get(table.name)
-        if growing is None:
+        if not isinstance(table, DynamicEmbeddingConfig) or table.name not in self.sizes:
             return table
-        return growing.changed(capacity=min(self.rows_of(table.name, self.buckets[table.name]), growing.max_capacity))
+        rows = self.sizes[table.name] * SLOTS * table.partitions
+        return table.changed(capacity=min(rows, table.max_capacity))
 
     def sized(
-        self, name: str, sharding: ParameterSharding | None = None
+        self, table: BaseEmbeddingConfig, sharding: ParameterSharding
     ) -> tuple[BaseEmbeddingConfig, ParameterSharding]:
-        """A table and a sharding of it, its own by default, with the rows that it has as of `buckets`."""
-        sharding = self.shardings[name] if sharding is None else sharding
-        if name not in self._growing:
-            return next(table for table in self.tables if table.name == name), sharding
-        return sized(self._growing[name], sharding, self.buckets[name])
+        """A table and a sharding of it, with the rows that it has as of `sizes`."""
+        if not isinstance(table, DynamicEmbeddingConfig) or table.name not in self.sizes:
+            return table, sharding
+        return sized(table, sharding, self.sizes[table.name])
 
     def level_tables(self) -> None:
         """Gives all shards of each table that grows the same size: the largest of any rank. Collective.
@@ -279,51 +285,18 @@ class ShardedCollection(nn.Module):
         Shards grow by themselves during training. State dicts, checkpoints and moves need tables of one size. Does
         nothing inside a block of `tiers_apart`, whose caller has called it.
         """
-        own = {name: now for name, now in self.buckets.items() if now < self._growing[name].max_buckets}
-        if not own or are_tiers_apart():
+        growing = [shards for name in self.sizes if (shards := self.table_shards()[name]).buckets < shards.max_buckets]
+        if not growing or are_tiers_apart():
             return
-        shards = [table for kernel in self._dynamic_kernels() for table in kernel.tables if table.config.name in own]
-        for shard in shards:
-            own[shard.config.name] = max(own[shard.config.name], shard.index.buckets)
-        by_rank = gathered(self.env, lambda: own)
-        self._set_sizes({name: max(of_rank[name] for of_rank in by_rank) for name in own})
-        agreed(self.env, lambda: [shard.grow(self.buckets[shard.config.name]) for shard in shards])
+        by_rank = gathered(self.env, lambda: [shards.largest for shards in growing])
+        for shards, sizes in zip(growing, zip(*by_rank, strict=True), strict=True):
+            shards.resize(max(sizes))
+        agreed(self.env, lambda: [shards.grow() for shards in growing])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As of ``nn.Module``. Collective if a dynamic table may still grow."""
         self.level_tables()
         return super().state_dict(*args, **kwargs)
-
-    def clear_tables(self, buckets: Mapping[str, int]) -> None:
-        """Empties dynamic tables that grow, in memory for this many buckets of each partition. Alike on all ranks."""
-        self._set_sizes(buckets)
-        for kernel in self._dynamic_kernels():
-            for shard in kernel.tables:
-                if shard.config.name in buckets:
-                    shard.clear(buckets[shard.config.name])
-
-    def _resize(self, name: str, rows: int) -> None:
-        """Makes a table that grows ready for a state dict with so many rows, if it can have them."""
-        buckets = self.buckets_for_rows(name, rows)
-        if buckets is not None:
-            self.clear_tables({name: buckets})
-
-    def buckets_for_rows(self, name: str, rows: int) -> int | None:
-        """Buckets of each partition of a table with so many rows. None if it does not grow or cannot have them."""
-        if name not in self._growing:
-            return None
-        buckets, rest = divmod(rows, self.rows_of(name, 1))
-        return buckets if not rest and 1 <= buckets <= self._growing[name].max_buckets else None
-
-    def rows_of(self, name: str, buckets: int) -> int:
-        """Rows of a table that grows, with so many buckets of each partition."""
-        return buckets * SLOTS * self._growing[name].partitions
-
-    def _set_sizes(self, buckets: Mapping[str, int]) -> None:
-        self.buckets |= buckets
-        for name in buckets:
-            config, sharding = self.sized(name)
-            self.table_shards()[name].set_size(config, sharding, index_parts(config))
 
     def hold_tables(self, tables: nn.Module) -> None:
         """Replaces the modules of the tables."""
@@ -395,18 +368,28 @@ class ShardedCollection(nn.Module):
     def tier_counters(self) -> dict[str, dict[str, dict[str, int]]]:
         """Dynamic table -> tier, ``"fast"`` first -> what the tier of this rank's shards has counted."""
         found: dict[str, dict[str, Any]] = {}
-        for kernel in self._dynamic_kernels():
-            for table in kernel.tables:
-                for tier, counts in table.tier_counters().items():
-                    found.setdefault(table.config.name, {}).setdefault(tier, Counter()).update(counts)
+        for (name, _), table in self.dynamic_tables().items():
+            for tier, counts in table.tier_counters().items():
+                found.setdefault(name, {}).setdefault(tier, Counter()).update(counts)
         return found
 
-    def _dynamic_kernels(self) -> list[DynamicKernel]:
-        return [group.kernel for group in self.executor.lookup.groups if isinstance(group.kernel, DynamicKernel)]
+    def dynamic_tables(self) -> dict[tuple[str, int], DynamicTable]:
+        """The name of a table and the position of a shard -> the shard, of the dynamic tables on this rank."""
+        return {
+            (name, position): kernel.tables[slot]
+            for name, shards in self.table_shards().items()
+            for position, (kernel, slot) in shards.dynamic.items()
+        }
 
-    def shards_by_weight(self) -> dict[str, ShardedTable]:
-        """Name of each table's weight in the state dict -> this rank's shards of the table."""
-        return {f"{self.tables_name}.{name}.weight": shards for name, shards in self.table_shards().items()}
+    def recount(self) -> None:
+        """Counts the ids of dynamic tables anew, after others have written their indexes."""
+        for table in self.dynamic_tables().values():
+            table.recount()
+
+    def shards_by_weight(self, path: str = "") -> dict[str, ShardedTable]:
+        """Name of each table's weight in the state dict of the module that has the collection at ``path`` -> shards."""
+        prefix = f"{path}." * bool(path) + self.tables_name
+        return {f"{prefix}.{name}.weight": shards for name, shards in self.table_shards().items()}
 
     def state_entries(self) -> dict[str, tuple[ShardedTable, TableTensor]]:
         """Name in the state dict -> the table and its part, for all parts of tables that are in the state dict."""
@@ -425,10 +408,10 @@ class ShardedCollection(nn.Module):
         for first in range(0, rows, step):
             end = min(rows, first + step)
             chunk = torch.empty(end - first, cols, dtype=dtype, device=self.device)
-            targets = [Shard(rank, (first, end), (0, cols)) for rank in range(self.env.world_size)]
-            weights = {place: weight.detach() for place, weight in shards.local_weights.items()}
-            gathering = Move(dtype, shards.sharding.shards, targets, weights, {self.env.rank: chunk})
-            move([gathering], self.env, self.device)
+            everywhere = [Shard(rank, (first, end), (0, cols)) for rank in range(self.env.world_size)]
+            target = Tiles(dtype, everywhere, {self.env.rank: chunk})
+            with torch.no_grad():
+                move([Move(shards.tiles(shards.model_parts()[0]), target)], self.env, self.device)
             yield first, chunk
 
     def copy(self, device: torch.device | str) -> Self:
@@ -463,9 +446,7 @@ class ShardedCollection(nn.Module):
         """Moves that fill the shards from rank ``source``'s unsharded collection, with weights ``[E, D]``."""
         whole, moves = unsharded_weights(module), []
         for name, shards in self.table_shards().items():
-            sources = {0: whole[name].detach()} if self.env.rank == source else {}
-            targets = shards.sharding.shards
-            moves.append(Move(whole[name].dtype, [shards.whole_on(source)], targets, sources, shards.local_weights))
+            moves.append(shards.scatter_move(shards.model_parts()[0], whole[name].detach(), source))
         return moves
 
     @property
@@ -551,8 +532,7 @@ class ShardedCollection(nn.Module):
         Args:
             prefix: before each name, with a dot between.
         """
-        for name in self.shards_by_weight():
-            yield f"{prefix}.{name}" if prefix else name
+        yield from self.shards_by_weight(prefix)
 
     def send(self, features: KeyedJaggedTensor) -> PendingInput | NoWait[LookupInput]:
         """Sends the local batch, and waits for the sizes. ``.wait()`` returns the ids to look up here."""
@@ -690,9 +670,7 @@ class ManagedCollection(ShardedCollection):
         for name, shards in self.table_shards().items():
             tensors = modules[name].tensors()  # type: ignore[operator]
             for part in shards.index_parts:
-                sources = {0: part.matrix(tensors[part.name])} if self.env.rank == source else {}
-                everywhere = part.shards([shards.whole_on(source)]), part.shards(shards.sharding.shards)
-                moves.append(Move(part.dtype, *everywhere, sources, shards.matrices(part)))
+                moves.append(shards.scatter_move(part, part.matrix(tensors[part.name]), source))
         return moves
 
     def _output(self, pending: PendingRows, features: KeyedJaggedTensor) -> tuple[Any, KeyedJaggedTensor | None]:
@@ -721,25 +699,6 @@ class ShardedManagedCollisionEmbeddingCollection(ManagedCollection, ShardedEmbed
     """A sharded `ManagedCollisionEmbeddingCollection`. See `ManagedCollection`."""
 
     tables_name = "_embedding_module.embeddings"
-
-
-def _reader(lookup: RankLookup, position: int) -> Callable[[], Tensors]:
-    """Returns weights and states of the shards of a dynamic table on this rank, as they are when it is called."""
-    places = [
-        (number, group.kernel, slot)
-        for group in lookup.groups
-        for slot, (own, number) in enumerate(group.shards)
-        if own == position and isinstance(group.kernel, DynamicKernel)
-    ]
-
-    def read() -> Tensors:
-        weights = {number: kernel.weights()[slot] for number, kernel, slot in places}
-        return weights, {
-            number: kernel.tables[slot].index_tensors() | kernel.optimizer_states()[slot]
-            for number, kernel, slot in places
-        }
-
-    return read
 
 
 def _each_flushed(tables: Sequence[ShardedTable]) -> None:

@@ -51,7 +51,7 @@ def grown(scheme: str, optimizer: str, more: dict[str, Any]) -> dict[str, Any]:
         capacities.append(slots(dmp))
     assert_views(dmp)
     assert parameters == [id(parameter) for parameter in dmp.parameters()]
-    own = [table for kernel in dmp.module._dynamic_kernels() for table in kernel.tables if table.config.name == "user"]
+    own = [table for (name, _), table in dmp.module.dynamic_tables().items() if name == "user"]
     ids = torch.cat([torch.empty(0, dtype=torch.int64), *(table.index.keys[table.index.slots()] for table in own)])
     return {
         "capacities": capacities,

@@ -18,7 +18,7 @@ from recshard_lab.distributed.state.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from recshard_lab.distributed.state.dumps import TierRows, tables_of
+from recshard_lab.distributed.state.dumps import TierRows
 from recshard_lab.embedding import EmbOptimType, EmulatedCost, Tier
 from recshard_lab.sharding import EmbeddingModuleShardingPlan
 from recshard_lab.train.pipelines import PrefetchTrainPipelineSparseDist
@@ -196,7 +196,7 @@ def two_tiers(tier: Tier | None) -> list[Tier]:
 def rows_of_all_tiers(dmp: Any) -> list[tuple[int, int, Tensor]]:
     """Id, score and row of this rank's shards of table ``user``, in the order of ids."""
     found = []
-    for table in tables_of(dmp.collections[""]).values():
+    for table in dmp.collections[""].dynamic_tables().values():
         if table.config.name == "user":
             rows = [row for rows in table.export_batches() for row in zip(*rows[:2], rows.weight, strict=True)]
             found += [(int(id), int(score), weight.clone()) for id, score, weight in rows]

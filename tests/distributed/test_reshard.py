@@ -16,7 +16,7 @@ from recshard_lab import (
     ShardingPlan,
 )
 from recshard_lab.comm import ShardingEnv, trace
-from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.distributed.state.moves import Move, Tiles, move
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, Shard
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Case
@@ -29,7 +29,8 @@ def messages(sources: list[Shard], targets: list[Shard], round_bytes: int) -> li
     held = {n: torch.zeros(s.num_rows, s.num_cols) for n, s in enumerate(sources) if s.rank == env.rank}
     wanted = {n: torch.zeros(s.num_rows, s.num_cols) for n, s in enumerate(targets) if s.rank == env.rank}
     with trace() as traced:
-        move([Move(torch.float32, sources, targets, held, wanted)], env, torch.device("cpu"), round_bytes)
+        tiles = Tiles(torch.float32, sources, held), Tiles(torch.float32, targets, wanted)
+        move([Move(*tiles)], env, torch.device("cpu"), round_bytes)
     return [[0 if to == env.rank else n for to, n in enumerate(event.bytes_to)] for event in traced.events]
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import recshard_lab as rs
-from recshard_lab.distributed.state.dumps import tables_of
 from recshard_lab.embedding.dynamic.config import Tier
 from recshard_lab.embedding.dynamic.stores.base import joined
 
@@ -31,7 +30,7 @@ def test_folders_of_an_earlier_build_are_read(kind: str) -> None:
         assert rs.load_checkpoint(STORED / "checkpoint", dmp).extra == {"epoch": 3}
     else:
         assert dmp.load([STORED / "full", STORED / "delta"]).lost == {"user": 0, "movie": 0}
-    (table,) = tables_of(dmp.collections["users"]).values()
+    (table,) = dmp.collections["users"].dynamic_tables().values()
     rows = joined(list(table.export_batches()))
     assert torch.equal(rows.weight, ((rows.ids + 7) // 10**15)[:, None].expand(-1, 4).float())
     assert rows.ids.sort()[0].tolist() == [n * 10**15 - 7 for n in range(5, 200)]

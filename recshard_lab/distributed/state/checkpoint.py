@@ -622,7 +622,7 @@ def _compare(
 
 def _tiers(folder: Path, saved: Mapping[tuple[str, ...], Any], state: ModelState) -> dict[str, Tensor]:
     """Table with tiers -> memory for the number of rows in each partition."""
-    own = state.tiers()
+    own = state.partitions()
     for _, name, _ in (key for key in saved if key[0] == "tiers"):
         if name not in own:
             raise CheckpointError(

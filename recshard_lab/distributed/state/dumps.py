@@ -7,10 +7,11 @@ Shape letters: N rows, E rows of a table, d columns of a shard.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,9 @@ from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.forms import sharded_tensor
 from recshard_lab.distributed.state.moves import Move, Tiles, in_file, primary_rows, region
 from recshard_lab.distributed.state.table import ShardedTable, TableTensor
-from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingCollection, FusedCollection
+from recshard_lab.embedding import EmbeddingBagCollection, EmbeddingCollection, FusedCollection, dtype_to_data_type
 from recshard_lab.embedding.dynamic.collections import DynamicCollection
 from recshard_lab.embedding.dynamic.index_rounds import partitions_of
-from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.dynamic.row_files import (
     Dumped,
     DumpError,
@@ -33,22 +33,21 @@ from recshard_lab.embedding.dynamic.row_files import (
     FileWriter,
     Paths,
     Restored,
+    Shards,
     Since,
-    check_dynamic,
     check_shape,
+    check_tables,
     copy_values,
-    first_step,
+    fill_tables,
     read_dumps,
-    read_dynamic,
-    refuse_other_tables,
     steps_of,
     write_dump,
-    write_dynamic,
     write_static,
+    write_tables,
 )
 from recshard_lab.embedding.dynamic.stores import Chain, Rows
 from recshard_lab.embedding.dynamic.table import DynamicTable
-from recshard_lab.sharding import Shard
+from recshard_lab.sharding import ParameterSharding, Shard
 
 # Rows of dynamic tables that are in tiers below the fast one, as matrices over all ranks.
 #
@@ -67,7 +66,7 @@ from recshard_lab.sharding import Shard
 
 
 Key: TypeAlias = tuple[str, int]
-"""A table's name, and the position of a shard in its list."""
+"""The name of a table's weight in state dicts, and the position of a shard in its list."""
 
 Local: TypeAlias = dict[Key, dict[str, Tensor]]
 """The matrices of shards on this rank, by part."""
@@ -78,13 +77,13 @@ _BATCH = 1 << 16
 
 
 class TierRows:
-    """The rows of the tiers of a collection's tables.
+    """The rows of the tiers of the tables of a model.
 
     The constructor reads this rank's tiers, then `exchange` is collective. To move them to other shards, call `moves`,
     `clear` and `fill`, with all ranks in between; `drop` and `undo` revert them.
 
     Args:
-        collection: the collection.
+        collections: module path -> collection.
         folder: of the files. Default: the system's folder for temporary files.
         reads: whether to read the tiers. Without, the tables have no rows here until `expect`.
 
@@ -92,25 +91,45 @@ class TierRows:
         counts: table -> rows of each partition.
     """
 
-    def __init__(self, collection: ShardedCollection, folder: str | Path | None = None, *, reads: bool = True) -> None:
-        own = collection.table_shards()
-        self.collection, self.folder = collection, folder
-        self.configs: dict[str, Any] = {table.name: table for table in collection.tables if getattr(table, "tiers", ())}
-        self.parts = {
-            name: [_INDEX, own[name].model_parts()[0], *(p for p in own[name].state_parts if p.extent != "table")]
-            for name in self.configs
-        }
-        self.shards = {name: list(collection.shardings[name].shards) for name in self.parts}
+    def __init__(
+        self, collections: Mapping[str, ShardedCollection], folder: str | Path | None = None, *, reads: bool = True
+    ) -> None:
+        self.collections, self.folder = collections, folder
         tables = self._tables()
-        self.chains = {key: _chain(table) for key, table in tables.items()}
-        self.local = {key: self._read(key[0], table) for key, table in tables.items()} if reads else {}
+        self.configs: dict[str, Any] = {key: own.config for key, own in tables.items()}
+        self.parts = {
+            key: [_INDEX, own.model_parts()[0], *(part for part in own.state_parts if part.extent != "table")]
+            for key, own in tables.items()
+        }
+        self.shards = {key: own.sharding.shards for key, own in tables.items()}
+        local = self._local_tables()
+        self.chains = {key: _chain(table) for key, table in local.items()}
+        self.local = {key: self._read(key[0], table) for key, table in local.items()} if reads else {}
         self.counts = {name: [0] * table.partitions for name, table in self.configs.items()}
         self._new: dict[Key, Chain] = {}
         self._targets: Local = {}
         self._cleared = False
 
-    def _tables(self) -> dict[Key, DynamicTable]:
-        return {key: table for key, table in tables_of(self.collection).items() if key[0] in self.parts}
+    def _tables(self) -> dict[str, ShardedTable]:
+        return {
+            key: own
+            for path, collection in self.collections.items()
+            for key, own in collection.shards_by_weight(path).items()
+            if getattr(own.config, "tiers", ())
+        }
+
+    def _local_tables(self) -> dict[Key, DynamicTable]:
+        tables = self._tables()
+        return {(k, n): kernel.tables[slot] for k, own in tables.items() for n, (kernel, slot) in own.dynamic.items()}
+
+    def _placed(self) -> dict[str, list[Shard]]:
+        """The shards of each table at its largest size, as of now."""
+        return {
+            key: list(collection.shardings[config.name].shards)
+            for path, collection in self.collections.items()
+            for key, config in zip(collection.shards_by_weight(path), collection.tables, strict=True)
+            if key in self.configs
+        }
 
     def _tiles(
         self, name: str, part: TableTensor, shards: Sequence[Shard] | None = None, local: Local | None = None
@@ -155,7 +174,7 @@ class TierRows:
         ranges = {name: self._ranges(name, shards[name]) for name in self.parts}
         return {
             key: self._allocate(key[0], ranges[key[0]][key[1]].num_rows if key[1] in ranges[key[0]] else 0, table)
-            for key, table in self._tables().items()
+            for key, table in self._local_tables().items()
         }
 
     def exchange(self, env: ShardingEnv) -> None:
@@ -193,10 +212,10 @@ class TierRows:
 
     def moves(self) -> list[Move]:
         """Everything, from the shards before to those of the collection now. Allocates the latter."""
-        after = {name: list(self.collection.shardings[name].shards) for name in self.parts}
+        after = {key: own.sharding.shards for key, own in self._tables().items()}
         self._targets = self._allocated(after)
         return [
-            self._tiles(name, part).to(self._tiles(name, part, after[name], self._targets))
+            Move(self._tiles(name, part), self._tiles(name, part, after[name], self._targets))
             for name, parts in self.parts.items()
             for part in parts
         ]
@@ -209,7 +228,7 @@ class TierRows:
 
     def fill(self) -> None:
         """Stores what the moves have brought."""
-        for key, table in self._tables().items():
+        for key, table in self._local_tables().items():
             self._new[key] = _chain(table)
             self._store(table, self._targets[key])
 
@@ -220,7 +239,7 @@ class TierRows:
 
     def undo(self) -> None:
         """Reverts `clear`, for the shards before, which the collection has again."""
-        for key, table in self._tables().items():
+        for key, table in self._local_tables().items():
             if self._cleared or table.tiers is not self.chains[key]:
                 self.chains[key].close()
                 _chain(table).clear()
@@ -271,19 +290,9 @@ class TierRows:
 
     def replace(self) -> None:
         """Makes the rows of a checkpoint those of the tiers."""
-        for key, table in self._tables().items():
+        for key, table in self._local_tables().items():
             _chain(table).clear()
             self._store(table, self.local[key])
-
-
-def tables_of(collection: ShardedCollection) -> dict[Key, DynamicTable]:
-    """The shards of dynamic tables on this rank."""
-    return {
-        (collection.tables[number].name, position): table
-        for group in collection.executor.lookup.groups
-        if isinstance(group.kernel, DynamicKernel)
-        for (number, position), table in zip(group.shards, group.kernel.tables, strict=True)
-    }
 
 
 def _chain(table: DynamicTable) -> Chain:
@@ -291,56 +300,19 @@ def _chain(table: DynamicTable) -> Chain:
     return table.tiers
 
 
-class Piece(NamedTuple):
-    """A shard of a table on this rank.
-
-    Attributes:
-        shard: its rows and columns.
-        weight: ``[rows, d]``. states: name -> optimizer state.
-        primary: False for a replica that another rank writes.
-    """
-
-    shard: Shard
-    weight: Tensor
-    states: Mapping[str, Tensor]
-    primary: bool
-
-
-class ModelTable(NamedTuple):
-    """A table with its shards on this rank.
-
-    Attributes:
-        key: name of its weight in state dicts.
-        size: of the whole table.
-        dtype: of its weight.
-        pieces: the shards on this rank.
-        shards: those of all ranks. None if every rank has the whole table.
-    """
-
-    key: str
-    size: tuple[int, int]
-    dtype: torch.dtype
-    pieces: list[Piece]
-    shards: ShardedTable | None = None
-
-
-def tables_in(path: str, module: nn.Module) -> Iterator[ModelTable]:
-    """The tables of a module that have weights in state dicts, if it is a collection."""
-    prefix = f"{path}." if path else ""
+def tables_in(path: str, module: nn.Module, env: ShardingEnv) -> Iterator[tuple[str, ShardedTable]]:
+    """Names of weights in state dicts, and tables, of a module that is a collection; every rank has unsharded ones."""
     if isinstance(module, ShardedCollection):
-        for key, shards in module.shards_by_weight().items():
-            first = {position for position, _ in primary_rows(shards.sharding.shards, "element")}
-            pieces = [
-                Piece(shards.sharding.shards[n], weight, shards.states.get(n, {}), n in first)
-                for n, weight in shards.local_weights.items()
-            ]
-            yield ModelTable(prefix + key, shards.size, shards.model_parts()[0].dtype, pieces, shards)
+        yield from module.shards_by_weight(path).items()
     elif isinstance(module, FusedCollection | EmbeddingBagCollection | EmbeddingCollection):
         states = module.optimizer_states() if isinstance(module, FusedCollection) else {}
+        configs = {table.name: table for table in module._tables}
         for key, weight in module.named_parameters(remove_duplicate=False):
-            rows, cols = weight.shape
-            own = Piece(Shard(0, (0, rows), (0, cols)), weight.detach(), states.get(key.split(".")[-2], {}), True)
-            yield ModelTable(prefix + key, (rows, cols), weight.dtype, [own])
+            config = replace(configs[key.split(".")[-2]], data_type=dtype_to_data_type(weight.dtype))
+            whole = [Shard(rank, (0, weight.shape[0]), (0, weight.shape[1])) for rank in range(env.world_size)]
+            sharding = ParameterSharding("data_parallel", shards=whole)
+            own = {env.rank: weight.detach()}, {env.rank: states.get(config.name, {})}
+            yield f"{path}." * bool(path) + key, ShardedTable(config, sharding, *own, env)
 
 
 class _Tables:
@@ -353,31 +325,30 @@ class _Tables:
     def __init__(self, model: nn.Module, env: ShardingEnv) -> None:
         self.env = env
         self.replica = getattr(model, "replica", 0)
+        own_env: ShardingEnv = getattr(model, "env", env) if hasattr(model, "dense_env") else env
         self.names: list[str] = []
         #: shards on this rank, each with the first step whose backward is to come
-        self.dynamic: dict[str, list[tuple[DynamicTable, int | None]]] = {}
-        self.static: dict[str, ModelTable] = {}
+        self.dynamic: dict[str, Shards] = {}
+        self.static: dict[str, ShardedTable] = {}
         for path, module in getattr(model, "_bare", model).named_modules():
-            if isinstance(module, ShardedCollection):
-                self._know([config.name for config in module.tables])
-                self.dynamic |= {config.name: [] for config in module.tables if config.dynamic}
-                for group in module.executor.lookup.groups:
-                    if isinstance(group.kernel, DynamicKernel):
-                        own = zip(group.shards, group.kernel.tables, group.kernel.pending(), strict=True)
-                        for (number, _), table, pending in own:
-                            self.dynamic[module.tables[number].name].append((table, pending))
-            elif isinstance(module, DynamicCollection):
+            if isinstance(module, DynamicCollection):
                 self._know(module.tables())
-                tables = zip(module.tables().items(), module._kernel.pending(), strict=True)
-                self.dynamic |= {name: [(table, pending)] for (name, table), pending in tables}
+                self.dynamic |= module._shards()
                 continue
-            for found in tables_in(path, module):
-                name = found.key.split(".")[-2]
-                if found.shards is None:
-                    self._know([name])
-                if name not in self.dynamic:
-                    self.static[name] = found
-        self.keys = {table.key: name for name, table in self.static.items()}
+            for key, shards in tables_in(path, module, own_env):
+                name = shards.config.name
+                self._know([name])
+                if shards.config.dynamic:
+                    held = shards.dynamic.values()
+                    self.dynamic[name] = [(kernel.tables[n], kernel.pending()[n]) for kernel, n in held]
+                else:
+                    self.static[key] = shards
+
+    def static_in(self, entries: Mapping[str, Entry]) -> Iterator[tuple[str, Entry, ShardedTable]]:
+        """Name, entry and table of the static tables that a dump has."""
+        for table in self.static.values():
+            if table.config.name in entries:
+                yield table.config.name, entries[table.config.name], table
 
     def _know(self, names: Iterable[str]) -> None:
         for name in names:
@@ -423,19 +394,20 @@ def dump_tables(
 
 def _written(writer: FileWriter, tables: _Tables, steps: Any, rows: Mapping[str, Tensor]) -> list[dict[str, Entry]]:
     """Writes this rank's shards."""
-    unknown = [key for key in rows if key not in tables.keys]
+    unknown = [key for key in rows if key not in tables.static]
     if unknown:
-        raise ValueError(f"rows= names {unknown[0]!r}, which is no static table. Fix: use one of {sorted(tables.keys)}")
-    entries = []
-    for name, shards in tables.dynamic.items():
-        since = first_step(steps, name)
-        entries += [{name: write_dynamic(writer, table, since, pending)} for table, pending in shards]
+        raise ValueError(
+            f"rows= names {unknown[0]!r}, which is no static table. Fix: use one of {sorted(tables.static)}"
+        )
+    entries = write_tables(writer, tables.dynamic, steps)
     for key, ids in rows.items():
-        table = tables.static[tables.keys[key]]
-        for shard, weight, states, primary in table.pieces:
-            if primary:
-                own = write_static(writer, ids, table.size, shard.rows[0], shard.cols, weight, states)
-                entries.append({tables.keys[key]: own})
+        table = tables.static[key]
+        shards, states = table.sharding.shards, table.states
+        first = {position for position, _ in primary_rows(shards, "element")}
+        for position in first & table.local_weights.keys():
+            shard, weight, own = shards[position], table.local_weights[position], states.get(position, {})
+            entry = write_static(writer, ids, table.size, shard.rows[0], shard.cols, weight, own)
+            entries.append({table.config.name: entry})
     return entries
 
 
@@ -465,43 +437,40 @@ def load_tables(path: Paths, model: nn.Module, *, optimizer_state: bool = True) 
 
 def _check(folder: Path, entries: Mapping[str, Entry], tables: _Tables, optimizer_state: bool) -> None:
     """Raises DumpError if the tables of a dump do not fit the model."""
-    refuse_other_tables(folder, entries, tables.dynamic)
-    for name, entry in entries.items():
-        if name not in tables.names:
-            raise DumpError(
-                f"{folder} has a table {name!r}, and the model has {tables.names}. Fix: add it to the model"
-            )
-        for table, _ in tables.dynamic.get(name, ()):
-            check_dynamic(folder, name, entry, table, optimizer_state)
-        if name not in tables.static:
-            continue
-        (_, (rows, dim), dtype, pieces, _), kind = tables.static[name], entry["kind"]
-        for piece in pieces:
-            check_shape(folder, name, entry, dim, dtype, piece.states if optimizer_state else {})
+    check_tables(folder, entries, tables.dynamic, optimizer_state)
+    unknown = [name for name in entries if name not in tables.names]
+    if unknown:
+        raise DumpError(
+            f"{folder} has a table {unknown[0]!r}, and the model has {tables.names}. Fix: add it to the model"
+        )
+    for name, entry, table in tables.static_in(entries):
+        (rows, dim), kind = table.size, entry["kind"]
+        for position, weight in table.local_weights.items():
+            states = table.states.get(position, {}) if optimizer_state else {}
+            check_shape(folder, name, entry, dim, weight.dtype, states)
         if kind != "static" or entry["rows"] != rows:
             raise DumpError(f"{folder} has a {kind} table {name!r}, and the model a static one of {rows:,} rows")
 
 
 @torch.no_grad()
 def _filled(folder: Path, entries: Mapping[str, Entry], tables: _Tables, optimizer_state: bool) -> Restored:
-    rows, lost = dict.fromkeys(entries, 0), dict.fromkeys(entries, 0)
-    for name, entry in entries.items():
-        for table, _ in tables.dynamic.get(name, ()):
-            read, gone = read_dynamic(folder, entry, table, optimizer_state)
-            if table.columns[0] == 0:  # column shards have the same rows
-                rows[name], lost[name] = rows[name] + read, lost[name] + gone
-        for piece in tables.static[name].pieces if name in tables.static else ():
-            rows[name] += _read_static(FileReader(folder, entry), piece, optimizer_state)
-    return Restored(rows, lost)
+    found = Restored(dict.fromkeys(entries, 0), dict.fromkeys(entries, 0))
+    found = found.then(fill_tables(folder, entries, tables.dynamic, optimizer_state))
+    for name, entry, table in tables.static_in(entries):
+        for position, weight in table.local_weights.items():
+            states = table.states.get(position, {}) if optimizer_state else {}
+            shard = table.sharding.shards[position]
+            found.rows[name] += _read_static(FileReader(folder, entry), shard, weight, states)
+    return found
 
 
-def _read_static(reader: FileReader, piece: Piece, optimizer_state: bool) -> int:
+def _read_static(reader: FileReader, shard: Shard, weight: Tensor, states: Mapping[str, Tensor]) -> int:
     """Overwrites the rows of a shard that a dump has. Returns how many, of the first columns."""
-    shard, weight, many = piece.shard, piece.weight, 0
+    many = 0
     for columns, file, ids in reader.rows((0, reader.entry["dim"])):
         local = ids.to(weight.device) - shard.rows[0]
         own = ((local >= 0) & (local < shard.num_rows)).nonzero().squeeze(1)
-        copy_values(file, columns, shard.cols, own, local[own], weight, piece.states if optimizer_state else {})
+        copy_values(file, columns, shard.cols, own, local[own], weight, states)
         many += len(own) if columns[0] == 0 and shard.cols[0] == 0 else 0
     return many
 

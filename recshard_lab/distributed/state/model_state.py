@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.fused_optimizer import STATE_NAMES
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
-from recshard_lab.distributed.state.dumps import TierRows, tables_of
+from recshard_lab.distributed.state.dumps import TierRows
 from recshard_lab.distributed.state.forms import requested, sharded_tensor, tiers_apart
 from recshard_lab.distributed.state.moves import move
 from recshard_lab.distributed.state.reshard import DenseStates, tensor_state
@@ -115,41 +115,33 @@ class ModelState:
 
     # ---- dynamic tables that grow ----
 
-    def other_sizes(self, rows: Mapping[str, int]) -> dict[str, dict[str, int]]:
-        """Module path -> table -> buckets of each partition, for tables that have another size in a checkpoint.
+    def other_sizes(self, rows: Mapping[str, int]) -> dict[str, int]:
+        """Name of a weight -> buckets of each partition, for tables that have another size in a checkpoint.
 
         Args:
             rows: name of a weight -> its rows in the checkpoint.
         """
-        found: dict[str, dict[str, int]] = {}
-        for path, collection in ({} if self.sharded is None else self.sharded.collections).items():
-            for key, shards in collection.shards_by_weight().items():
-                many = rows.get(f"{path}." * bool(path) + key, shards.size[0])
-                buckets = collection.buckets_for_rows(shards.config.name, many)
-                if buckets is not None and many != shards.size[0]:
-                    found.setdefault(path, {})[shards.config.name] = buckets
-        return found
+        tables = {} if self.sharded is None else self.sharded.table_shards()
+        found = {key: own.buckets_for(rows[key]) for key, own in tables.items() if rows.get(key) != own.size[0]}
+        return {key: buckets for key, buckets in found.items() if buckets is not None}
 
-    def rows_at(self, sizes: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, ...], int]:
+    def rows_at(self, sizes: Mapping[str, int]) -> dict[tuple[str, ...], int]:
         """Key of a tensor in the checkpoint -> its rows after `set_sizes`, where these differ."""
         found: dict[tuple[str, ...], int] = {}
-        for path, own in sizes.items():
+        for key, buckets in sizes.items():
             assert self.sharded is not None
-            collection, prefix = self.sharded.collections[path], f"{path}." * bool(path)
-            for name, (shards, part) in collection.state_entries().items():
-                if shards.config.name in own and part.extent != "table" and part.ratio == (1, 1):
-                    found["model", prefix + name] = collection.rows_of(shards.config.name, own[shards.config.name])
-            for key, handle in self.sharded.fused_optimizer.params.items():
-                for part in handle.shards.state_parts if ("model", key) in found else ():
-                    if part.extent != "table":
-                        found["fused", key, handle.state_name(part)] = found["model", key]
+            shards, handle = self.sharded.table_shards()[key], self.sharded.fused_optimizer.params.get(key)
+            names = {("model", key.removesuffix("weight") + name): part for name, part in shards.entries.items()}
+            if handle is not None:
+                names |= {("fused", key, handle.state_name(part)): part for part in shards.state_parts}
+            found |= {name: shards.rows_of(buckets) for name, part in names.items() if part.follows_rows}
         return found
 
-    def set_sizes(self, sizes: Mapping[str, Mapping[str, int]]) -> None:
+    def set_sizes(self, sizes: Mapping[str, int]) -> None:
         """Empties these tables, gives them other sizes, and reads their tensors anew. Alike on all ranks."""
-        for path, own in sizes.items():
+        for key, buckets in sizes.items():
             assert self.sharded is not None
-            self.sharded.collections[path].clear_tables(own)
+            self.sharded.table_shards()[key].clear(buckets)
         if sizes:
             self._read()
 
@@ -157,45 +149,30 @@ class ModelState:
 
     def read_tiers(self) -> Entries:
         """The rows of tiers, copied to files. Collective."""
-        agreed(self.env, lambda: self._open_tiers(reads=True))
-        for own, _ in self._tiers:
-            own.exchange(self.env)
-        return self._tier_entries()
+        self.tiers = agreed(self.env, lambda: self._open_tiers(reads=True))
+        self.tiers.exchange(self.env)
+        return self.tiers.entries(self.env)
 
-    def _open_tiers(self, reads: bool) -> None:
-        collections = [] if self.sharded is None else self.sharded.collections.items()
-        self._tiers = [
-            (TierRows(own, reads=reads), f"{path}." * bool(path) + f"{own.tables_name}.") for path, own in collections
-        ]
+    def _open_tiers(self, reads: bool) -> TierRows:
+        return TierRows({} if self.sharded is None else self.sharded.collections, reads=reads)
 
-    def _tier_entries(self) -> Entries:
-        return {
-            f"{prefix}{name}.weight": entry
-            for own, prefix in self._tiers
-            for name, entry in own.entries(self.env).items()
-        }
-
-    def tiers(self) -> dict[str, int]:
+    def partitions(self) -> dict[str, int]:
         """Name of the weight of each table with tiers -> its partitions."""
-        self._open_tiers(reads=False)
-        return {
-            f"{prefix}{name}.weight": len(counts) for own, prefix in self._tiers for name, counts in own.counts.items()
-        }
+        return {name: len(counts) for name, counts in self._open_tiers(reads=False).counts.items()}
 
     def expect_tiers(self, counts: Mapping[str, Sequence[int]]) -> Entries:
         """Allocates memory for rows of tiers, by table and partition. `adopt_tiers` stores what is read into it."""
-        self._open_tiers(reads=False)
-        for own, prefix in self._tiers:
-            own.expect({name: counts[f"{prefix}{name}.weight"] for name in own.counts})
-        return self._tier_entries()
+        self.tiers = self._open_tiers(reads=False)
+        self.tiers.expect(counts)
+        return self.tiers.entries(self.env)
 
     def adopt_tiers(self) -> None:
         """Makes the rows that were read those of the tiers. Collective, after `adopt`."""
-        for own, _ in self._tiers:
-            move(own.copies(), self.env, own.collection.device)
-            agreed(self.env, own.replace)
-            for table in tables_of(own.collection).values():
-                table.recount()
+        if self.sharded is not None:
+            move(self.tiers.copies(), self.env, self.sharded.device)
+            agreed(self.env, self.tiers.replace)
+            for collection in self.sharded.collections.values():
+                collection.recount()
 
     # ---- the torch optimizer ----
 

@@ -31,25 +31,6 @@ _K = TypeVar("_K")
 DEFAULT_ROUND_BYTES = 8 * 2**20  # larger messages exceed the caches: 1.5x slower on 4 ranks
 
 
-@dataclass
-class Move:
-    """One tensor ``[E, D]`` under two tilings.
-
-    Attributes:
-        dtype: its dtype, the same on every rank.
-        sources: the current shards.
-        targets: the new shards.
-        source_tensors: position in ``sources`` -> tensor, for the shards on this rank.
-        target_tensors: position in ``targets`` -> tensor to fill in place, for the shards on this rank.
-    """
-
-    dtype: torch.dtype
-    sources: Sequence[Shard]
-    targets: Sequence[Shard]
-    source_tensors: Mapping[int, Tensor]
-    target_tensors: Mapping[int, Tensor]
-
-
 @dataclass(frozen=True)
 class Tiles:
     """One matrix over all ranks. Several shards may have the same elements.
@@ -63,10 +44,6 @@ class Tiles:
     dtype: torch.dtype
     shards: Sequence[Shard]
     tensors: Mapping[int, Tensor]
-
-    def to(self, target: "Tiles") -> Move:
-        """The move that fills another tiling."""
-        return Move(self.dtype, self.shards, target.shards, self.tensors, target.tensors)
 
     def whole(self, size: tuple[int, int]) -> Tensor:
         """The matrix, a copy. All shards must be on this rank."""
@@ -91,14 +68,36 @@ class Tiles:
                 tensors[number] = tensor if shard.rows == own.rows else _view(tensor, own, shard.rect)
         return Tiles(self.dtype, primaries, tensors)
 
-    def replicas(self, extent: str) -> Move | None:
+    def replicas(self, extent: str) -> "Move | None":
         """Copies each primary shard to its replicas. None without replicas."""
         primary = {position: shard.rows for position, shard in primary_rows(self.shards, extent)}
         copies = [position for position, shard in enumerate(self.shards) if primary.get(position) != shard.rows]
         if not copies:
             return None
         tensors = {number: self.tensors[position] for number, position in enumerate(copies) if position in self.tensors}
-        return self.primary(extent).to(Tiles(self.dtype, [self.shards[position] for position in copies], tensors))
+        return Move(self.primary(extent), Tiles(self.dtype, [self.shards[position] for position in copies], tensors))
+
+    def over_all_ranks(self, grid: ReplicaGrid) -> "Tiles":
+        """The shards of a sharding group in each replica, replica after replica."""
+        shards = [replace(shard, rank=ranks[shard.rank]) for ranks in grid.sharding_groups for shard in self.shards]
+        first = grid.group * len(self.shards)
+        return Tiles(self.dtype, shards, {first + position: tensor for position, tensor in self.tensors.items()})
+
+    def view(self, position: int, rect: Rect) -> Tensor:
+        """A rectangle of the whole matrix in the tensor of a shard on this rank."""
+        return _view(self.tensors[position], self.shards[position], rect)
+
+
+class Move(NamedTuple):
+    """One matrix ``[E, D]`` under two tilings with the same dtype.
+
+    Attributes:
+        source: the current shards.
+        target: the new shards, whose tensors are filled in place.
+    """
+
+    source: Tiles
+    target: Tiles
 
 
 def region(whole: Tensor, shard: Shard) -> Tensor:
@@ -175,9 +174,9 @@ def _views(batch: Sequence[tuple[Move, Transfer]], env: ShardingEnv) -> tuple[li
         if env.rank not in (source, target):
             continue
         if source == env.rank:
-            source_view = _view(part.source_tensors[transfer.source], part.sources[transfer.source], transfer.rect)
+            source_view = part.source.view(transfer.source, transfer.rect)
         if target == env.rank:
-            target_view = _view(part.target_tensors[transfer.target], part.targets[transfer.target], transfer.rect)
+            target_view = part.target.view(transfer.target, transfer.rect)
         if source == target:
             target_view.copy_(source_view)
         elif source == env.rank:
@@ -228,9 +227,9 @@ def _rounds(
     """Batches of transfers, the same on every rank. No rank sends or receives more than ``round_bytes`` per batch."""
     batch: list[tuple[Move, Transfer]] = []
     sends, receives = [0] * env.world_size, [0] * env.world_size
-    for dtype in dict.fromkeys(part.dtype for part in moves):
-        for part in (part for part in moves if part.dtype == dtype):
-            for overlap in transfers(part.sources, part.targets):
+    for dtype in dict.fromkeys(part.source.dtype for part in moves):
+        for part in (part for part in moves if part.source.dtype == dtype):
+            for overlap in transfers(part.source.shards, part.target.shards):
                 for transfer in _row_chunks(overlap, max(1, round_bytes // dtype.itemsize)):
                     source, target = transfer.source_rank, transfer.target_rank
                     (r0, r1), (c0, c1) = transfer.rect
@@ -313,20 +312,4 @@ class Regrouping(NamedTuple):
 
     def over_all_ranks(self, move: Move) -> Move:
         """A move from an old sharding group to a new one, extended to all ranks."""
-        return Move(
-            move.dtype,
-            _everywhere(move.sources, self.before),
-            _everywhere(move.targets, self.after),
-            _local(move.source_tensors, len(move.sources), self.before),
-            _local(move.target_tensors, len(move.targets), self.after),
-        )
-
-
-def _everywhere(shards: Sequence[Shard], grid: ReplicaGrid) -> list[Shard]:
-    """A group's shards in each replica, replica after replica."""
-    return [replace(shard, rank=ranks[shard.rank]) for ranks in grid.sharding_groups for shard in shards]
-
-
-def _local(tensors: Mapping[int, Tensor], count: int, grid: ReplicaGrid) -> dict[int, Tensor]:
-    """This rank's tensors, with the positions of `_everywhere`."""
-    return {grid.group * count + position: tensor for position, tensor in tensors.items()}
+        return Move(move.source.over_all_ranks(self.before), move.target.over_all_ranks(self.after))

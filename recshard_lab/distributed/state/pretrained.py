@@ -9,10 +9,10 @@ from torch import nn
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, all_gather_object
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
-from recshard_lab.distributed.state.dumps import ModelTable, tables_in
-from recshard_lab.distributed.state.moves import Move, Tiles, move
+from recshard_lab.distributed.state.dumps import tables_in
+from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.distributed.state.table import ShardedTable
 from recshard_lab.saved.sources import CheckpointSource, Pretrained, Source, source_of
-from recshard_lab.sharding import Shard
 
 _BLOCK_BYTES = 8 * 2**20
 
@@ -51,7 +51,7 @@ def load_pretrained(model: nn.Module, tables: Mapping[str, Pretrained | None], *
     env = sharded.env if sharded is not None else ShardingEnv.from_local(1, 0)
     world = sharded.dense_env if sharded is not None else env  # all replicas, if there are several
     loads = agreed(world, lambda: _checked(model, tables, env, cast))
-    by_rank = all_gather_object([(load.table.key, load.described) for load in loads], world)
+    by_rank = all_gather_object([(load.key, load.described) for load in loads], world)
     agreed(world, lambda: _same_everywhere(by_rank, sendable=world.world_size == env.world_size))
 
     def read() -> list[Move]:
@@ -60,7 +60,7 @@ def load_pretrained(model: nn.Module, tables: Mapping[str, Pretrained | None], *
         for number, load in enumerate(loads):
             owners = [rank for rank, entries in enumerate(by_rank) if entries[number][1] is not None]
             if len(owners) == 1 and env.world_size > 1:
-                moves.append(load.from_rank(owners[0], env))
+                moves.append(load.from_rank(owners[0]))
             else:
                 load.from_rows()
         return moves
@@ -75,7 +75,8 @@ def load_pretrained(model: nn.Module, tables: Mapping[str, Pretrained | None], *
 class _Load:
     """One table and its source."""
 
-    table: ModelTable
+    key: str
+    table: ShardedTable
     source: Source | None  # None if another rank has it
 
     @property
@@ -85,30 +86,24 @@ class _Load:
 
     def from_rows(self) -> None:
         assert self.source is not None
-        for shard, weight, *_ in self.table.pieces:
+        for shard, weight in self.table.shards():
             block = max(1, _BLOCK_BYTES // max(1, shard.num_cols * self.source.dtype.itemsize))
             for start in range(*shard.rows, block):
                 end = min(start + block, shard.rows[1])
                 rows = self.source.read(slice(start, end), slice(*shard.cols))
                 weight[start - shard.rows[0] : end - shard.rows[0]] = rows.to(weight.dtype)
 
-    def from_rank(self, owner: int, env: ShardingEnv) -> Move:
-        (rows, cols), dtype, shards = self.table.size, self.table.dtype, self.table.shards
-        source = {} if self.source is None else {0: self.source.read(slice(rows), slice(cols)).to(dtype)}
-        targets = Tiles(
-            dtype,
-            [Shard(rank, (0, rows), (0, cols)) for rank in range(env.world_size)],
-            {env.rank: self.table.pieces[0].weight} if shards is None else {},
-        )
-        whole = Tiles(dtype, [Shard(owner, (0, rows), (0, cols))], source)
-        return whole.to(targets if shards is None else shards.tiles(shards.model_parts()[0]))
+    def from_rank(self, owner: int) -> Move:
+        (rows, cols), weight = self.table.size, self.table.model_parts()[0]
+        whole = None if self.source is None else self.source.read(slice(rows), slice(cols)).to(weight.dtype)
+        return self.table.scatter_move(weight, whole, owner)
 
 
 def _checked(model: nn.Module, values: Mapping[str, Pretrained | None], env: ShardingEnv, cast: bool) -> list[_Load]:
     """Every table with its opened source, in the model's order."""
     bare = getattr(model, "_bare", model)
-    tables = (table for path, module in bare.named_modules() for table in tables_in(path, module))
-    known = {table.key: table for table in tables}
+    tables = (table for path, module in bare.named_modules() for table in tables_in(path, module, env))
+    known = dict(tables)
     chosen: dict[str, tuple[str, Pretrained | None]] = {}
     for name, value in values.items():
         keys = [key for key in known if key == name or key.split(".")[-2] == name]
@@ -123,11 +118,11 @@ def _checked(model: nn.Module, values: Mapping[str, Pretrained | None], env: Sha
             _check_fit(known[key], source, name, cast)
         elif env.world_size == 1:
             raise ValueError(f"table {name!r} is None, but this is the only rank. Fix: pass its rows")
-        loads.append(_Load(known[key], source))
+        loads.append(_Load(key, known[key], source))
     return loads
 
 
-def _check_fit(load: ModelTable, source: Source, name: str, cast: bool) -> None:
+def _check_fit(load: ShardedTable, source: Source, name: str, cast: bool) -> None:
     if source.size != load.size:
         shape = " x ".join(f"{n:,}" for n in source.size)
         raise ValueError(
@@ -135,9 +130,10 @@ def _check_fit(load: ModelTable, source: Source, name: str, cast: bool) -> None:
         )
     if not source.dtype.is_floating_point:
         raise ValueError(f"{source.label} has {source.dtype} numbers, expected floating point. Nothing was changed")
-    if not cast and torch.promote_types(source.dtype, load.dtype) != load.dtype:
+    dtype = load.model_parts()[0].dtype
+    if not cast and torch.promote_types(source.dtype, dtype) != dtype:
         raise ValueError(
-            f"{source.label} is {source.dtype}, table {name!r} is {load.dtype}, which cannot represent it exactly. "
+            f"{source.label} is {source.dtype}, table {name!r} is {dtype}, which cannot represent it exactly. "
             f"Nothing was changed. Fix: cast=True, which rounds"
         )
 

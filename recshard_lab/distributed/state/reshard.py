@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,14 @@ from recshard_lab.comm import (
     times_note,
 )
 from recshard_lab.distributed.discover import plan_facts
-from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
-from recshard_lab.distributed.state.dumps import TierRows, tables_of
+from recshard_lab.distributed.state.dumps import TierRows
 from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES, Move, Regrouping, Tiles, in_file, move
 from recshard_lab.distributed.state.table import ShardedTable, TableTensor
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, PlanError, ShardingPlan
+
+if TYPE_CHECKING:
+    from recshard_lab.distributed.model_parallel import DistributedModelParallel
 
 
 def tensor_state(value: Any, name: str, key: str) -> Tensor:
@@ -134,7 +136,7 @@ class DenseStates:
                 old = Tiles(
                     part.dtype, part.shards(self.shardings[name].shards), self.sources.get((name, part.name), {})
                 )
-                moves.append(old.to(shards.tiles(part, tensors)))
+                moves.append(Move(old, shards.tiles(part, tensors)))
             self.replacements.append((entry, self.old[name], list(parameters.values()), list(states.values())))
         return moves
 
@@ -262,61 +264,6 @@ class Bound:
         return False, min(self.max_extra_bytes // MESSAGES, DEFAULT_ROUND_BYTES)
 
 
-def agreed_plan(
-    plan: ShardingPlan,
-    current: ShardingPlan,
-    collections: Mapping[str, ShardedCollection],
-    env: ShardingEnv,
-    optimizers: Sequence[torch.optim.Optimizer] | None,
-    bound: Bound,
-    everyone: ShardingEnv | None = None,
-) -> tuple[ShardingPlan, dict[str, dict[str, ParameterSharding]]]:
-    """The complete new plan, and module path -> table -> sharding of every collection that changes.
-
-    Collective over ``everyone``, or over ``env`` if None. Moves nothing.
-
-    Raises:
-        PlanError: a module or table that does not exist, a tiling with holes, another kernel, a route that the codec
-            does not support, or plans that differ between ranks. The error is the same on all ranks.
-        ValueError: no kernel supports a table's new sharding, or the memory limit is too small.
-    """
-    everyone = everyone or env
-
-    def checked() -> tuple[ShardingPlan, dict[str, dict[str, ParameterSharding]]]:
-        whole = _completed(plan, current, collections)
-        if collections:
-            tables = {path: c.tables for path, c in collections.items()}
-            whole = whole.resolved(tables, env.world_size, env.local_world_size)
-        new = {path: dict(whole.plan[path]) for path in collections}
-        changed = {path: own for path, own in new.items() if own != collections[path].shardings}
-        for path, shardings in changed.items():
-            _check_kernels(collections[path], shardings, optimizers is not None)
-        bound.check(collections)
-        return whole, changed
-
-    whole, changed = agreed(everyone, checked)
-    steppers = None if optimizers is None else [type(optimizer).__name__ for optimizer in optimizers]
-    others = {"max_extra_bytes": bound.max_extra_bytes, "optimizers": steppers}
-    facts = {"plan": plan_facts(whole), "arguments of reshard": others}
-    refuse_differences(everyone, facts, PlanError, "Nothing was moved. ")
-    create_route_groups(whole, env)
-    agreed(everyone, lambda: _each(changed, lambda path: collections[path].check(changed[path], env)))
-    return whole, changed
-
-
-def _completed(plan: ShardingPlan, current: ShardingPlan, collections: Mapping[str, ShardedCollection]) -> ShardingPlan:
-    """``plan``, with the current shardings of the tables that it does not name."""
-    for path in plan.plan:
-        if path not in collections:
-            raise PlanError(
-                f"the plan names module {path!r}, but the sharded collections are {sorted(collections)}. Fix: use one "
-                f"of these paths ('' is the model itself)"
-            )
-    return ShardingPlan(
-        {path: EmbeddingModuleShardingPlan({**now, **plan.plan.get(path, {})}) for path, now in current.plan.items()}
-    )
-
-
 def _check_kernels(collection: ShardedCollection, shardings: Shardings, knows_optimizers: bool) -> None:
     for name, sharding in shardings.items():
         now = collection.shardings[name]
@@ -333,119 +280,169 @@ def _check_kernels(collection: ShardedCollection, shardings: Shardings, knows_op
     collection.kinds_for(shardings)
 
 
-@torch.no_grad()
-def migrate(
-    collections: Mapping[str, ShardedCollection],
-    changed: Mapping[str, Shardings],
-    env: ShardingEnv,
-    device: torch.device,
-    bound: Bound,
-    fused: EmbeddingFusedOptimizer,
-    optimizers: Sequence[torch.optim.Optimizer] = (),
-    regrouping: Regrouping | None = None,
-    everyone: ShardingEnv | None = None,
-) -> Resharded:
-    """Moves collections to new tilings that `agreed_plan` has checked. Collective.
+@dataclass(frozen=True)
+class Reshard:
+    """Moves the tables of a running model to another plan.
 
     Args:
-        collections: module path -> collection, for all collections of the model.
-        changed: module path -> table -> new sharding, for the collections that change.
-        env: the ranks.
-        device: device of the tables.
+        model: the model.
         bound: the memory limit.
-        fused: the fused optimizer over all collections.
-        optimizers: the optimizers of tables on the dense kernel.
-        regrouping: the change of sharding groups; ``env`` is then all ranks.
-        everyone: all ranks, if several sharding groups move.
-
-    Raises:
-        Exception: an error on any rank is raised on all ranks, and every collection is unchanged.
+        optimizers: the torch optimizers of tables on the dense kernel. None if the caller has passed none.
+        regrouping: the change of sharding groups. Every table moves then, and the plan names each.
     """
-    everyone = everyone or env
-    start = time.perf_counter()
 
-    agreed(everyone, lambda: _each(collections.values(), lambda collection: collection.settle()))
-    for path in changed:
-        collections[path].level_tables()
-    steps = agreed(
-        everyone,
-        lambda: [
-            _Migration(collections[p], changed[p], env, device, optimizers, regrouping, bound.folder) for p in changed
-        ],
-    )
-    for step in steps:
-        step.dense.exchange(env)
-        step.tiers.exchange(env)
-    agreed(everyone, lambda: _each(steps, lambda step: step.dense.check()))
-    current, needed = [0] * env.world_size, [0] * env.world_size
-    for step in steps:
-        for totals, amounts in zip((current, needed), step.current_and_needed(), strict=True):
-            totals[:] = map(sum, zip(totals, amounts, strict=True))
-    beside, round_bytes = bound.strategy(current, needed)
+    model: "DistributedModelParallel"
+    bound: Bound
+    optimizers: Sequence[torch.optim.Optimizer] | None
+    regrouping: Regrouping | None = None
 
-    def placed() -> list[Move]:
+    @property
+    def env(self) -> ShardingEnv:
+        """The ranks that exchange shards."""
+        return self.model.env if self.regrouping is None else self.model.dense_env
+
+    def run(self, plan: ShardingPlan) -> Resharded:
+        """Moves the tables to ``plan``. Collective over all ranks.
+
+        Raises:
+            PlanError: a module or table that does not exist, a tiling with holes, another kernel, a route that the
+                codec does not support, or plans that differ between ranks. The error is the same on all ranks.
+            ValueError: no kernel supports a table's new sharding, or the memory limit is too small.
+            Exception: an error on any rank is raised on all ranks, and every collection is unchanged.
+        """
+        model = self.model
+        model.fused_optimizer.refuse_deferred("dmp.reshard")
+        self._recover()
+        plan, changed = self._agreed(plan)
+        done = self._migrate(changed)
+        plan.plan = model.plan.plan | plan.plan
+        model.plan = plan
+        return done
+
+    def _agreed(self, plan: ShardingPlan) -> tuple[ShardingPlan, dict[str, dict[str, ParameterSharding]]]:
+        """The complete new plan, and module path -> table -> sharding of every collection that changes. Moves nothing.
+
+        Collective.
+        """
+        everyone, collections = self.model.dense_env, self.model.collections
+        env = self.model.env if self.regrouping is None else self.regrouping.after.sharding
+
+        def checked() -> tuple[ShardingPlan, dict[str, dict[str, ParameterSharding]]]:
+            whole = self._completed(plan)
+            if collections:
+                tables = {path: c.tables for path, c in collections.items()}
+                whole = whole.resolved(tables, env.world_size, env.local_world_size)
+            changed = {path: dict(whole.plan[path]) for path in collections}
+            if self.regrouping is None:
+                changed = {path: own for path, own in changed.items() if own != collections[path].shardings}
+            for path, shardings in changed.items():
+                _check_kernels(collections[path], shardings, self.optimizers is not None)
+            self.bound.check(collections)
+            return whole, changed
+
+        whole, changed = agreed(everyone, checked)
+        steppers = None if self.optimizers is None else [type(optimizer).__name__ for optimizer in self.optimizers]
+        others = {"max_extra_bytes": self.bound.max_extra_bytes, "optimizers": steppers}
+        facts = {"plan": plan_facts(whole), "arguments of reshard": others}
+        refuse_differences(everyone, facts, PlanError, "Nothing was moved. ")
+        create_route_groups(whole, env)
+        agreed(everyone, lambda: _each(changed, lambda path: collections[path].check(changed[path], env)))
+        return whole, changed
+
+    def _completed(self, plan: ShardingPlan) -> ShardingPlan:
+        """``plan``, with the current shardings of the tables that it does not name."""
+        collections = self.model.collections
+        for path in plan.plan:
+            if path not in collections:
+                raise PlanError(
+                    f"the plan names module {path!r}, but the sharded collections are {sorted(collections)}. Fix: use "
+                    f"one of these paths ('' is the model itself)"
+                )
+        whole = {}
+        for path, collection in collections.items():
+            now = collection.shardings if self.regrouping is None else {}
+            whole[path] = EmbeddingModuleShardingPlan({**now, **plan.plan.get(path, {})})
+        return ShardingPlan(whole)
+
+    @torch.no_grad()
+    def _migrate(self, changed: Mapping[str, Shardings]) -> Resharded:
+        """Moves collections to new tilings that were checked. Collective."""
+        collections, fused, bound = self.model.collections, self.model.fused_optimizer, self.bound
+        everyone, env = self.model.dense_env, self.env
+        start = time.perf_counter()
+
+        agreed(everyone, lambda: _each(collections.values(), lambda collection: collection.settle()))
+        for path in changed:
+            collections[path].level_tables()
+        steps = agreed(everyone, lambda: [_Migration(collections[path], changed[path], self) for path in changed])
         for step in steps:
-            step.place()
-        return [move for step in steps for move in step.moves()]
-
-    def finished() -> None:
+            step.dense.exchange(env)
+            step.tiers.exchange(env)
+        agreed(everyone, lambda: _each(steps, lambda step: step.dense.check()))
+        current, needed = [0] * env.world_size, [0] * env.world_size
         for step in steps:
-            step.finish()
-        fused.bind(collections)
+            for totals, amounts in zip((current, needed), step.current_and_needed(), strict=True):
+                totals[:] = map(sum, zip(totals, amounts, strict=True))
+        beside, round_bytes = bound.strategy(current, needed)
 
-    try:
-        if not beside:
-            agreed(everyone, lambda: _each(steps, lambda step: step.park(bound.folder)))
-            fused.release()
+        def placed() -> list[Move]:
             for step in steps:
-                step.release()
-            gc.collect()  # kernels may be in reference cycles
-        moves = agreed(everyone, placed)
-        moved = agreed(everyone, lambda: move(moves, env, device, round_bytes))
-        extra = moved.buffer_bytes + (min(current[env.rank], needed[env.rank]) if beside else 0)
-        totals = all_gather_object((moved.bytes_sent, time.perf_counter() - start, extra), everyone)
-        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.clear()))
-        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.fill()))
-        agreed(everyone, finished)
-    except BaseException as error:
-        _clear_frames(error)  # they reference the new kernels
-        agreed(everyone, lambda: _each(steps, lambda step: step.tiers.drop()))
-        agreed(everyone, lambda: _restore(steps, collections, fused))
-        raise
-    for step in steps:
-        step.retire()
-    tables = tuple(name for step in steps for name in step.tables)
-    sent, seconds, peaks = zip(*totals, strict=True)
-    return Resharded(sum(sent), max(seconds), max(peaks), tables)
+                step.place()
+            return [move for step in steps for move in step.moves()]
+
+        def finished() -> None:
+            for step in steps:
+                step.finish()
+            fused.bind(collections)
+
+        try:
+            if not beside:
+                agreed(everyone, lambda: _each(steps, lambda step: step.park(bound.folder)))
+                fused.release()
+                for step in steps:
+                    step.release()
+                gc.collect()  # kernels may be in reference cycles
+            moves = agreed(everyone, placed)
+            moved = agreed(everyone, lambda: move(moves, env, self.model.device, round_bytes))
+            extra = moved.buffer_bytes + (min(current[env.rank], needed[env.rank]) if beside else 0)
+            totals = all_gather_object((moved.bytes_sent, time.perf_counter() - start, extra), everyone)
+            agreed(everyone, lambda: _each(steps, lambda step: step.tiers.clear()))
+            agreed(everyone, lambda: _each(steps, lambda step: step.tiers.fill()))
+            agreed(everyone, finished)
+        except BaseException as error:
+            _clear_frames(error)  # they reference the new kernels
+            agreed(everyone, lambda: _each(steps, lambda step: step.tiers.drop()))
+            agreed(everyone, lambda: self._restore(steps))
+            raise
+        for step in steps:
+            step.retire()
+        tables = tuple(name for step in steps for name in step.tables)
+        sent, seconds, peaks = zip(*totals, strict=True)
+        return Resharded(sum(sent), max(seconds), max(peaks), tables)
+
+    def _restore(self, steps: "Sequence[_Migration]") -> None:
+        """Restores every collection, the last one first, even if another one fails."""
+        failures = []
+        for step in reversed(steps):
+            try:
+                step.restore()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        self.model.fused_optimizer.bind(self.model.collections)
+
+    def _recover(self) -> None:
+        """Rebuilds tables that a failed move left in a file because memory was short. Collective."""
+        executors: list[Any] = [collection.executor for collection in self.model.collections.values()]
+        steps = [executor.migration for executor in executors if isinstance(executor, _Parked)]
+        if any(gathered(self.model.dense_env, lambda: bool(steps))):
+            agreed(self.model.dense_env, lambda: self._restore(steps))
 
 
 def _each(items: Iterable[_T], action: Callable[[_T], None]) -> None:
     for item in items:
         action(item)
-
-
-def _restore(
-    steps: "Sequence[_Migration]", collections: Mapping[str, ShardedCollection], fused: EmbeddingFusedOptimizer
-) -> None:
-    """Restores every collection, the last one first, even if another one fails."""
-    failures = []
-    for step in reversed(steps):
-        try:
-            step.restore()
-        except Exception as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
-    fused.bind(collections)
-
-
-def recover(
-    collections: Mapping[str, ShardedCollection], everyone: ShardingEnv, fused: EmbeddingFusedOptimizer
-) -> None:
-    """Rebuilds tables that a failed move left in a file because memory was short. Collective."""
-    parked_steps = [c.executor.migration for c in collections.values() if isinstance(c.executor, _Parked)]
-    if any(gathered(everyone, lambda: bool(parked_steps))):
-        agreed(everyone, lambda: _restore(parked_steps, collections, fused))
 
 
 def _clear_frames(error: BaseException | None) -> None:
@@ -458,25 +455,16 @@ def _clear_frames(error: BaseException | None) -> None:
 class _Migration:
     """The move of one collection, with its old state until all ranks have succeeded."""
 
-    def __init__(
-        self,
-        collection: ShardedCollection,
-        shardings: Shardings,
-        env: ShardingEnv,
-        device: torch.device,
-        optimizers: Sequence[torch.optim.Optimizer],
-        regrouping: Regrouping | None,
-        folder: str | Path | None,
-    ) -> None:
-        self.collection, self.shardings, self.device = collection, shardings, device
-        self.env, self.regrouping = env, regrouping
+    def __init__(self, collection: ShardedCollection, shardings: Shardings, reshard: Reshard) -> None:
+        self.collection, self.shardings, self.reshard = collection, shardings, reshard
+        self.regrouping = reshard.regrouping
         self.old_env, self.old_shardings = collection.env, collection.shardings
         self.tables = [name for name, sharding in shardings.items() if sharding != self.old_shardings[name]]
         before = collection.table_shards()
         dense = {name: shards for name, shards in before.items() if shards.sharding.compute_kernel == "dense"}
-        self.changed_dense = [n for n in dense if regrouping is not None or shardings[n] != dense[n].sharding]
+        self.changed_dense = [n for n in dense if self.regrouping is not None or shardings[n] != dense[n].sharding]
         self.kept_dense = {n: list(s.parameters()) for n, s in dense.items() if n not in self.changed_dense}
-        self.dense = DenseStates(optimizers, {name: dense[name] for name in self.changed_dense})
+        self.dense = DenseStates(reshard.optimizers or (), {name: dense[name] for name in self.changed_dense})
         #: (table, part) -> its shards before
         self.before = {(name, part): shards.tiles(part) for name, shards in before.items() for part in shards.parts()}
         self.parameters = {name: list(shards.parameters()) for name, shards in before.items()}
@@ -484,7 +472,7 @@ class _Migration:
         #: restores the collection while its old kernels exist; None once they are freed
         self.snapshot: _Snapshot | None = _Snapshot(collection)
         self.own_optimizer = collection._own_optimizer
-        self.tiers = TierRows(collection, folder)
+        self.tiers = TierRows({"": collection}, reshard.bound.folder)
 
     def current_and_needed(self) -> tuple[list[int], list[int]]:
         """Bytes of weights and states per rank, before and after."""
@@ -492,10 +480,12 @@ class _Migration:
         return self._bytes_by_rank(self.collection.shardings, before), self._bytes_by_rank(self.shardings, after)
 
     def _bytes_by_rank(self, shardings: Shardings, grid: ReplicaGrid | None) -> list[int]:
-        totals = [0] * self.env.world_size
-        groups = [range(self.env.world_size)] if grid is None else grid.sharding_groups
+        world_size = self.reshard.env.world_size
+        totals = [0] * world_size
+        groups = [range(world_size)] if grid is None else grid.sharding_groups
+        tables = {table.name: table for table in self.collection.tables}
         for name, part in self.before:
-            for shard in self.collection.sized(name, shardings[name])[1].shards:
+            for shard in self.collection.sized(tables[name], shardings[name])[1].shards:
                 for ranks in groups:
                     totals[ranks[shard.rank]] += part.bytes_of(shard)
         return totals
@@ -536,15 +526,14 @@ class _Migration:
     def moves(self) -> list[Move]:
         """Weights and states of every table, from the old shards to the new ones."""
         after = self.collection.table_shards()
-        moves = [tiles.to(after[name].tiles(part)) for (name, part), tiles in self.before.items()]
+        moves = [Move(tiles, after[name].tiles(part)) for (name, part), tiles in self.before.items()]
         moves += self.tiers.moves()
-        moves += self.dense.moves({name: after[name] for name in self.changed_dense}, self.device)
+        moves += self.dense.moves({name: after[name] for name in self.changed_dense}, self.collection.device)
         return moves if self.regrouping is None else [self.regrouping.over_all_ranks(move) for move in moves]
 
     def finish(self) -> None:
         """Keeps the parameters of unmoved tables in torch optimizers, and replaces those of moved tables."""
-        for table in tables_of(self.collection).values():
-            table.recount()
+        self.collection.recount()
         self.dense.finish()
         for name, parameters in self.kept_dense.items():
             self.collection.table_shards()[name].keep(parameters)
@@ -576,8 +565,7 @@ class _Migration:
             for (name, part), tiles in self.before.items():
                 for position, matrix in collection.table_shards()[name].matrices(part).items():
                     matrix.copy_(tiles.tensors[position])
-            for table in tables_of(collection).values():
-                table.recount()
+            collection.recount()
             self.tiers.undo()
         except BaseException as error:
             collection.executor = _Parked(self)  # type: ignore[assignment]

@@ -12,7 +12,7 @@ As matrices they are tilings (with copies) that `moves.move` can move.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal, Self, TypeAlias, cast
 
 import torch
@@ -31,6 +31,7 @@ from recshard_lab.distributed.state.forms import (
 from recshard_lab.distributed.state.moves import Move, Tiles, move, primary_rows, region
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.dynamic.config import SLOTS, DynamicEmbeddingConfig
+from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig
 from recshard_lab.optim import EmptyFusedOptimizer
@@ -57,6 +58,11 @@ class TableTensor:
     dtype: torch.dtype
     width: int = 1
     ratio: tuple[int, int] = (1, 1)
+
+    @property
+    def follows_rows(self) -> bool:
+        """Whether a table that grows has one row of this part for each of its rows."""
+        return self.extent != "table" and self.ratio == (1, 1)
 
     @property
     def is_matrix(self) -> bool:
@@ -116,9 +122,6 @@ class TableTensor:
 
 
 _INIT_ROWS = 8192
-
-Tensors: TypeAlias = tuple[dict[int, Tensor], dict[int, dict[str, Tensor]]]
-"""Position of a shard on this rank -> its weights, and its optimizer states with the index."""
 
 
 class StateEntries(nn.Module):
@@ -193,8 +196,9 @@ class ShardedTable(StateEntries):
         index_parts: the tensors of a dynamic table's index.
         flushes: position -> what brings weights and states of a cached shard up to date. `local_weights` and `states`
             call it. Parameters of this module that you have read before are not up to date.
-        read: returns weights and states anew, of a dynamic table: its shards get new memory when they grow.
-        resize: is called with the rows of a partition that a state dict has, for a table that grows.
+        dynamic: position -> the kernel of a dynamic table, and the number of the shard there. Shards get new memory
+            when they grow.
+        sizes: table that grows -> buckets of each partition, which this module changes.
 
     The shards of a dynamic table that grows have rows that ids have had so far: ``sharding`` and ``config`` are those
     of `sized`, as of the last `ShardedCollection.level_tables`.
@@ -212,8 +216,8 @@ class ShardedTable(StateEntries):
         form: StateForm = "sharded_tensor",
         index_parts: Sequence[TableTensor] = (),
         flushes: Mapping[int, Callable[[], None]] | None = None,
-        read: Callable[[], Tensors] | None = None,
-        resize: Callable[[int], None] | None = None,
+        dynamic: Mapping[int, tuple[DynamicKernel, int]] = MappingProxyType({}),
+        sizes: dict[str, int] | None = None,
     ) -> None:
         own = () if isinstance(config, ManagedEmbeddingConfig) else index_parts  # `OwnerEntries` has them
         super().__init__({part.name: part for part in (_weight_part(config), *own)})
@@ -222,7 +226,7 @@ class ShardedTable(StateEntries):
         self.config, self.sharding, self.env = config, sharding, env
         self.state_parts, self.index_parts = tuple(state_parts), tuple(index_parts)
         self._weights, self._states, self._flushes = dict(weights), dict(states), dict(flushes or {})
-        self._read, self._resize = read, resize
+        self.dynamic, self._sizes = dict(dynamic), {} if sizes is None else sizes
         for number, weight in enumerate(self._weights.values()):
             name = "weight" if len(self._weights) == 1 else f"weight_{number}"
             self.register_parameter(name, nn.Parameter(weight, requires_grad=weight.is_floating_point()))
@@ -256,12 +260,12 @@ class ShardedTable(StateEntries):
         """Brings weights and states of cached and dynamic shards up to date."""
         for flush in self._flushes.values():
             flush()
-        if self._read is not None:
-            self._weights, self._states = self._read()
-            for position, parameter in self.local_parameters().items():
-                weight = self._weights[position]
-                if parameter.data_ptr() != weight.data_ptr():
-                    parameter.data = weight
+        for position, (kernel, number) in self.dynamic.items():
+            weight = self._weights[position] = kernel.weights()[number]
+            self._states[position] = kernel.tables[number].index_tensors() | kernel.optimizer_states()[number]
+            parameter = self.local_parameters()[position]
+            if parameter.data_ptr() != weight.data_ptr():
+                parameter.data = weight
 
     def shards(self) -> Iterator[tuple[Shard, Tensor]]:
         """(shard, weights) of the shards on this rank."""
@@ -324,10 +328,15 @@ class ShardedTable(StateEntries):
         """
         everywhere = part.shards([self.whole_on(rank) for rank in ranks])
         if self.env.rank not in ranks:
-            return self.tiles(part).to(Tiles(part.dtype, everywhere, {})), None
+            return Move(self.tiles(part), Tiles(part.dtype, everywhere, {})), None
         whole = torch.empty(part.size(*self.size), dtype=part.dtype, device=device)
-        gathering = self.tiles(part).to(Tiles(part.dtype, everywhere, {ranks.index(self.env.rank): whole}))
-        return gathering, whole if part.is_matrix else whole.view(-1)
+        gathering = Tiles(part.dtype, everywhere, {ranks.index(self.env.rank): whole})
+        return Move(self.tiles(part), gathering), whole if part.is_matrix else whole.view(-1)
+
+    def scatter_move(self, part: TableTensor, whole: Tensor | None, rank: int) -> Move:
+        """Fills the shards of a part from its whole matrix on one rank. Other ranks' matrices are not read."""
+        held = {0: whole} if whole is not None and self.env.rank == rank else {}
+        return Move(Tiles(part.dtype, part.shards([self.whole_on(rank)]), held), self.tiles(part))
 
     def keep(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replaces this module's parameter objects with these, which then share its weights."""
@@ -370,7 +379,7 @@ class ShardedTable(StateEntries):
         for parameter in self.parameters():
             parameter.grad = None
             parameter.data = parameter.data.new_empty(0)
-        self._weights, self._states, self._flushes, self._read = {}, {}, {}, None
+        self._weights, self._states, self._flushes, self.dynamic = {}, {}, {}, {}
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:
@@ -420,12 +429,53 @@ class ShardedTable(StateEntries):
         check_placements(self.config.name, self.sharding.sharding_type, weights, self.device)
         return dtensor(primary, size, self.env, self.device, part.is_matrix)
 
-    def set_size(
-        self, config: BaseEmbeddingConfig, sharding: ParameterSharding, index_parts: Sequence[TableTensor]
-    ) -> None:
-        """Replaces the config and the shards, see `sized`."""
-        self.config, self.sharding, self.index_parts = config, sharding, tuple(index_parts)
-        self.entries |= {part.name: part for part in index_parts}
+    # ---- growth ----
+
+    @property
+    def buckets(self) -> int | None:
+        """Buckets of each partition of a table that grows, as the ranks last agreed. None for others."""
+        return self._sizes.get(self.config.name)
+
+    @property
+    def max_buckets(self) -> int:
+        """The most buckets of a partition of a dynamic table."""
+        return cast(DynamicEmbeddingConfig, self.config).max_buckets
+
+    @property
+    def largest(self) -> int:
+        """The most buckets of a partition of the shards on this rank."""
+        return max([self._sizes[self.config.name], *(own.tables[n].index.buckets for own, n in self.dynamic.values())])
+
+    def rows_of(self, buckets: int) -> int:
+        """Rows of the table with so many buckets of each partition."""
+        return buckets * SLOTS * cast(DynamicEmbeddingConfig, self.config).partitions
+
+    def buckets_for(self, rows: int) -> int | None:
+        """Buckets of each partition of a table with so many rows. None if it does not grow or cannot have them."""
+        if self.buckets is None:
+            return None
+        buckets, rest = divmod(rows, self.rows_of(1))
+        return buckets if not rest and 1 <= buckets <= self.max_buckets else None
+
+    def resize(self, buckets: int) -> None:
+        """Replaces the config and the shards by those with so many buckets, see `sized`. Alike on all ranks."""
+        self._sizes[self.config.name] = buckets
+        self.config, self.sharding = sized(cast(DynamicEmbeddingConfig, self.config), self.sharding, buckets)
+        self.index_parts = tuple(
+            part if part.ratio == (1, 1) else replace(part, ratio=(part.ratio[0], buckets)) for part in self.index_parts
+        )
+        self.entries |= {part.name: part for part in self.index_parts}
+
+    def grow(self) -> None:
+        """Grows the shards on this rank to `buckets`. Every id keeps its row."""
+        for kernel, number in self.dynamic.values():
+            kernel.tables[number].grow(self._sizes[self.config.name])
+
+    def clear(self, buckets: int) -> None:
+        """Empties the table, in memory for so many buckets of each partition. Alike on all ranks."""
+        self.resize(buckets)
+        for kernel, number in self.dynamic.values():
+            kernel.tables[number].clear(buckets)
 
     def _check_level(self) -> None:
         """Raises RuntimeError if this rank's shards have grown since the ranks agreed on their size."""
@@ -443,9 +493,10 @@ class ShardedTable(StateEntries):
         Gives a table that grows the size of the tensor first.
         """
         axes, (size, _) = 2 if part.is_matrix else 1, shape_of(value)
-        grows = self._resize is not None and part.extent != "table" and part.ratio == (1, 1)
-        if grows and size and size[0] != self.size[0] and size[1:] == part.size(*self.size)[1 : len(size)]:
-            self._resize(size[0])  # type: ignore[misc]
+        if part.follows_rows and size and size[0] != self.size[0] and size[1:] == part.size(*self.size)[1 : len(size)]:
+            buckets = self.buckets_for(size[0])
+            if buckets is not None:
+                self.clear(buckets)
         expected = part.size(*self.size)[:axes]
         if size != expected:
             if part.name == "weight":

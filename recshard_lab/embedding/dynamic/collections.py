@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,18 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import PoolingType
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig, slots_for
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
-from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored, dump_tables, load_tables
+from recshard_lab.embedding.dynamic.row_files import (
+    Dumped,
+    Paths,
+    Restored,
+    Shards,
+    check_tables,
+    fill_tables,
+    read_dumps,
+    steps_of,
+    write_dump,
+    write_tables,
+)
 from recshard_lab.embedding.dynamic.table import DynamicTable
 from recshard_lab.embedding.fused import FusedCollection, FusedEmbeddingBagCollection, FusedEmbeddingCollection
 from recshard_lab.embedding.inputs import OutOfRange, check_ids
@@ -73,6 +85,11 @@ class DynamicCollection(FusedCollection):
         """Name -> table."""
         return {table.config.name: table for table in self._kernel.tables}
 
+    def _shards(self) -> dict[str, Shards]:
+        """Name -> the table as its only shard."""
+        pairs = zip(self._kernel.tables, self._kernel.pending(), strict=True)
+        return {table.config.name: [(table, pending)] for table, pending in pairs}
+
     def counters(self) -> dict[str, dict[str, dict[str, int]]]:
         """Table -> tier, ``"fast"`` first -> what the tier itself has counted. See `DynamicTable.tier_counters`."""
         return {name: table.tier_counters() for name, table in self.tables().items()}
@@ -116,9 +133,8 @@ class DynamicCollection(FusedCollection):
         {'user': 1}
         Restored(rows={'user': 3}, lost={'user': 0})
         """
-        names = [table.config.name for table in self._kernel.tables]
-        pending = {name: step for name, step in zip(names, self._kernel.pending(), strict=True) if step is not None}
-        return dump_tables(self.tables(), pending, path, since)
+        steps = steps_of(since)
+        return write_dump(path, lambda writer: write_tables(writer, self._shards(), steps))
 
     def load(self, path: Paths, *, optimizer_state: bool = True) -> Restored:
         """Becomes what `dump` wrote, here or on ranks. Rows that the tables have now are removed.
@@ -134,7 +150,8 @@ class DynamicCollection(FusedCollection):
             DumpError: no dump, a damaged one, one of other tables or of tables with another seed, ``absent``, ``evict``
                 or range of initial values, or a delta whose base the tables do not have.
         """
-        return load_tables(self.tables(), path, optimizer_state)
+        settings: Any = {"tables": self._shards(), "optimizer_state": optimizer_state}
+        return read_dumps(path, partial(check_tables, **settings), partial(fill_tables, **settings))
 
     def get_extra_state(self) -> dict[str, Any]:
         """Every table's index, rows and optimizer states."""

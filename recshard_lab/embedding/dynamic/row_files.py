@@ -14,7 +14,7 @@ Shape letters: M rows of a file, K ids, d columns.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -759,38 +759,42 @@ def read_dumps(
     return result
 
 
-def dump_tables(
-    tables: Mapping[str, DynamicTable], pending: Mapping[str, int], path: str | Path, since: Since
-) -> Dumped:
-    """Writes the tables of one process to a folder.
-
-    Args:
-        tables: name -> table.
-        pending: name -> the first step whose backward is to come, if there is any.
-        path, since: as of `DynamicCollection.dump`.
-    """
-    steps = steps_of(since)
-
-    def write(writer: FileWriter) -> list[dict[str, Entry]]:
-        own = tables.items()
-        return [{n: write_dynamic(writer, table, first_step(steps, n), pending.get(n))} for n, table in own]
-
-    return write_dump(path, write)
+Shards: TypeAlias = Sequence[tuple[DynamicTable, int | None]]
+"""Shards of a dynamic table, each with the first step whose backward is to come, or None."""
 
 
-def load_tables(tables: Mapping[str, DynamicTable], paths: Paths, optimizer_state: bool) -> Restored:
-    """Fills the tables of one process from folders, see `DynamicCollection.load`."""
+def write_tables(
+    writer: FileWriter, tables: Mapping[str, Shards], steps: Mapping[str, Entry] | int | None
+) -> list[dict[str, Entry]]:
+    """Writes the dynamic tables of a rank, from the steps that `steps_of` returned. Returns each in the manifest."""
+    return [
+        {name: write_dynamic(writer, table, first_step(steps, name), pending)}
+        for name, shards in tables.items()
+        for table, pending in shards
+    ]
 
-    def check(folder: Path, entries: dict[str, Entry]) -> None:
-        refuse_other_tables(folder, entries, tables)
-        for name, table in tables.items():
+
+def check_tables(
+    folder: Path, entries: Mapping[str, Entry], tables: Mapping[str, Shards], optimizer_state: bool
+) -> None:
+    """Raises DumpError if a dump lacks a dynamic table, or has another one."""
+    refuse_other_tables(folder, entries, tables)
+    for name, shards in tables.items():
+        for table, _ in shards:
             check_dynamic(folder, name, entries[name], table, optimizer_state)
 
-    def fill(folder: Path, entries: dict[str, Entry]) -> Restored:
-        counts = {n: read_dynamic(folder, entries[n], table, optimizer_state) for n, table in tables.items()}
-        return Restored({n: rows for n, (rows, _) in counts.items()}, {n: lost for n, (_, lost) in counts.items()})
 
-    return read_dumps(paths, check, fill)
+def fill_tables(
+    folder: Path, entries: Mapping[str, Entry], tables: Mapping[str, Shards], optimizer_state: bool
+) -> Restored:
+    """Fills the dynamic tables of a rank from a dump. `check_tables` precedes."""
+    rows, lost = dict.fromkeys(tables, 0), dict.fromkeys(tables, 0)
+    for name, shards in tables.items():
+        for table, _ in shards:
+            read, gone = read_dynamic(folder, entries[name], table, optimizer_state)
+            if table.columns[0] == 0:  # column shards have the same rows
+                rows[name], lost[name] = rows[name] + read, lost[name] + gone
+    return Restored(rows, lost)
 
 
 def folders_of(paths: Paths, rank: int = 0, world_size: int = 1) -> Iterator[tuple[Path, dict[str, Entry]]]:

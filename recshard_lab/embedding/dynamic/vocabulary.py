@@ -8,26 +8,24 @@ Shape letters: B batch, N ids of a feature, M ids of a vocabulary, D columns, A 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import checks_arguments, device_named
-from recshard_lab.embedding.collections import EmbeddingBagCollection, EmbeddingCollection
-from recshard_lab.embedding.configs import (
-    BaseEmbeddingConfig,
-    DataType,
-    EmbeddingBagConfig,
-    EmbeddingConfig,
-    PoolingType,
-    check_tables,
-    embedding_names_by_table,
+from recshard_lab.embedding.collections import (
+    EmbeddingBagCollection,
+    EmbeddingCollection,
+    PooledTables,
+    SequenceTables,
+    TableCollection,
 )
+from recshard_lab.embedding.configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recshard_lab.embedding.dynamic.admission import initial_rows, stream_of
 from recshard_lab.embedding.dynamic.collections import AnyId, DynamicCollection
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
@@ -81,25 +79,21 @@ class _Output(NamedTuple):
         return rows.to(TORCH_DTYPES[config.data_type]).to(served_dtype(config))
 
 
-class VocabularyCollection(ABC, nn.Module):
+class VocabularyCollection(TableCollection):
     """The base of both collections.
 
     Attributes:
         collection: the plain collection, whose tables have ``M + 1`` rows.
         vocabularies: has a buffer ``[M]`` for each table.
-        tables_name: the part of ``collection`` that has the tables.
     """
 
     collection: nn.Module
-    tables_name: ClassVar[str]
+    policy_type = AnyId
 
-    def __init__(self, tables: Sequence[DynamicEmbeddingConfig], device: torch.device | str | None) -> None:
-        super().__init__()
-        check_tables(tables)
-        self._tables = list(tables)
-        #: the tables, each with the keys of its outputs
-        self._outputs = list(zip(self._tables, embedding_names_by_table(tables), strict=True))
-        self._policy = AnyId()
+    def __init__(
+        self, tables: Sequence[DynamicEmbeddingConfig], device: torch.device | str | None, **options: bool
+    ) -> None:
+        super().__init__(tables, "error", **options)
         self.vocabularies = nn.Module()
         for table in tables:
             none = torch.empty(0, dtype=torch.int64, device=device_named(device))
@@ -124,20 +118,17 @@ class VocabularyCollection(ABC, nn.Module):
             own = self.collection.get_submodule(f"{self.tables_name}.{name}")
             own.weight = nn.Parameter(table.weight, requires_grad=False)
 
-    def configs(self) -> list[DynamicEmbeddingConfig]:
-        """The dynamic tables, in order."""
-        return self._tables
-
-    def _fields(self, table: DynamicEmbeddingConfig, names: list[str]) -> dict[str, Any]:
-        """Arguments of the plain table, which reads the features under these names."""
-        return {
-            "num_embeddings": len(self.vocabulary(table.name)) + 1,
-            "embedding_dim": table.embedding_dim,
-            "name": table.name,
-            "data_type": DataType.FP64 if served_dtype(table) is torch.float64 else DataType.FP32,
-            "feature_names": names,
-            "init_fn": nn.init.zeros_,
-        }
+    def _fields(self) -> Iterator[dict[str, Any]]:
+        """Arguments of each plain table, which reads the features under the names of its outputs."""
+        for table, names in zip(self._tables, self._names, strict=True):
+            yield {
+                "num_embeddings": len(self.vocabulary(table.name)) + 1,
+                "embedding_dim": table.embedding_dim,
+                "name": table.name,
+                "data_type": DataType.FP64 if served_dtype(table) is torch.float64 else DataType.FP32,
+                "feature_names": names,
+                "init_fn": nn.init.zeros_,
+            }
 
     def vocabulary(self, name: str) -> Tensor:
         """``[M]`` int64: the ids of a table, ascending.
@@ -171,19 +162,16 @@ class VocabularyCollection(ABC, nn.Module):
         fitted = fit_features(features, self._tables, self._policy)
         rows: list[Tensor] = []
         outputs: list[_Output] = []
-        for table, names in self._outputs:
-            for feature, name in zip(table.feature_names, names, strict=True):
-                bags = fitted[len(outputs)][0]
-                at, absent = _numbers(self.vocabulary(table.name), bags.values().long())
-                rows.append(at)
-                outputs.append(_Output(table, feature, name, bags, absent))
-        order = [features.keys().index(output.feature) for output in outputs]
-        given, inverse = features.permute(order), features.inverse_indices_or_none()
-        names = [output.name for output in outputs]
-        variable = given.variable_stride_per_key()
+        by_feature = [(table, feature) for table in self._tables for feature in table.feature_names]
+        for (table, feature), name, (bags, *_) in zip(by_feature, self._keys, fitted, strict=True):
+            at, absent = _numbers(self.vocabulary(table.name), bags.values().long())
+            rows.append(at)
+            outputs.append(_Output(table, feature, name, bags, absent))
+        given = features.permute([features.keys().index(output.feature) for output in outputs])
+        inverse, variable = features.inverse_indices_or_none(), given.variable_stride_per_key()
         return (
             KeyedJaggedTensor._unchecked(
-                names,
+                self._keys,
                 torch.cat(rows),
                 given.weights_or_none(),
                 given.lengths(),
@@ -192,14 +180,14 @@ class VocabularyCollection(ABC, nn.Module):
                 given.length_per_key(),
                 given.stride_per_key_per_rank() if variable else None,
                 None if inverse is None else torch.stack([inverse_of(inverse, each.feature) for each in outputs]),
-                None if inverse is None else names,
+                None if inverse is None else self._keys,
             ),
             outputs,
         )
 
 
 @checks_arguments
-class VocabularyEmbeddingBagCollection(VocabularyCollection):
+class VocabularyEmbeddingBagCollection(VocabularyCollection, PooledTables):
     """Static tables that return what a `DynamicEmbeddingBagCollection` returned in evaluation. They cannot be trained.
 
     `export_static` fills them. The state dict has for each table ``vocabularies.{table}`` ``[M]`` int64, the ids in
@@ -225,21 +213,17 @@ class VocabularyEmbeddingBagCollection(VocabularyCollection):
     [[3.0, 3.0, 3.0, 3.0], [0.0, 0.0, 0.0, 0.0]]
     """
 
-    tables_name = "embedding_bags"
-
     def __init__(
         self,
         tables: Sequence[DynamicEmbeddingConfig],
         is_weighted: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        self._is_weighted = is_weighted
-        super().__init__(tables, device)
+        super().__init__(tables, device, is_weighted=is_weighted)
 
     def _plain(self, device: torch.device) -> nn.Module:
-        configs = [
-            EmbeddingBagConfig(**self._fields(table, names), pooling=table.pooling) for table, names in self._outputs
-        ]
+        pairs = zip(self._tables, self._fields(), strict=True)
+        configs = [EmbeddingBagConfig(**fields, pooling=table.pooling) for table, fields in pairs]
         return EmbeddingBagCollection(configs, self._is_weighted, device)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -267,17 +251,9 @@ class VocabularyEmbeddingBagCollection(VocabularyCollection):
         added = rows.new_zeros(count, rows.shape[1]).index_add_(0, bags, rows)
         return added / lengths.clamp(min=1)[:, None] if output.table.pooling is PoolingType.MEAN else added
 
-    def embedding_bag_configs(self) -> Sequence[BaseEmbeddingConfig]:
-        """The dynamic tables, in order."""
-        return self._tables
-
-    def is_weighted(self) -> bool:
-        """Whether batches must carry weights."""
-        return self._is_weighted
-
 
 @checks_arguments
-class VocabularyEmbeddingCollection(VocabularyCollection):
+class VocabularyEmbeddingCollection(VocabularyCollection, SequenceTables):
     """`VocabularyEmbeddingBagCollection` for rows that are not pooled, as of `DynamicEmbeddingCollection`.
 
     The state dict has ``vocabularies.{table}`` ``[M]`` and ``collection.embeddings.{table}.weight`` ``[M + 1, D]``.
@@ -295,21 +271,16 @@ class VocabularyEmbeddingCollection(VocabularyCollection):
     [[0.0, 0.0]]
     """
 
-    tables_name = "embeddings"
-
     def __init__(
         self,
         tables: Sequence[DynamicEmbeddingConfig],
         device: torch.device | str | None = None,
         need_indices: bool = False,
     ) -> None:
-        self._need_indices = need_indices
-        super().__init__(tables, device)
+        super().__init__(tables, device, need_indices=need_indices)
 
     def _plain(self, device: torch.device) -> nn.Module:
-        return EmbeddingCollection(
-            [EmbeddingConfig(**self._fields(table, names)) for table, names in self._outputs], device
-        )
+        return EmbeddingCollection([EmbeddingConfig(**fields) for fields in self._fields()], device)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Looks up one batch; arguments, errors and result, ``[N, D]`` a feature, as of `EmbeddingCollection`.
@@ -326,14 +297,6 @@ class VocabularyEmbeddingCollection(VocabularyCollection):
             ids = output.bags.values() if self._need_indices else None
             results[output.name] = JaggedTensor._unchecked(rows, ids, output.bags.lengths())
         return results
-
-    def embedding_configs(self) -> Sequence[BaseEmbeddingConfig]:
-        """The dynamic tables, in order."""
-        return self._tables
-
-    def need_indices(self) -> bool:
-        """Whether outputs carry their ids as weights."""
-        return self._need_indices
 
 
 def _numbers(vocabulary: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -404,7 +367,7 @@ def export_static(
             )
         tables = {name: _of_table(table) for name, table in collection.tables().items()}
     else:
-        tables = _of_dumps(result.configs(), path)
+        tables = _of_dumps(result._tables, path)
     result.fill(tables)
     return result
 

@@ -95,8 +95,7 @@ def over_ranks(
             for name, shards in sharded.table_shards().items():
                 held = old.table_shards()[name]
                 weight = shards.model_parts()[0]
-                ends = held.sharding.shards, shards.sharding.shards
-                moves.append(Move(weight.dtype, *ends, held.local_weights, shards.local_weights))
+                moves.append(Move(held.tiles(weight), shards.tiles(weight)))
         else:
             moves += first_weights(sharded, old, env)
     with torch.no_grad():

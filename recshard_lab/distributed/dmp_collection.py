@@ -40,7 +40,7 @@ from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.sharders import ModuleSharder
 from recshard_lab.distributed.state.moves import Regrouping
 from recshard_lab.distributed.state.replica_sync import AllReduce, average, torch_states
-from recshard_lab.distributed.state.reshard import Bound, Reshard, Resharded
+from recshard_lab.distributed.state.reshard import Reshard, Resharded
 from recshard_lab.embedding import BaseEmbeddingConfig
 from recshard_lab.sharding import Found, PlanError, ShardingPlan
 
@@ -351,7 +351,7 @@ class DMPCollection(DistributedModelParallel):
         world, size = self.grid.world, self.grid.group_size if sharding_group_size is None else sharding_group_size
         refuse_differences(world, {"arguments of reshard": {"sharding_group_size": size}}, after="Nothing was moved. ")
         regrouping = agreed(world, lambda: self._regrouping(size)) if size != self.grid.group_size else None
-        result = Reshard(self, Bound(max_extra_bytes, park_dir), optimizers, regrouping).run(plan)
+        result = Reshard(self, max_extra_bytes, park_dir, optimizers, regrouping).run(plan)
         if regrouping is not None:
             self.grid, self.env = regrouping.after, regrouping.after.sharding
             self.fused_optimizer.replicas = self.grid.num_replicas

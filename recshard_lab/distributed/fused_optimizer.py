@@ -17,7 +17,7 @@ from recshard_lab.comm import all_reduce
 from recshard_lab.distributed.awaitable import eager
 from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.state.forms import StateForm, requested
-from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.distributed.state.moves import move
 from recshard_lab.distributed.state.table import ShardedTable, TableTensor
 from recshard_lab.distributed.step.gradients import Deferred
 from recshard_lab.distributed.step.lookup import ShardLookup
@@ -132,9 +132,16 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         Args:
             entries: ``state_dict()["state"]``.
         """
-        moves = [copies for key, handle in self._handles.items() for copies in handle.spread(entries[key])]
+        moves = []
+        for key, handle in self._handles.items():
+            shards = handle.shards
+            for part in shards.state_parts:
+                if shards.is_whole:  # several shards have copies of what was read
+                    shards._copy_from(entries[key][handle.state_name(part)], part)
+                else:
+                    moves += shards.replica_moves(part)
         if moves:
-            move(moves, next(iter(self._handles.values())).shards.env, self._device)
+            move(moves, self._collections[0].env, self._device)
 
     @eager
     def push_learning_rates(self) -> None:
@@ -240,17 +247,3 @@ class TableHandle:
     def states(self) -> dict[str, Any]:
         """State name -> one tensor over all ranks, which shares memory with the kernels."""
         return {self.state_name(part): self.shards.state(part) for part in self.shards.state_parts}
-
-    def spread(self, entry: Mapping[str, Any]) -> list[Move]:
-        """After a load, fills the other copies of the states: local ones now, remote ones by the returned moves."""
-        shards, moves = self.shards, []
-        for part in shards.state_parts:
-            matrices = shards.matrices(part)
-            if shards.is_whole and len(matrices) > 1:
-                where = part.shards(shards.sharding.shards)
-                whole: Tensor = part.matrix(entry[self.state_name(part)])
-                for position, matrix in matrices.items():
-                    matrix.copy_(whole[slice(*where[position].rows), slice(*where[position].cols)])
-            elif not shards.is_whole and (copies := shards.replica_move(part)) is not None:
-                moves.append(copies)
-        return moves

@@ -35,7 +35,7 @@ from recshard_lab.distributed.sharders import (
 from recshard_lab.distributed.state.dumps import dump_tables, load_tables
 from recshard_lab.distributed.state.forms import StateForm, requested, torch_call
 from recshard_lab.distributed.state.moves import move
-from recshard_lab.distributed.state.reshard import Bound, Reshard, Resharded
+from recshard_lab.distributed.state.reshard import Reshard, Resharded
 from recshard_lab.distributed.state.table import ShardedTable
 from recshard_lab.embedding import BaseManagedCollisionEmbeddingCollection, FusedCollection
 from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored
@@ -363,7 +363,7 @@ class DistributedModelParallel(nn.Module):
         >>> dmp.reshard(ShardingPlan({"": {"t": ParameterSharding("custom", shards=halves)}})).bytes_moved
         0
         """
-        return Reshard(self, Bound(max_extra_bytes, park_dir), optimizers).run(plan)
+        return Reshard(self, max_extra_bytes, park_dir, optimizers).run(plan)
 
     def sync(
         self,
@@ -392,11 +392,9 @@ class DistributedModelParallel(nn.Module):
             copies
             for shards in self.table_shards().values()
             for part in shards.parts()
-            if (copies := shards.replica_move(part)) is not None
+            for copies in shards.replica_moves(part)
         ]
-        if moves:
-            with torch.no_grad():
-                agreed(self.env, lambda: move(moves, self.env, self.device))
+        agreed(self.env, lambda: move(moves, self.env, self.device))
 
     def level_tables(self) -> None:
         """Gives all shards of each dynamic table that grows the size of the largest one. Collective."""
@@ -709,12 +707,10 @@ class DistributedModelParallel(nn.Module):
         ranks = range(self.env.world_size) if not rank0_only else range(1 if self.replica == 0 else 0)
         moves, whole = [], {}
         for path, collection in self.collections.items():
-            for name, (shards, part) in collection.state_entries().items():
-                gathering, table = shards.gather_move(part, ranks, device)
+            for name, (shards, part) in collection.state_entries(path).items():
+                gathering, whole[name] = shards.gather_move(part, ranks, device)
                 moves.append(gathering)
-                whole[f"{path}.{name}" if path else name] = table
-        with torch.no_grad():
-            move(moves, self.env, self.device)
+        move(moves, self.env, self.device)
         state: dict[str, Tensor] = {}
         with requested("sharded_tensor"):
             local = self._bare.state_dict()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab.arguments import names_wrong_arguments
-from recshard_lab.comm import Registry, ShardingEnv, agreed, gathered
+from recshard_lab.comm import ShardingEnv, agreed, gathered
 from recshard_lab.distributed.awaitable import (
     Awaitable,
     Later,
@@ -26,7 +26,7 @@ from recshard_lab.distributed.awaitable import (
     NoWait,
     eager,
 )
-from recshard_lab.distributed.state.forms import StateForm, are_tiers_apart
+from recshard_lab.distributed.state.forms import are_tiers_apart
 from recshard_lab.distributed.state.moves import Move, Tiles, move
 from recshard_lab.distributed.state.table import ShardedTable, StateEntries, TableTensor, sized
 from recshard_lab.distributed.step.batch import LookupInput
@@ -34,7 +34,7 @@ from recshard_lab.distributed.step.executor import Executor, PendingRows
 from recshard_lab.distributed.step.gradients import exchange_rows
 from recshard_lab.distributed.step.input_dist import PendingInput
 from recshard_lab.distributed.step.kernels import Listener
-from recshard_lab.distributed.step.layout import Block, Layout
+from recshard_lab.distributed.step.layout import Block, CollectionOptions, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, choose_kernels, index_parts
 from recshard_lab.distributed.step.output_dist import PooledOutput, SequenceOutput
 from recshard_lab.embedding import (
@@ -53,6 +53,7 @@ from recshard_lab.embedding.dynamic.config import SLOTS, DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
 from recshard_lab.embedding.dynamic.table import DynamicTable
 from recshard_lab.embedding.inputs import OutOfRange, as_batch, put_back
+from recshard_lab.embedding.kernels import LookupKernel
 from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig, bucket_fault
 from recshard_lab.embedding.scaled_loss import watch_hidden
 from recshard_lab.sharding import ParameterSharding, ShardingPlan
@@ -87,36 +88,6 @@ class ShardedModuleContext(Multistreamable):
             self.features.record_stream(stream)
         if self.inverse_indices is not None:
             self.inverse_indices[1].record_stream(stream)
-
-
-@dataclass(frozen=True)
-class CollectionOptions:
-    """Settings of a sharded collection that hold for all of its tables.
-
-    Attributes:
-        weighted: whether batches have per-sample weights.
-        backend: kernel of all tables. Default: the fastest that supports each table.
-        codecs: message formats of rows and gradients. Default: FP32.
-        out_of_range: the out-of-range policy: ``"error"``, ``"clamp"`` or ``"ignore"``.
-        batch_tables: whether similar tables share one lookup; False uses one lookup per table.
-        need_indices: whether sequences have their ids as weights.
-        use_index_dedup: whether a sequence collection sends each distinct id of a shard feature once.
-        output_dtype: format of outputs and their gradients. Default: that of looked-up rows, FP32.
-        state_form: form of the tables in state dicts: ``"sharded_tensor"`` or ``"dtensor"``. An environment with
-            ``output_dtensor=True`` takes precedence.
-        returns_rows: whether a forward of a managed collection also returns the rows of ids.
-    """
-
-    weighted: bool = False
-    backend: str | None = None
-    codecs: Registry | None = None
-    out_of_range: str = "error"
-    batch_tables: bool = True
-    need_indices: bool = False
-    use_index_dedup: bool = False
-    output_dtype: torch.dtype | None = None
-    state_form: StateForm = "sharded_tensor"
-    returns_rows: bool = False
 
 
 class ShardedCollection(nn.Module):
@@ -200,67 +171,44 @@ class ShardedCollection(nn.Module):
     def place(self, shardings: Mapping[str, ParameterSharding]) -> None:
         """Replaces kernels and layout with those of these shardings. Weights and states are zero."""
         kinds, groups = self.kinds_for(shardings)
-        self.shardings, options = dict(shardings), self.options
+        self.shardings = dict(shardings)
         tables = [self._with_capacity(table) for table in self.tables]
         self.layout = Layout(tables, blocks_of(tables), self.shardings, groups, self.env.world_size)
-        self.executor = Executor(
-            self.layout,
-            kinds,
-            self.env,
-            self.device,
-            pooled=self.pooled,
-            weighted=options.weighted,
-            policy=self._policy,
-            codecs=options.codecs,
-            distinct=options.use_index_dedup,
-            output_dtype=options.output_dtype,
-        )
+        fixed = self.env, self.device, self.options, self._policy
+        self.executor = Executor(self.layout, kinds, *fixed, pooled=self.pooled)
         self.executor.kernels.listener = self._listener
         self.kinds = {table.name: kinds[groups[n, 0][0]] for n, table in enumerate(self.tables)}
         self.backends = {name: kind.backend for name, kind in self.kinds.items()}
         self.executor.stepped = next((name for name, kind in self.kinds.items() if kind.optimizer is not None), None)
-        lookup = self.executor.lookup
-        of_ids = {
-            place: (group.kernel, slot)
-            for group in lookup.groups
-            if isinstance(group.kernel, DynamicKernel)
-            for slot, place in enumerate(group.shards)
-        }
-        found: list[Any] = [lookup.weights(), lookup.states(), lookup.flushes(), of_ids]
-        weights, states, flushes, dynamic = map(self._by_table, found)
+        kernels: list[dict[int, tuple[LookupKernel, int]]] = [{} for _ in self.tables]
+        for group in self.executor.lookup.groups:
+            for slot, (position, number) in enumerate(group.shards):
+                kernels[position][number] = group.kernel, slot
         held: dict[str, ShardedTable] = {}
         for position, table in enumerate(self.tables):
             config, sharding = self.sized(table, shardings[table.name])
             held[table.name] = ShardedTable(
                 config,
                 sharding,
-                weights[position],
-                states[position],
+                {},
+                {},
                 self.env,
                 self.kinds[table.name].state_parts(self.device),
                 self.device,
-                "dtensor" if self.env.output_dtensor else options.state_form,
+                "dtensor" if self.env.output_dtensor else self.options.state_form,
                 index_parts(config),
-                flushes[position],
-                dynamic[position],
+                kernels[position],
                 self.sizes,
             )
         self.hold_tables(nn.ModuleDict(dict[str, nn.Module](held)))
-        for group in lookup.groups:
+        for group in self.executor.lookup.groups:
             if isinstance(group.kernel, DynamicKernel):
                 group.kernel.on_grown = partial(_each_flushed, [held[own.config.name] for own in group.kernel.tables])
         #: TorchRec's attributes; here one input exchange, one lookup and one output exchange for all tables
-        self._input_dists, self._lookups = [self.executor.input_dist], [lookup]
+        self._input_dists, self._lookups = [self.executor.input_dist], [self.executor.lookup]
         self._output_dists = [self.executor.paths.route]
         self._own_optimizer: EmbeddingFusedOptimizer | None = None
         self.bind_parameters()
-
-    def _by_table(self, found: Mapping[tuple[int, int], Any]) -> list[dict[int, Any]]:
-        """For each table: number of a shard -> what is found for (table, shard)."""
-        by_table: list[dict[int, Any]] = [{} for _ in self.tables]
-        for (position, number), own in found.items():
-            by_table[position][number] = own
-        return by_table
 
     # ---- tables that grow ----
 
@@ -391,11 +339,11 @@ class ShardedCollection(nn.Module):
         prefix = f"{path}." * bool(path) + self.tables_name
         return {f"{prefix}.{name}.weight": shards for name, shards in self.table_shards().items()}
 
-    def state_entries(self) -> dict[str, tuple[ShardedTable, TableTensor]]:
-        """Name in the state dict -> the table and its part, for all parts of tables that are in the state dict."""
+    def state_entries(self, path: str = "") -> dict[str, tuple[ShardedTable, TableTensor]]:
+        """Name in the state dict of the module that has the collection at ``path`` -> a table, and its part there."""
         return {
             f"{path}.{name}": (module.of, part)
-            for path, module in self.named_modules()
+            for path, module in self.named_modules(prefix=path)
             if isinstance(module, StateEntries)
             for name, part in module.entries.items()
         }
@@ -410,8 +358,7 @@ class ShardedCollection(nn.Module):
             chunk = torch.empty(end - first, cols, dtype=dtype, device=self.device)
             everywhere = [Shard(rank, (first, end), (0, cols)) for rank in range(self.env.world_size)]
             target = Tiles(dtype, everywhere, {self.env.rank: chunk})
-            with torch.no_grad():
-                move([Move(shards.tiles(shards.model_parts()[0]), target)], self.env, self.device)
+            move([Move(shards.tiles(shards.model_parts()[0]), target)], self.env, self.device)
             yield first, chunk
 
     def copy(self, device: torch.device | str) -> Self:

@@ -29,7 +29,6 @@ from recshard_lab.distributed.discover import (
     sharder_facts,
 )
 from recshard_lab.distributed.sharded_collections import (
-    CollectionOptions,
     ShardedCollection,
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
@@ -40,6 +39,7 @@ from recshard_lab.distributed.sharded_collections import (
 )
 from recshard_lab.distributed.state.forms import StateForm
 from recshard_lab.distributed.state.moves import Move, move
+from recshard_lab.distributed.step.layout import CollectionOptions
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     BaseManagedCollisionEmbeddingCollection,
@@ -554,8 +554,7 @@ def build_collections(
         everyone, lambda: {one.path: one.sharder.build(one.module, plan.plan[one.path], env, device) for one in found}
     )
     moves = [own for one in found for own in first_weights(built[one.path], one.module, everyone)]
-    with torch.no_grad():
-        agreed(everyone, lambda: move(moves, env, device))
+    agreed(everyone, lambda: move(moves, env, device))
     return built
 
 
@@ -574,7 +573,7 @@ def first_weights(sharded: ShardedCollection, module: nn.Module, everyone: Shard
         return sharded.first_moves(module, source=0)
     agreed(everyone, lambda: [shards.reset_parameters(seed) for shards in sharded.table_shards().values()])
     drawn = [shards for shards in sharded.table_shards().values() if shards.config.init_fn is not None]
-    return [copies for shards in drawn if (copies := shards.replica_move(shards.parts()[0])) is not None]
+    return [copies for shards in drawn for copies in shards.replica_moves(shards.parts()[0])]
 
 
 def planned_workload(module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> Workload:

@@ -28,7 +28,8 @@ from recshard_lab import (
 )
 from recshard_lab.comm import QCommsConfig, get_qcomm_codecs_registry, make_codec
 from recshard_lab.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
-from recshard_lab.distributed.sharded_collections import CollectionOptions, ShardedCollection
+from recshard_lab.distributed.sharded_collections import ShardedCollection
+from recshard_lab.distributed.step.layout import CollectionOptions
 from recshard_lab.embedding import OptimizerSpec, WeightDecayMode, embedding_names_by_table
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 from recshard_lab.embedding.optimizers.rules import RULES

@@ -34,6 +34,7 @@ from recshard_lab import complete_folders
 from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.comm import ShardingEnv, agreed, from_first_rank, gathered
 from recshard_lab.comm.env import host_env, subgroups
+from recshard_lab.distributed.state.dumps import TierRows
 from recshard_lab.distributed.state.forms import shape_of
 from recshard_lab.distributed.state.model_state import ModelState
 from recshard_lab.optim.keyed import local_shards
@@ -324,11 +325,13 @@ class _Save:
         settings, added = from_first_rank(
             env, lambda: (packed(state.settings(), "the optimizers' settings"), packed(extra, "extra"))
         )
+        tiers = agreed(env, lambda: TierRows(state.collections))
+        tiers.exchange(env)
         content = {
             "model": state.weights,
             "fused": state.fused,
             "optimizer": state.dense,
-            "tiers": state.read_tiers(),
+            "tiers": tiers.entries(env),
             "settings": settings,
             "extra": added,
         }
@@ -490,8 +493,9 @@ def load_checkpoint(
     sizes = agreed(env, lambda: state.other_sizes(rows_saved))
     agreed(env, lambda: _compare(folder, expected, saved, state.weights, state.rows_at(sizes)))
     read: dict[str, Any] = {name: torch.empty(tuple(saved[name,].size), dtype=torch.uint8) for name in _PLAIN}
-    tiers = agreed(env, lambda: _tiers(folder, saved, state))
-    counted = {name: {"partitions": own} for name, own in tiers.items() if ("tiers", name, "partitions") in saved}
+    tiers = agreed(env, lambda: TierRows(state.collections, reads=False))
+    counts = agreed(env, lambda: _tier_counts(folder, saved, tiers))
+    counted = {name: {"partitions": own} for name, own in counts.items() if ("tiers", name, "partitions") in saved}
     read |= {"tiers": counted} if counted else {}
     read_into(read, folder, metadata, env)
     settings, added = agreed(env, lambda: (_settings(read["settings"]), unpacked(read["extra"], "extra")))
@@ -500,7 +504,7 @@ def load_checkpoint(
         agreed(env, lambda: _compare_groups(folder, state, settings, entries))
         agreed(env, lambda: state.make_dense(entries))
         state.read_dense()
-    rows = agreed(env, lambda: _tier_rows(folder, saved, state, tiers, optimizer_state))
+    rows = agreed(env, lambda: _tier_rows(folder, saved, tiers, counts, env, optimizer_state))
     agreed(env, lambda: state.set_sizes(sizes))
     content: dict[str, Any] = {"model": state.weights}
     if rows:
@@ -511,7 +515,7 @@ def load_checkpoint(
         content["optimizer"] = state.dense
     read_into(content, folder, metadata, env)
     state.adopt(settings if optimizer_state else None, fused)
-    state.adopt_tiers()
+    state.adopt_tiers(tiers)
     filled = set(expected) | {("optimizer", name, key) for name, entry in state.dense.items() for key in entry}
     left = [".".join(key) for key in saved if key not in filled and key[0] in ("fused", "optimizer")]
     return Loaded(added, len(filled), tuple(sorted(left)))
@@ -620,9 +624,9 @@ def _compare(
         )
 
 
-def _tiers(folder: Path, saved: Mapping[tuple[str, ...], Any], state: ModelState) -> dict[str, Tensor]:
+def _tier_counts(folder: Path, saved: Mapping[tuple[str, ...], Any], tiers: TierRows) -> dict[str, Tensor]:
     """Table with tiers -> memory for the number of rows in each partition."""
-    own = state.partitions()
+    own = {name: len(counts) for name, counts in tiers.counts.items()}
     for _, name, _ in (key for key in saved if key[0] == "tiers"):
         if name not in own:
             raise CheckpointError(
@@ -639,16 +643,17 @@ def _tiers(folder: Path, saved: Mapping[tuple[str, ...], Any], state: ModelState
 def _tier_rows(
     folder: Path,
     saved: Mapping[tuple[str, ...], Any],
-    state: ModelState,
-    tiers: Mapping[str, Tensor],
+    tiers: TierRows,
+    counts: Mapping[str, Tensor],
+    env: ShardingEnv,
     optimizer_state: bool,
 ) -> dict[str, dict[str, Any]]:
-    """What is read of the rows of tiers, in memory that the model allocates."""
-    counts = {name: own.tolist() for name, own in tiers.items()}
-    if any(count < 0 for own in counts.values() for count in own):
+    """What is read of the rows of tiers, in memory that is allocated here."""
+    if any(bool((own < 0).any()) for own in counts.values()):
         raise CheckpointError(f"{folder} is damaged: it has a negative number of rows in a partition")
+    tiers.expect({name: own.tolist() for name, own in counts.items()})
     content: dict[str, dict[str, Any]] = {}
-    for name, entry in state.expect_tiers(counts).items():
+    for name, entry in tiers.entries(env).items():
         read = set(entry) - {"partitions"} if optimizer_state else {"index", "weight"}
         matrices = {key: value for key, value in entry.items() if key in read}
         _compare(folder, {("tiers", name, key): value for key, value in matrices.items()}, saved, None)

@@ -285,8 +285,8 @@ class TierRows:
 
     def copies(self) -> list[Move]:
         """Copies what a checkpoint has once to every column shard. Collective."""
-        moves = (self._tiles(name, part).replicas(part.extent) for name, parts in self.parts.items() for part in parts)
-        return [copies for copies in moves if copies is not None]
+        pairs = ((name, part) for name, parts in self.parts.items() for part in parts)
+        return [copies for name, part in pairs for copies in self._tiles(name, part).replicas(part.extent)]
 
     def replace(self) -> None:
         """Makes the rows of a checkpoint those of the tiers."""

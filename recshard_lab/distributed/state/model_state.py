@@ -12,7 +12,7 @@
 Tensors share memory with the model where possible, so a checkpoint is read directly into the model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, TypeAlias
 
@@ -47,6 +47,7 @@ class ModelState:
         self.model, self.optimizer = model, optimizer
         self.dense: Entries = {}
         self.sharded = model if isinstance(model, DistributedModelParallel) else None
+        self.collections = self.sharded.collections if self.sharded else {}
         self.env = self.sharded.dense_env if self.sharded else ShardingEnv.from_local(1, 0)
         if self.sharded:
             self.sharded.level_tables()
@@ -145,35 +146,6 @@ class ModelState:
         if sizes:
             self._read()
 
-    # ---- rows in tiers below the fast one ----
-
-    def read_tiers(self) -> Entries:
-        """The rows of tiers, copied to files. Collective."""
-        self.tiers = agreed(self.env, lambda: self._open_tiers(reads=True))
-        self.tiers.exchange(self.env)
-        return self.tiers.entries(self.env)
-
-    def _open_tiers(self, reads: bool) -> TierRows:
-        return TierRows({} if self.sharded is None else self.sharded.collections, reads=reads)
-
-    def partitions(self) -> dict[str, int]:
-        """Name of the weight of each table with tiers -> its partitions."""
-        return {name: len(counts) for name, counts in self._open_tiers(reads=False).counts.items()}
-
-    def expect_tiers(self, counts: Mapping[str, Sequence[int]]) -> Entries:
-        """Allocates memory for rows of tiers, by table and partition. `adopt_tiers` stores what is read into it."""
-        self.tiers = self._open_tiers(reads=False)
-        self.tiers.expect(counts)
-        return self.tiers.entries(self.env)
-
-    def adopt_tiers(self) -> None:
-        """Makes the rows that were read those of the tiers. Collective, after `adopt`."""
-        if self.sharded is not None:
-            move(self.tiers.copies(), self.env, self.sharded.device)
-            agreed(self.env, self.tiers.replace)
-            for collection in self.sharded.collections.values():
-                collection.recount()
-
     # ---- the torch optimizer ----
 
     def _group_names(self) -> list[list[str]]:
@@ -240,6 +212,14 @@ class ModelState:
 
     # ---- back into the model ----
 
+    def adopt_tiers(self, tiers: TierRows) -> None:
+        """Makes rows that were read those of the tiers. Collective, after `adopt`."""
+        if self.sharded is not None:
+            move(tiers.copies(), self.env, self.sharded.device)
+            agreed(self.env, tiers.replace)
+            for collection in self.collections.values():
+                collection.recount()
+
     def adopt(self, settings: Mapping[str, Any] | None, fused: bool) -> None:
         """After the tensors are filled, fills their copies and applies the settings. Collective."""
         with tiers_apart():
@@ -258,17 +238,15 @@ class ModelState:
             for group, saved in self.paired_groups(settings):
                 group.update({key: value for key, value in saved.items() if key != "params"})
 
-    @torch.no_grad()
     def _fill_copies(self, optimizer: torch.optim.Optimizer, model: DistributedModelParallel) -> None:
         """Copies the states that were read to replicas and to the other shards of a table. Collective."""
         moves = [
             copies
             for name, states in self._split_states(optimizer).items()
             for part, matrices in states
-            if (copies := self.tables[name].replica_move(part, matrices)) is not None
+            for copies in self.tables[name].replica_moves(part, matrices)
         ]
-        if moves:
-            move(moves, model.env, model.device)  # each replica by itself
+        move(moves, model.env, model.device)  # each replica by itself
 
     def paired_groups(self, settings: Mapping[str, Any]) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
         """(param group, saved group over the same parameters) for each group.

@@ -68,14 +68,14 @@ class Tiles:
                 tensors[number] = tensor if shard.rows == own.rows else _view(tensor, own, shard.rect)
         return Tiles(self.dtype, primaries, tensors)
 
-    def replicas(self, extent: str) -> "Move | None":
-        """Copies each primary shard to its replicas. None without replicas."""
+    def replicas(self, extent: str) -> "list[Move]":
+        """The move that copies each primary shard to its replicas. Empty without replicas."""
         primary = {position: shard.rows for position, shard in primary_rows(self.shards, extent)}
         copies = [position for position, shard in enumerate(self.shards) if primary.get(position) != shard.rows]
         if not copies:
-            return None
+            return []
         tensors = {number: self.tensors[position] for number, position in enumerate(copies) if position in self.tensors}
-        return Move(self.primary(extent), Tiles(self.dtype, [self.shards[position] for position in copies], tensors))
+        return [Move(self.primary(extent), Tiles(self.dtype, [self.shards[position] for position in copies], tensors))]
 
     def over_all_ranks(self, grid: ReplicaGrid) -> "Tiles":
         """The shards of a sharding group in each replica, replica after replica."""
@@ -136,6 +136,7 @@ class Moved:
     buffer_bytes: int
 
 
+@torch.no_grad()
 def move(
     moves: Sequence[Move], env: ShardingEnv, device: torch.device, round_bytes: int = DEFAULT_ROUND_BYTES
 ) -> Moved:

@@ -129,9 +129,9 @@ class DenseStates:
             states: dict[int, dict[str, Tensor]] = {position: {} for position in parameters}
             for part, axes, kind in entry.states:
                 for position, weight in shards.local_weights.items():
-                    shape = _shape(part, axes, weight)
+                    shapes = {"element": weight.shape, "row": (len(weight), 1)[:axes], "table": (1,) * axes}
                     on = "cpu" if kind == "cpu" else device
-                    states[position][part.name] = torch.empty(shape, dtype=part.dtype, device=on)
+                    states[position][part.name] = torch.empty(shapes[part.extent], dtype=part.dtype, device=on)
                 tensors = {position: part.matrix(state[part.name]) for position, state in states.items()}
                 old = Tiles(
                     part.dtype, part.shards(self.shardings[name].shards), self.sources.get((name, part.name), {})
@@ -164,13 +164,6 @@ class DenseStates:
             optimizer.state.clear()
             optimizer.state.update(state)
         self._before, self.replacements = [], []
-
-
-def _shape(part: TableTensor, axes: int, weight: Tensor) -> tuple[int, ...]:
-    rows, cols = part.size(weight.shape[0], weight.shape[1])
-    if part.extent == "element":
-        return rows, cols
-    return {0: (), 1: (rows,), 2: (rows, 1)}[axes]
 
 
 # Live resharding: moves the tables of running collections to another tiling, with their optimizer state.
@@ -224,46 +217,6 @@ class Resharded:
         )
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Limit of the extra memory of a move, and the folder for parked tensors if the limit requires parking.
-
-    Args:
-        max_extra_bytes: bytes per rank; None for no limit.
-        folder: folder of parked tensors. Default: the system's temporary folder.
-    """
-
-    max_extra_bytes: int | None = None
-    folder: str | Path | None = None
-
-    def check(self, collections: Mapping[str, ShardedCollection]) -> None:
-        """Checks that the limit allows two messages of one row.
-
-        Raises:
-            ValueError: it does not; the error names the required bytes.
-        """
-        if self.max_extra_bytes is None:
-            return
-        tables = [shards for collection in collections.values() for shards in collection.table_shards().values()]
-        rows = [(part, shard) for own in tables for part in own.parts() for shard in own.sharding.shards]
-        widest = max((part.bytes_of(shard) // shard.num_rows for part, shard in rows), default=0)
-        if self.max_extra_bytes < MESSAGES * widest:
-            raise ValueError(
-                f"max_extra_bytes={self.max_extra_bytes!r} is less than {MESSAGES} messages of one row "
-                f"({MESSAGES * widest} bytes). Fix: max_extra_bytes={MESSAGES * widest}"
-            )
-
-    def strategy(self, current: Sequence[int], needed: Sequence[int]) -> tuple[bool, int]:
-        """(whether new kernels fit beside the old ones, bytes per message), from each rank's current and new bytes."""
-        beside = max((min(pair) for pair in zip(current, needed, strict=True)), default=0)
-        if self.max_extra_bytes is None:
-            return True, DEFAULT_ROUND_BYTES
-        left = (self.max_extra_bytes - beside) // MESSAGES
-        if left >= _MIN_ROUND_BYTES:
-            return True, min(left, DEFAULT_ROUND_BYTES)
-        return False, min(self.max_extra_bytes // MESSAGES, DEFAULT_ROUND_BYTES)
-
-
 def _check_kernels(collection: ShardedCollection, shardings: Shardings, knows_optimizers: bool) -> None:
     for name, sharding in shardings.items():
         now = collection.shardings[name]
@@ -286,13 +239,15 @@ class Reshard:
 
     Args:
         model: the model.
-        bound: the memory limit.
+        max_extra_bytes: limit of the extra memory of a rank; None for no limit.
+        folder: folder for parked tensors, if the limit requires parking. Default: the system's temporary folder.
         optimizers: the torch optimizers of tables on the dense kernel. None if the caller has passed none.
         regrouping: the change of sharding groups. Every table moves then, and the plan names each.
     """
 
     model: "DistributedModelParallel"
-    bound: Bound
+    max_extra_bytes: int | None
+    folder: str | Path | None
     optimizers: Sequence[torch.optim.Optimizer] | None
     regrouping: Regrouping | None = None
 
@@ -337,12 +292,12 @@ class Reshard:
                 changed = {path: own for path, own in changed.items() if own != collections[path].shardings}
             for path, shardings in changed.items():
                 _check_kernels(collections[path], shardings, self.optimizers is not None)
-            self.bound.check(collections)
+            self._check_limit()
             return whole, changed
 
         whole, changed = agreed(everyone, checked)
         steppers = None if self.optimizers is None else [type(optimizer).__name__ for optimizer in self.optimizers]
-        others = {"max_extra_bytes": self.bound.max_extra_bytes, "optimizers": steppers}
+        others = {"max_extra_bytes": self.max_extra_bytes, "optimizers": steppers}
         facts = {"plan": plan_facts(whole), "arguments of reshard": others}
         refuse_differences(everyone, facts, PlanError, "Nothing was moved. ")
         create_route_groups(whole, env)
@@ -364,10 +319,33 @@ class Reshard:
             whole[path] = EmbeddingModuleShardingPlan({**now, **plan.plan.get(path, {})})
         return ShardingPlan(whole)
 
+    def _check_limit(self) -> None:
+        """Raises ValueError if the limit does not allow two messages of one row. The error names the required bytes."""
+        if self.max_extra_bytes is None:
+            return
+        tables = self.model.table_shards().values()
+        rows = [(part, shard) for own in tables for part in own.parts() for shard in own.sharding.shards]
+        widest = max((part.bytes_of(shard) // shard.num_rows for part, shard in rows), default=0)
+        if self.max_extra_bytes < MESSAGES * widest:
+            raise ValueError(
+                f"max_extra_bytes={self.max_extra_bytes!r} is less than {MESSAGES} messages of one row "
+                f"({MESSAGES * widest} bytes). Fix: max_extra_bytes={MESSAGES * widest}"
+            )
+
+    def _strategy(self, current: Sequence[int], needed: Sequence[int]) -> tuple[bool, int]:
+        """(whether new kernels fit beside the old ones, bytes per message), from each rank's current and new bytes."""
+        beside = max((min(pair) for pair in zip(current, needed, strict=True)), default=0)
+        if self.max_extra_bytes is None:
+            return True, DEFAULT_ROUND_BYTES
+        left = (self.max_extra_bytes - beside) // MESSAGES
+        if left >= _MIN_ROUND_BYTES:
+            return True, min(left, DEFAULT_ROUND_BYTES)
+        return False, min(self.max_extra_bytes // MESSAGES, DEFAULT_ROUND_BYTES)
+
     @torch.no_grad()
     def _migrate(self, changed: Mapping[str, Shardings]) -> Resharded:
         """Moves collections to new tilings that were checked. Collective."""
-        collections, fused, bound = self.model.collections, self.model.fused_optimizer, self.bound
+        collections, fused = self.model.collections, self.model.fused_optimizer
         everyone, env = self.model.dense_env, self.env
         start = time.perf_counter()
 
@@ -383,7 +361,7 @@ class Reshard:
         for step in steps:
             for totals, amounts in zip((current, needed), step.current_and_needed(), strict=True):
                 totals[:] = map(sum, zip(totals, amounts, strict=True))
-        beside, round_bytes = bound.strategy(current, needed)
+        beside, round_bytes = self._strategy(current, needed)
 
         def placed() -> list[Move]:
             for step in steps:
@@ -397,7 +375,7 @@ class Reshard:
 
         try:
             if not beside:
-                agreed(everyone, lambda: _each(steps, lambda step: step.park(bound.folder)))
+                agreed(everyone, lambda: _each(steps, lambda step: step.park(self.folder)))
                 fused.release()
                 for step in steps:
                     step.release()
@@ -472,7 +450,7 @@ class _Migration:
         #: restores the collection while its old kernels exist; None once they are freed
         self.snapshot: _Snapshot | None = _Snapshot(collection)
         self.own_optimizer = collection._own_optimizer
-        self.tiers = TierRows({"": collection}, reshard.bound.folder)
+        self.tiers = TierRows({"": collection}, reshard.folder)
 
     def current_and_needed(self) -> tuple[list[int], list[int]]:
         """Bytes of weights and states per rank, before and after."""

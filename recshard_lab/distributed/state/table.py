@@ -9,7 +9,7 @@ Each part has one tensor per shard. Its *extent* determines the shape::
 As matrices they are tilings (with copies) that `moves.move` can move.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from types import MappingProxyType, SimpleNamespace
@@ -32,7 +32,7 @@ from recshard_lab.distributed.state.moves import Move, Tiles, move, primary_rows
 from recshard_lab.embedding.configs import BaseEmbeddingConfig
 from recshard_lab.embedding.dynamic.config import SLOTS, DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
-from recshard_lab.embedding.kernels import TORCH_DTYPES
+from recshard_lab.embedding.kernels import TORCH_DTYPES, LookupKernel
 from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig
 from recshard_lab.optim import EmptyFusedOptimizer
 from recshard_lab.optim.keyed import local_shards
@@ -167,10 +167,10 @@ class StateEntries(nn.Module):
                 missing_keys.append(key)
             if problem is not None:
                 error_msgs.append(problem)
-            copies = None if table.is_whole else table.replica_move(part)
+            copies = [] if table.is_whole else table.replica_moves(part)
             ready = key in state_dict and problem is None
-            if copies is not None and all(gathered(table.env, lambda ready=ready: ready)):  # type: ignore[misc]
-                move([copies], table.env, table.device)
+            if copies and all(gathered(table.env, lambda ready=ready: ready)):  # type: ignore[misc]
+                move(copies, table.env, table.device)
 
 
 class ShardedTable(StateEntries):
@@ -194,10 +194,9 @@ class ShardedTable(StateEntries):
         device: the rank's device, for messages. Default: the device of the weights.
         form: the form of the table in state dicts that request none.
         index_parts: the tensors of a dynamic table's index.
-        flushes: position -> what brings weights and states of a cached shard up to date. `local_weights` and `states`
-            call it. Parameters of this module that you have read before are not up to date.
-        dynamic: position -> the kernel of a dynamic table, and the number of the shard there. Shards get new memory
-            when they grow.
+        kernels: position -> the kernel that has weights and states, and the number of the shard there. `local_weights`
+            and `states` bring those of cached shards up to date, but not parameters that you have read before. Shards
+            of dynamic tables get new memory when they grow.
         sizes: table that grows -> buckets of each partition, which this module changes.
 
     The shards of a dynamic table that grows have rows that ids have had so far: ``sharding`` and ``config`` are those
@@ -215,8 +214,7 @@ class ShardedTable(StateEntries):
         device: torch.device | None = None,
         form: StateForm = "sharded_tensor",
         index_parts: Sequence[TableTensor] = (),
-        flushes: Mapping[int, Callable[[], None]] | None = None,
-        dynamic: Mapping[int, tuple[DynamicKernel, int]] = MappingProxyType({}),
+        kernels: Mapping[int, tuple[LookupKernel, int]] = MappingProxyType({}),
         sizes: dict[str, int] | None = None,
     ) -> None:
         own = () if isinstance(config, ManagedEmbeddingConfig) else index_parts  # `OwnerEntries` has them
@@ -225,8 +223,9 @@ class ShardedTable(StateEntries):
         self.device = device or next((weight.device for weight in weights.values()), torch.device("cpu"))
         self.config, self.sharding, self.env = config, sharding, env
         self.state_parts, self.index_parts = tuple(state_parts), tuple(index_parts)
-        self._weights, self._states, self._flushes = dict(weights), dict(states), dict(flushes or {})
-        self.dynamic, self._sizes = dict(dynamic), {} if sizes is None else sizes
+        self._weights, self._states = dict(weights), dict(states)
+        self._kernels, self._sizes = dict(kernels), {} if sizes is None else sizes
+        self._read(self._kernels)
         for number, weight in enumerate(self._weights.values()):
             name = "weight" if len(self._weights) == 1 else f"weight_{number}"
             self.register_parameter(name, nn.Parameter(weight, requires_grad=weight.is_floating_point()))
@@ -258,14 +257,25 @@ class ShardedTable(StateEntries):
 
     def flush(self) -> None:
         """Brings weights and states of cached and dynamic shards up to date."""
-        for flush in self._flushes.values():
-            flush()
-        for position, (kernel, number) in self.dynamic.items():
-            weight = self._weights[position] = kernel.weights()[number]
-            self._states[position] = kernel.tables[number].index_tensors() | kernel.optimizer_states()[number]
-            parameter = self.local_parameters()[position]
+        for kernel, number in self._kernels.values():
+            kernel.flush(number)
+        dynamic = self.dynamic
+        self._read(dynamic)
+        for position in dynamic:
+            parameter, weight = self.local_parameters()[position], self._weights[position]
             if parameter.data_ptr() != weight.data_ptr():
                 parameter.data = weight
+
+    def _read(self, positions: Iterable[int]) -> None:
+        for position in positions:
+            kernel, number = self._kernels[position]
+            self._weights[position] = kernel.weights()[number]
+            self._states[position] = kernel.index_tensors()[number] | kernel.optimizer_states()[number]
+
+    @property
+    def dynamic(self) -> dict[int, tuple[DynamicKernel, int]]:
+        """Position of a shard of a dynamic table on this rank -> its kernel, and the number of the shard there."""
+        return {n: (own, slot) for n, (own, slot) in self._kernels.items() if isinstance(own, DynamicKernel)}
 
     def shards(self) -> Iterator[tuple[Shard, Tensor]]:
         """(shard, weights) of the shards on this rank."""
@@ -305,8 +315,8 @@ class ShardedTable(StateEntries):
         tensors = self.matrices(part) if matrices is None else matrices
         return Tiles(part.dtype, part.shards(self.sharding.shards), tensors)
 
-    def replica_move(self, part: TableTensor, matrices: Mapping[int, Tensor] | None = None) -> Move | None:
-        """Copies each primary shard to its replicas, also if every rank stores the whole table. None without replicas.
+    def replica_moves(self, part: TableTensor, matrices: Mapping[int, Tensor] | None = None) -> list[Move]:
+        """Copies each primary shard to its replicas, also if every rank stores the whole table. Empty without replicas.
 
         Args:
             part: the part to copy.
@@ -379,7 +389,7 @@ class ShardedTable(StateEntries):
         for parameter in self.parameters():
             parameter.grad = None
             parameter.data = parameter.data.new_empty(0)
-        self._weights, self._states, self._flushes, self.dynamic = {}, {}, {}, {}
+        self._weights, self._states, self._kernels = {}, {}, {}
 
     @torch.no_grad()
     def reset_parameters(self, seed: int) -> None:

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from recshard_lab.comm import (
     Failed,
     RankLost,
-    Registry,
     ShardingEnv,
     complete,
     failing_rank,
@@ -42,7 +41,7 @@ from recshard_lab.distributed.awaitable import NoWait
 from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.input_dist import InputDist, PendingInput
 from recshard_lab.distributed.step.kernels import KernelCalls
-from recshard_lab.distributed.step.layout import Layout
+from recshard_lab.distributed.step.layout import CollectionOptions, Layout
 from recshard_lab.distributed.step.lookup import GroupKind, RankLookup
 from recshard_lab.distributed.step.output_dist import LocalOutput, PooledOutput, SequenceOutput
 from recshard_lab.distributed.step.program import Call, Program, Signature, Step, compile_step
@@ -78,12 +77,9 @@ class Executor:
         kinds: kernel kinds, as numbered in the layout's groups.
         env: the ranks.
         device: of the shards.
+        options: settings that hold for all tables.
+        policy: for ids out of range.
         pooled: False for sequence collections.
-        weighted: whether batches carry per-sample weights.
-        codecs: number formats of rows and gradients on the wire; FP32 when left out.
-        policy: for ids out of range; ``"error"`` when left out.
-        distinct: whether a sequence collection sends each distinct id of a shard feature once.
-        output_dtype: format of outputs and their gradients; that of rows when left out.
     """
 
     def __init__(
@@ -92,17 +88,15 @@ class Executor:
         kinds: list[GroupKind],
         env: ShardingEnv,
         device: torch.device,
+        options: CollectionOptions,
+        policy: OutOfRange,
         *,
         pooled: bool,
-        weighted: bool,
-        codecs: Registry | None = None,
-        policy: OutOfRange | None = None,
-        distinct: bool = False,
-        output_dtype: torch.dtype | None = None,
     ) -> None:
-        self.layout, self.env, self.device, self.pooled, self.codecs = layout, env, device, pooled, codecs
+        self.layout, self.env, self.device, self.pooled, self.codecs = layout, env, device, pooled, options.codecs
+        weighted, distinct = options.weighted, options.use_index_dedup
         self.input_dist = InputDist(layout, env, pooled=pooled, weighted=weighted, policy=policy, distinct=distinct)
-        self.output_dtype = output_dtype or layout.rows_dtype
+        self.output_dtype = options.output_dtype or layout.rows_dtype
         self.lookup = RankLookup(layout, kinds, env.rank, pooled, device)
         self.kernels = KernelCalls(self.lookup, layout, kinds, env, device, pooled=pooled, weighted=weighted)
         self.paths = self.output_paths(env)

@@ -23,9 +23,41 @@ from typing import Any
 
 import torch
 
+from recshard_lab.comm import Registry
+from recshard_lab.distributed.state.forms import StateForm
 from recshard_lab.embedding.configs import BaseEmbeddingConfig, DataType
 from recshard_lab.sharding.plan.sharding_plan import ParameterSharding, Shard
 from recshard_lab.sharding.plan.types import DISTINCT_ROWS
+
+
+@dataclass(frozen=True)
+class CollectionOptions:
+    """Settings of a sharded collection that hold for all of its tables.
+
+    Attributes:
+        weighted: whether batches have per-sample weights.
+        backend: kernel of all tables. Default: the fastest that supports each table.
+        codecs: message formats of rows and gradients. Default: FP32.
+        out_of_range: the out-of-range policy: ``"error"``, ``"clamp"`` or ``"ignore"``.
+        batch_tables: whether similar tables share one lookup; False uses one lookup per table.
+        need_indices: whether sequences have their ids as weights.
+        use_index_dedup: whether a sequence collection sends each distinct id of a shard feature once.
+        output_dtype: format of outputs and their gradients. Default: that of looked-up rows, FP32.
+        state_form: form of the tables in state dicts: ``"sharded_tensor"`` or ``"dtensor"``. An environment with
+            ``output_dtensor=True`` takes precedence.
+        returns_rows: whether a forward of a managed collection also returns the rows of ids.
+    """
+
+    weighted: bool = False
+    backend: str | None = None
+    codecs: Registry | None = None
+    out_of_range: str = "error"
+    batch_tables: bool = True
+    need_indices: bool = False
+    use_index_dedup: bool = False
+    output_dtype: torch.dtype | None = None
+    state_form: StateForm = "sharded_tensor"
+    returns_rows: bool = False
 
 
 @dataclass(frozen=True)

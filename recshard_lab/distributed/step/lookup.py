@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate, combinations, groupby
 from typing import Any
 
@@ -353,15 +353,6 @@ class RankLookup:
         """Of each cached kernel the bytes of cached rows, and of their optimizer states."""
         caches = CachedKernel | FbgemmCachedKernel
         return (group.kernel.fast_bytes() for group in self.groups if isinstance(group.kernel, caches))
-
-    def flushes(self) -> dict[tuple[int, int], Callable[[], None]]:
-        """(table, shard) -> what brings its tensors up to date before they are read or written, if it is cached."""
-        return {
-            key: partial(group.kernel.flush, number)
-            for group in self.groups
-            if group.kind.cache is not None
-            for number, key in enumerate(group.shards)
-        }
 
     def train(self, mode: bool) -> None:
         """Whether lookups with gradients insert absent ids of dynamic tables."""

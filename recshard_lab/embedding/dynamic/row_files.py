@@ -198,10 +198,7 @@ def joined(by_rank: Iterable[Mapping[str, Entry]]) -> dict[str, Entry]:
     tables: dict[str, Entry] = {}
     for entries in by_rank:
         for name, entry in entries.items():
-            if name not in tables:
-                tables[name] = {**entry, "pieces": [*entry["pieces"]], "counts": [*entry["counts"]]}
-                continue
-            other = tables[name]
+            other = tables.setdefault(name, {**entry, "pieces": [], "counts": []})
             other["step"] = max(other["step"], entry["step"])
             other["pieces"] += entry["pieces"]
             other["counts"] += entry["counts"]
@@ -260,10 +257,7 @@ def write_dynamic(
         own = since if isinstance(since, Mapping) else {"rows": since, "admission": None}
         step, primary = index.step, table.columns[0] == 0
         entry: Entry = {
-            "kind": "dynamic",
-            "dim": table.config.embedding_dim,
-            "dtype": dtype_name(table.weight.dtype),
-            "states": sorted(table.states),
+            **_entry("dynamic", table.config.embedding_dim, table.weight, table.states),
             "settings": settings_of(table.config),
             "step": step,
             "epoch": index.epoch,
@@ -276,7 +270,6 @@ def write_dynamic(
             "pieces": [
                 {"columns": list(table.columns), "files": list(_row_files(writer, table, own["rows"], primary))}
             ],
-            "counts": [],
         }
         if counts is not None:
             entry |= {"counts_step": counts.step, "counts_geometry": _geometry(counts)}
@@ -311,18 +304,14 @@ def write_static(
     for part in local.split(_rows_a_file(weight, states)):
         tensors = {"ids": part + first_row} | _values(part, weight, states, columns[0] == 0)
         files.append(writer.index_file(tensors, hashed=False))
-    return {
-        "kind": "static",
-        "rows": size[0],
-        "dim": size[1],
-        "dtype": dtype_name(weight.dtype),
-        "states": sorted(states),
-        "step": 0,
-        "since": None,
-        "next": {},
-        "pieces": [{"columns": list(columns), "files": files}],
-        "counts": [],
-    }
+    pieces = [{"columns": list(columns), "files": files}]
+    return _entry("static", size[1], weight, states) | {"rows": size[0], "step": 0, "since": None, "pieces": pieces}
+
+
+def _entry(kind: str, dim: int, weight: Tensor, states: Mapping[str, Tensor]) -> Entry:
+    """What the manifest has of each kind of table."""
+    kinds = {"kind": kind, "dim": dim, "dtype": dtype_name(weight.dtype), "states": sorted(states)}
+    return kinds | {"next": {}, "counts": []}
 
 
 def _geometry(index: ScoredIndex) -> dict[str, int]:

@@ -24,7 +24,6 @@ from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig
 from recshard_lab.embedding.dynamic.index import Counters, Inserted, ScoredIndex
 from recshard_lab.embedding.dynamic.stores import Chain, open_stores
 from recshard_lab.embedding.dynamic.stores.base import RowFormat, Rows, RowStore, copy_rows, joined
-from recshard_lab.embedding.dynamic.stores.chain import Taken
 from recshard_lab.embedding.kernels import TORCH_DTYPES
 
 Memory = tuple[Tensor, Mapping[str, Tensor]]
@@ -429,7 +428,9 @@ class DynamicTable:
         self.index.load_state(state["index"])
         if len(self.weight) != self.index.capacity:
             self.weight, self.states = self._memory()
-        copy_memory((state["weight"], state["states"]), (self.weight, self.states))
+        self.weight.copy_(state["weight"])
+        for name, own_state in self.states.items():
+            own_state.copy_(state["states"][name])
         if self.admission_counts is not None:
             self.admission_counts.load_state(state["admission"])
 
@@ -495,19 +496,15 @@ class DynamicTable:
 
     def _below(self, ids: Tensor) -> tuple[Tensor | None, Tensor]:
         """``[A, D]`` what ids without a slot read, and ``[A]`` bool which ids are in a tier."""
-        none = torch.zeros(len(ids), dtype=torch.bool, device=self.device)
-        rows = self.initial(ids) if self.config.absent == "initial" else None
+        is_initial = self.config.absent == "initial"
         if self.tiers is None or not len(ids):
-            return rows, none
-        distinct, inverse = ids.to("cpu", torch.int64).unique(return_inverse=True)
-        below, found = self.tiers.get(distinct)
-        if not bool(found.any()):
-            return rows, none
-        if rows is None:
-            rows = self.weight.new_zeros(len(ids), self.weight.shape[1])
-        here = found[inverse]
-        rows[here.to(self.device)] = below.weight[inverse[here]].to(self.device)
-        return rows, here.to(self.device)
+            none = torch.zeros(len(ids), dtype=torch.bool, device=self.device)
+            return self.initial(ids) if is_initial else None, none
+        distinct, inverse = ids.to(self.device, torch.int64).unique(return_inverse=True)
+        rows, found = self._from_tiers(distinct)
+        if not is_initial:
+            rows.weight[~found] = 0
+        return rows.weight[inverse], found[inverse]
 
     def _by_row(self) -> Iterator[tuple[str, Tensor]]:
         """The optimizer states with one entry per row."""
@@ -617,9 +614,17 @@ class DynamicTable:
             self.on_evict(rows.to(self.device))
 
     def _fill(self, ids: Tensor, slots: Tensor) -> None:
-        """Fills the slots of distinct ids that were inserted: from the tiers, else with initial rows and zeros."""
-        taken = self._taken(ids)
-        if taken is None:
+        """Fills the slots of distinct ids that were inserted: from the tiers, else with initial rows and zeros.
+
+        Raises:
+            Exception: as of a tier. The index then has none of the ids.
+        """
+        try:
+            taken = None if self.tiers is None else self.tiers.take(ids.cpu())
+        except BaseException:
+            self.index.erase(ids)
+            raise
+        if taken is None or not bool(taken.found.any()):
             self.weight[slots] = self.initial(ids)
             for _, state in self._by_row():
                 state[slots] = 0
@@ -632,21 +637,6 @@ class DynamicTable:
         self.index.add_scores(slots[found], rows.scores[found])
         assert self.tiers is not None
         self.tiers.drop(taken)
-
-    def _taken(self, ids: Tensor) -> Taken | None:
-        """Rows that come up from the tiers. None if none does.
-
-        Raises:
-            Exception: as of the tier. The index then has none of the ids.
-        """
-        if self.tiers is None:
-            return None
-        try:
-            taken = self.tiers.take(ids.cpu())
-        except BaseException:
-            self.index.erase(ids)
-            raise
-        return taken if bool(taken.found.any()) else None
 
     def _resize(self, before: Tensor, after: Tensor) -> None:
         """New memory, with the rows of slots ``before`` in the slots ``after``."""
@@ -661,13 +651,6 @@ class DynamicTable:
                 state[after] = states[name][before]
             else:
                 state.copy_(states[name])
-
-
-def copy_memory(source: Memory, target: Memory) -> None:
-    """Copies rows and optimizer states to memory of the same size."""
-    target[0].copy_(source[0])
-    for name, state in target[1].items():
-        state.copy_(source[1][name])
 
 
 def _last_positions(slots: Tensor) -> Tensor:

@@ -98,8 +98,7 @@ def over_ranks(
                 moves.append(Move(held.tiles(weight), shards.tiles(weight)))
         else:
             moves += first_weights(sharded, old, env)
-    with torch.no_grad():
-        agreed(env, lambda: move(moves, env, device))
+    agreed(env, lambda: move(moves, env, device))
     for sharded in made.values():
         sharded.requires_grad_(False)
     return made

@@ -58,15 +58,9 @@ def dense_facts(module: nn.Module, sharded: set[str]) -> Facts:
     def is_dense(name: str) -> bool:
         return not any(path == "" or name.startswith(f"{path}.") for path in sharded)
 
-    parameters = {
-        f"parameter {name!r}": (tuple(p.shape), str(p.dtype), p.requires_grad)
-        for name, p in module.named_parameters()
-        if is_dense(name)
-    }
-    buffers = {
-        f"buffer {name!r}": (tuple(b.shape), str(b.dtype)) for name, b in module.named_buffers() if is_dense(name)
-    }
-    return parameters | buffers
+    kinds = {"parameter": module.named_parameters(), "buffer": module.named_buffers()}
+    tensors = {f"{kind} {name!r}": own for kind, named in kinds.items() for name, own in named if is_dense(name)}
+    return {name: (tuple(own.shape), str(own.dtype), own.requires_grad) for name, own in tensors.items()}
 
 
 def sharder_facts(sharder: Any) -> Facts:

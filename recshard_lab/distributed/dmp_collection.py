@@ -36,7 +36,6 @@ from recshard_lab.comm import (
 from recshard_lab.comm.errors import error_for, keep_for_others
 from recshard_lab.distributed.data_parallel import DataParallelWrapper, Replicated
 from recshard_lab.distributed.model_parallel import DistributedModelParallel
-from recshard_lab.distributed.sharded_collections import ShardedCollection
 from recshard_lab.distributed.sharders import ModuleSharder
 from recshard_lab.distributed.state.moves import Regrouping
 from recshard_lab.distributed.state.replica_sync import AllReduce, average, torch_states
@@ -178,7 +177,7 @@ class DMPCollection(DistributedModelParallel):
         #: connections of all ranks beside those of the dense part, which another group may still use after an error
         self._everyone = sizes_env(self.grid.world)
         with torch.no_grad():
-            for shards in self._tables():
+            for shards in self.table_shards().values():
                 for weight in shards.local_weights.values():
                     broadcast(weight, self.grid.replicas, "replicas/first weights")
 
@@ -213,10 +212,6 @@ class DMPCollection(DistributedModelParallel):
     def replicas_apart(self) -> bool:
         """Whether there are several replicas that were trained since the last `sync` of weights and states."""
         return self._may_differ and self.grid.num_replicas > 1
-
-    def _tables(self, collections: Sequence[ShardedCollection] | None = None) -> list[Any]:
-        chosen = self.collections.values() if collections is None else collections
-        return [shards for collection in chosen for shards in collection.table_shards().values()]
 
     # ---- replicas ----
 
@@ -286,7 +281,7 @@ class DMPCollection(DistributedModelParallel):
         """
         agreed(self._everyone, self._raise_unsent)
         dense_states: list[Tensor] = []
-        on_dense = [shards for shards in self._tables() if shards.sharding.compute_kernel == "dense"]
+        on_dense = self._dense_tables().values()
         dense = {shards.config.name: list(shards.local_parameters().values()) for shards in on_dense}
         if include_optimizer_state and dense and self.grid.num_replicas > 1:
             dense_states = torch_states(dense, optimizers, self.grid)
@@ -294,7 +289,7 @@ class DMPCollection(DistributedModelParallel):
         groups = [[one] for one in collections] if self._strategy is ShardingStrategy.PER_MODULE else [collections]
         for group in groups:
             tensors: dict[str, tuple[list[Tensor], list[Tensor]]] = {"weights": ([], []), "optimizer_state": ([], [])}
-            for shards in self._tables(group):
+            for shards in (own for collection in group for own in collection.table_shards().values()):
                 for part in shards.parts() if include_optimizer_state else shards.parts()[:1]:
                     label = "weights" if part.name == "weight" else "optimizer_state"
                     for position, matrix in shards.matrices(part).items():

@@ -233,13 +233,19 @@ class ShardedCollection(nn.Module):
         Shards grow by themselves during training. State dicts, checkpoints and moves need tables of one size. Does
         nothing inside a block of `tiers_apart`, whose caller has called it.
         """
-        growing = [shards for name in self.sizes if (shards := self.table_shards()[name]).buckets < shards.max_buckets]
+        tables = self.table_shards() if self.sizes else {}
+        growing = [tables[name] for name, buckets in self.sizes.items() if buckets < tables[name].max_buckets]
         if not growing or are_tiers_apart():
             return
         by_rank = gathered(self.env, lambda: [shards.largest for shards in growing])
         for shards, sizes in zip(growing, zip(*by_rank, strict=True), strict=True):
             shards.resize(max(sizes))
-        agreed(self.env, lambda: [shards.grow() for shards in growing])
+
+        def grow() -> None:
+            for shards in growing:
+                shards.grow()
+
+        agreed(self.env, grow)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As of ``nn.Module``. Collective if a dynamic table may still grow."""

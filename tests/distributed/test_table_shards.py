@@ -17,7 +17,7 @@ def drawn(rects: list[Shard]) -> torch.Tensor:
     held = {number: torch.empty(rect.num_rows, rect.num_cols) for number, rect in enumerate(rects)}
     shards = ShardedTable(config, ParameterSharding("custom", shards=rects), held, {}, ShardingEnv.default())
     shards.reset_parameters(seed=5)
-    return shards.joined(shards.parts()[0])
+    return shards.tiles(shards.parts()[0]).whole(shards.size)
 
 
 def test_first_weights_do_not_hang_on_where_the_table_is_cut() -> None:

@@ -132,7 +132,8 @@ class ModelState:
         for key, buckets in sizes.items():
             assert self.sharded is not None
             shards, handle = self.sharded.table_shards()[key], self.sharded.fused_optimizer.params.get(key)
-            names = {("model", key.removesuffix("weight") + name): part for name, part in shards.entries.items()}
+            prefix = key.removesuffix("weight")
+            names: dict[tuple[str, ...], TableTensor] = {("model", prefix + n): p for n, p in shards.entries.items()}
             if handle is not None:
                 names |= {("fused", key, handle.state_name(part)): part for part in shards.state_parts}
             found |= {name: shards.rows_of(buckets) for name, part in names.items() if part.follows_rows}

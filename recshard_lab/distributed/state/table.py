@@ -532,10 +532,6 @@ class ShardedTable(StateEntries):
                 local[offsets].copy_(tensor)
         return None
 
-    def joined(self, part: TableTensor) -> Tensor:
-        """A part of the whole table as one matrix, a copy. All shards must be on this rank."""
-        return self.tiles(part).whole(part.size(*self.size))
-
 
 def sized(
     config: DynamicEmbeddingConfig, sharding: ParameterSharding, buckets: int

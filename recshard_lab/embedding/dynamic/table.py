@@ -268,16 +268,12 @@ class DynamicTable:
         return self._read(ids, self.slots_for(ids))[0]
 
     @_alone
-    def insert_and_evict(self, ids: Tensor, rows: Tensor) -> Rows:
+    def insert_and_evict(self, ids: Tensor, rows: Tensor, *, pinned_from: int | None = None) -> Rows:
         """Inserts or overwrites rows ``[N, D]``, and returns those that the table lost: see `on_evict`.
 
         Of several rows for one id, the last one is stored. An id that has a row is not lost in this call, unless the
-        table grows and finds no slot for it. The table then loses the new row.
+        table grows and finds no slot for it. The table then loses the new row. ``pinned_from``: as of `slots_for`.
         """
-        return self._insert(ids, rows)
-
-    def _insert(self, ids: Tensor, rows: Tensor, pinned_from: int | None = None) -> Rows:
-        """`insert_and_evict`. ``pinned_from``: as of `slots_for`."""
         ids, rows = _last_of_each(ids.long(), rows)
         found = self.index.find_or_insert(ids, self.scores_of(ids), admit=self._admission(), pinned_from=pinned_from)
         lost = self._settle(found, (ids, rows))
@@ -312,26 +308,23 @@ class DynamicTable:
         Returns:
             ``[N]`` bool: for which ids something happened.
         """
-        with self._batch_below():
-            return self._accum_or_assign(ids, rows, present)
-
-    def _accum_or_assign(self, ids: Tensor, rows: Tensor, present: Tensor) -> Tensor:
         first = self.index.step + 1  # ids that are added to are of the same batch as ids that are inserted
-        slots = self.index.find(ids)
-        add = present & (slots >= 0)
-        if bool(add.any()):
-            self.index.access(ids[add], self.scores_of(ids[add]))
-        self.weight.index_add_(0, slots[add], rows[add].to(self.weight.dtype))
-        absent = (present & (slots < 0)).nonzero().squeeze(1)
-        distinct, inverse = ids[absent].unique(return_inverse=True)
-        sums = rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, inverse, rows[absent])
-        add[absent] = self._change_below(distinct, sums, add=True)[inverse]
-        new = ~present & (slots < 0)
-        new[new.clone()] = ~self._in_tiers(ids[new])
-        if bool(new.any()):
-            self._insert(ids[new], rows[new], first)
-            new[new.clone()] = (self.index.find(ids[new]) >= 0) | self._in_tiers(ids[new])
-        return add | new
+        with self._batch_below():
+            slots = self.index.find(ids)
+            add = present & (slots >= 0)
+            if bool(add.any()):
+                self.index.access(ids[add], self.scores_of(ids[add]))
+            self.weight.index_add_(0, slots[add], rows[add].to(self.weight.dtype))
+            absent = (present & (slots < 0)).nonzero().squeeze(1)
+            distinct, inverse = ids[absent].unique(return_inverse=True)
+            sums = rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, inverse, rows[absent])
+            add[absent] = self._change_below(distinct, sums, add=True)[inverse]
+            new = ~present & (slots < 0)
+            new[new.clone()] = ~self._in_tiers(ids[new])
+            if bool(new.any()):
+                self.insert_and_evict(ids[new], rows[new], pinned_from=first)
+                new[new.clone()] = (self.index.find(ids[new]) >= 0) | self._in_tiers(ids[new])
+            return add | new
 
     @_alone
     def erase(self, ids: Tensor) -> int:
@@ -408,7 +401,7 @@ class DynamicTable:
         if self.tiers is not None:
             self._lose(self.tiers.store_waiting())
         state = {"index": self.index.state(), "weight": self.weight, "states": dict(self.states), "admission": counts}
-        return state if self.tiers is None else state | {"tiers": self.tiers.state()}
+        return state if self.tiers is None else state | {"tiers": [store.state() for store in self.tiers.stores]}
 
     @_alone
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -167,23 +167,13 @@ class VocabularyCollection(TableCollection):
             at, absent = _numbers(self.vocabulary(table.name), bags.values().long())
             rows.append(at)
             outputs.append(_Output(table, feature, name, bags, absent))
-        given = features.permute([features.keys().index(output.feature) for output in outputs])
-        inverse, variable = features.inverse_indices_or_none(), given.variable_stride_per_key()
-        return (
-            KeyedJaggedTensor._unchecked(
-                self._keys,
-                torch.cat(rows),
-                given.weights_or_none(),
-                given.lengths(),
-                None,
-                given.stride(),
-                given.length_per_key(),
-                given.stride_per_key_per_rank() if variable else None,
-                None if inverse is None else torch.stack([inverse_of(inverse, each.feature) for each in outputs]),
-                None if inverse is None else self._keys,
-            ),
-            outputs,
-        )
+        numbered = features.permute([features.keys().index(output.feature) for output in outputs])
+        numbered._keys, numbered._values = self._keys, torch.cat(rows)  # of the new batch
+        inverse = features.inverse_indices_or_none()
+        if inverse is not None:
+            numbered._inverse = torch.stack([inverse_of(inverse, output.feature) for output in outputs])
+            numbered._inverse_keys = self._keys
+        return numbered, outputs
 
 
 @checks_arguments

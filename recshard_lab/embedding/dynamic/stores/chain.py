@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -227,10 +227,6 @@ class Chain:
     def counters(self) -> dict[str, dict[str, int]]:
         """Name of a tier -> its `StoreCounters`, and ``size`` in rows."""
         return {store.name: store.counters.as_dict() | {"size": len(store)} for store in self.stores}
-
-    def state(self) -> list[dict[str, Any]]:
-        """The state of each store."""
-        return [store.state() for store in self.stores]
 
     def close(self) -> None:
         """Closes all stores."""

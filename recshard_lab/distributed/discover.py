@@ -69,33 +69,27 @@ def sharder_facts(sharder: Any) -> Facts:
     return {f"{field} of {name}": value for field, value in vars(sharder).items()}
 
 
-# Refuses what sharding would change: modules and tensors that a model has twice, and a forward of a subclass.
+def refuse_unshardable(found: Sequence[Found]) -> None:
+    """Raises ValueError for what sharding would change: modules and tensors that a model has twice, or other forwards.
 
-
-def refuse_second_names(found: Sequence[Found]) -> None:
-    """Raises ValueError if the model has one of these modules under a second name."""
+    Of modules without a sharder of the library, only the names are checked.
+    """
     for one in found:
+        kind = type(one.module)
         if one.paths[1:]:
             raise ValueError(
-                f"{type(one.module).__name__} {one.path!r} is also {one.paths[1]!r} in the model: sharding would "
-                f"replace it under one name and leave its unsharded tables under the other. Fix: register it once, and "
-                f"pass its output to the modules that use it"
+                f"{kind.__name__} {one.path!r} is also {one.paths[1]!r} in the model: sharding would replace it under "
+                f"one name and leave its unsharded tables under the other. Fix: register it once, and pass its output "
+                f"to the modules that use it"
             )
-
-
-def refuse_second_owners(found: Sequence[Found]) -> None:
-    """Raises ValueError if the model has a parameter or buffer of one of these collections under a second name."""
-    for first, second in (pair for one in found for pair in one.tied):
-        raise ValueError(
-            f"{first!r} and {second!r} are one tensor: sharding would split the table's and leave the other as it is, "
-            f"so both would train apart. Fix: give them separate parameters, or do not shard the collection"
-        )
-
-
-def refuse_other_forwards(found: Sequence[Found]) -> None:
-    """Raises ValueError if one of these collections is of a subclass that looks up in another way."""
-    for one in found:
-        kind, known = type(one.module), one.sharder.module_type
+        if not hasattr(one.sharder, "spec"):
+            continue
+        known = one.sharder.module_type
+        for first, second in one.tied:
+            raise ValueError(
+                f"{first!r} and {second!r} are one tensor: sharding would split the table's and leave the other as it "
+                f"is, so both would train apart. Fix: give them separate parameters, or do not shard the collection"
+            )
         if kind.forward is not known.forward:
             raise ValueError(
                 f"{kind.__name__} {one.path!r} has a forward that its sharded {known.__name__} would not run. Fix: "

@@ -18,9 +18,7 @@ from recshard_lab.distributed.discover import (
     dense_facts,
     module_facts,
     plan_facts,
-    refuse_other_forwards,
-    refuse_second_names,
-    refuse_second_owners,
+    refuse_unshardable,
     sharder_facts,
 )
 from recshard_lab.distributed.fused_optimizer import EmbeddingFusedOptimizer
@@ -179,9 +177,7 @@ class DistributedModelParallel(nn.Module):
         """Checks the plan against the model and resolves schemes to shards. Plans of a user's modules stay as is."""
         planned = [one for one in unsharded if any(path in self.plan.plan for path in one.paths)]
         collections = [one for one in planned if isinstance(one.sharder, CollectionSharder)]
-        refuse_second_names(planned)
-        refuse_second_owners(collections)
-        refuse_other_forwards(collections)
+        refuse_unshardable(planned)
         found = sorted(one.path for one in unsharded)
         unknown = next((path for path in self.plan.plan if path not in found), None)
         if unknown is not None:

@@ -21,13 +21,7 @@ from recshard_lab.comm import (
     get_qcomm_codecs_registry,
     refuse_differences,
 )
-from recshard_lab.distributed.discover import (
-    module_facts,
-    plan_facts,
-    refuse_other_forwards,
-    refuse_second_owners,
-    sharder_facts,
-)
+from recshard_lab.distributed.discover import module_facts, plan_facts, refuse_unshardable, sharder_facts
 from recshard_lab.distributed.sharded_collections import (
     ShardedCollection,
     ShardedEmbeddingBagCollection,
@@ -356,8 +350,7 @@ class CollectionSharder(ModuleSharder[nn.Module]):
             first = next((w.device for w in weights.values() if not w.is_meta), torch.device("cpu"))
             target = first if device is None else torch.device(device)
             found = Found([""], module, self, list(self.tables(module)), module)
-            refuse_second_owners([found])
-            refuse_other_forwards([found])
+            refuse_unshardable([found])
             plan = ShardingPlan({"": EmbeddingModuleShardingPlan(params)})
             plan = plan.resolved({"": found.tables}, env.world_size, env.local_world_size)
             settings = {"arguments": {"device type": target.type}, "sharders": sharder_facts(self)}

@@ -19,7 +19,7 @@ from recshard_lab.distributed import (
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
 )
-from recshard_lab.distributed.discover import refuse_second_names
+from recshard_lab.distributed.discover import refuse_unshardable
 from recshard_lab.embedding import (
     BaseEmbeddingConfig,
     EmbeddingBagCollection,
@@ -359,7 +359,7 @@ def _collections(model: nn.Module) -> dict[str, nn.Module]:
         raise ValueError(f"{type(model).__name__} has no embedding collection. Fix: pass a model that has one")
     for one in found:
         _pools(one.module)
-    refuse_second_names(found)
+    refuse_unshardable(found)
     return {one.path: one.module for one in found}
 
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,6 @@ from recshard_lab.distributed.state.dumps import TierRows
 from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES, Move, Regrouping, Tiles, in_file, move
 from recshard_lab.distributed.state.table import ShardedTable, TableTensor
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, PlanError, ShardingPlan
-
-if TYPE_CHECKING:
-    from recshard_lab.distributed.model_parallel import DistributedModelParallel
 
 
 def tensor_state(value: Any, name: str, key: str) -> Tensor:
@@ -245,7 +242,7 @@ class Reshard:
         regrouping: the change of sharding groups. Every table moves then, and the plan names each.
     """
 
-    model: "DistributedModelParallel"
+    model: Any  # a DistributedModelParallel, whose file imports this one
     max_extra_bytes: int | None
     folder: str | Path | None
     optimizers: Sequence[torch.optim.Optimizer] | None

@@ -449,10 +449,8 @@ class DistributedModelParallel(nn.Module):
         vars(twin).update(vars(self))
         for name in ("_modules", "_parameters", "_buffers"):
             vars(twin)[name] = {}
-        memo: dict[int, Any] = {}
         own = agreed(self.dense_env, lambda: {path: old.copy(target) for path, old in self.collections.items()})
-        for path, old in self.collections.items():
-            memo[id(old)] = own[path]
+        memo: dict[int, Any] = {id(old): own[path] for path, old in self.collections.items()}
         twin.device, twin.collections = target, own
         twin._bare = deepcopy(self._bare, memo)
         twin._bare.to(target)

@@ -186,11 +186,11 @@ class ShardedCollection(nn.Module):
                 kernels[position][number] = group.kernel, slot
         held: dict[str, ShardedTable] = {}
         for position, table in enumerate(self.tables):
-            config, sharding = self.sized(table, shardings[table.name])
+            config, sharding = sized(table, shardings[table.name], self.sizes.get(table.name))
             held[table.name] = ShardedTable(
                 config,
                 sharding,
-                {},
+                {},  # weights and states are those of the kernels
                 {},
                 self.env,
                 self.kinds[table.name].state_parts(self.device),
@@ -218,14 +218,6 @@ class ShardedCollection(nn.Module):
             return table
         rows = self.sizes[table.name] * SLOTS * table.partitions
         return table.changed(capacity=min(rows, table.max_capacity))
-
-    def sized(
-        self, table: BaseEmbeddingConfig, sharding: ParameterSharding
-    ) -> tuple[BaseEmbeddingConfig, ParameterSharding]:
-        """A table and a sharding of it, with the rows that it has as of `sizes`."""
-        if not isinstance(table, DynamicEmbeddingConfig) or table.name not in self.sizes:
-            return table, sharding
-        return sized(table, sharding, self.sizes[table.name])
 
     def level_tables(self) -> None:
         """Gives all shards of each table that grows the same size: the largest of any rank. Collective.

@@ -228,7 +228,13 @@ class ModelState:
         if self.sharded is not None and fused:
             self.sharded.fused_optimizer.adopt(self.fused)
         if self.sharded is not None and self.optimizer is not None:
-            self._fill_copies(self.optimizer, self.sharded)
+            moves = [
+                copies
+                for name, states in self._split_states(self.optimizer).items()
+                for part, matrices in states
+                for copies in self.tables[name].replica_moves(part, matrices)
+            ]
+            move(moves, self.sharded.env, self.sharded.device)  # each replica by itself
         if settings is None:
             return
         if self.sharded is not None and fused:
@@ -238,16 +244,6 @@ class ModelState:
         if self.optimizer is not None:
             for group, saved in self.paired_groups(settings):
                 group.update({key: value for key, value in saved.items() if key != "params"})
-
-    def _fill_copies(self, optimizer: torch.optim.Optimizer, model: DistributedModelParallel) -> None:
-        """Copies the states that were read to replicas and to the other shards of a table. Collective."""
-        moves = [
-            copies
-            for name, states in self._split_states(optimizer).items()
-            for part, matrices in states
-            for copies in self.tables[name].replica_moves(part, matrices)
-        ]
-        move(moves, model.env, model.device)  # each replica by itself
 
     def paired_groups(self, settings: Mapping[str, Any]) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
         """(param group, saved group over the same parameters) for each group.

@@ -24,7 +24,7 @@ from recshard_lab.distributed.discover import plan_facts
 from recshard_lab.distributed.sharded_collections import ShardedCollection, create_route_groups
 from recshard_lab.distributed.state.dumps import TierRows
 from recshard_lab.distributed.state.moves import DEFAULT_ROUND_BYTES, Move, Regrouping, Tiles, in_file, move
-from recshard_lab.distributed.state.table import ShardedTable, TableTensor
+from recshard_lab.distributed.state.table import ShardedTable, TableTensor, sized
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ParameterSharding, PlanError, ShardingPlan
 
 
@@ -460,7 +460,7 @@ class _Migration:
         groups = [range(world_size)] if grid is None else grid.sharding_groups
         tables = {table.name: table for table in self.collection.tables}
         for name, part in self.before:
-            for shard in self.collection.sized(tables[name], shardings[name])[1].shards:
+            for shard in sized(tables[name], shardings[name], self.collection.sizes.get(name))[1].shards:
                 for ranks in groups:
                     totals[ranks[shard.rank]] += part.bytes_of(shard)
         return totals

@@ -470,7 +470,7 @@ class ShardedTable(StateEntries):
     def resize(self, buckets: int) -> None:
         """Replaces the config and the shards by those with so many buckets, see `sized`. Alike on all ranks."""
         self._sizes[self.config.name] = buckets
-        self.config, self.sharding = sized(cast(DynamicEmbeddingConfig, self.config), self.sharding, buckets)
+        self.config, self.sharding = sized(self.config, self.sharding, buckets)
         self.index_parts = tuple(
             part if part.ratio == (1, 1) else replace(part, ratio=(part.ratio[0], buckets)) for part in self.index_parts
         )
@@ -534,9 +534,9 @@ class ShardedTable(StateEntries):
 
 
 def sized(
-    config: DynamicEmbeddingConfig, sharding: ParameterSharding, buckets: int
-) -> tuple[DynamicEmbeddingConfig, ParameterSharding]:
-    """A table whose partitions have this many buckets each, and its shards.
+    config: BaseEmbeddingConfig, sharding: ParameterSharding, buckets: int | None
+) -> tuple[BaseEmbeddingConfig, ParameterSharding]:
+    """A table whose partitions have this many buckets each, and its shards. None for a table that does not grow.
 
     >>> from recshard_lab.sharding import row_wise
     >>> from recshard_lab.embedding import DynamicEmbeddingConfig
@@ -546,6 +546,8 @@ def sized(
     >>> config.num_embeddings, sharding.shards[1].rows
     (2048, (1024, 2048))
     """
+    if buckets is None or not isinstance(config, DynamicEmbeddingConfig):
+        return config, sharding
     rows = buckets * SLOTS  # of a partition
     shards = [
         replace(shard, rows=(shard.rows[0] // config.row_unit * rows, shard.rows[1] // config.row_unit * rows))

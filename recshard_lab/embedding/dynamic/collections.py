@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,18 +13,7 @@ from recshard_lab.arguments import names_wrong_arguments
 from recshard_lab.embedding.configs import PoolingType
 from recshard_lab.embedding.dynamic.config import DynamicEmbeddingConfig, slots_for
 from recshard_lab.embedding.dynamic.kernel import DynamicKernel
-from recshard_lab.embedding.dynamic.row_files import (
-    Dumped,
-    Paths,
-    Restored,
-    Shards,
-    check_tables,
-    fill_tables,
-    read_dumps,
-    steps_of,
-    write_dump,
-    write_tables,
-)
+from recshard_lab.embedding.dynamic.row_files import Dumped, Paths, Restored, Shards, dump_shards, load_shards
 from recshard_lab.embedding.dynamic.table import DynamicTable
 from recshard_lab.embedding.fused import FusedCollection, FusedEmbeddingBagCollection, FusedEmbeddingCollection
 from recshard_lab.embedding.inputs import OutOfRange, check_ids
@@ -133,8 +121,7 @@ class DynamicCollection(FusedCollection):
         {'user': 1}
         Restored(rows={'user': 3}, lost={'user': 0})
         """
-        steps = steps_of(since)
-        return write_dump(path, lambda writer: write_tables(writer, self._shards(), steps))
+        return dump_shards(path, self._shards(), since)
 
     def load(self, path: Paths, *, optimizer_state: bool = True) -> Restored:
         """Becomes what `dump` wrote, here or on ranks. Rows that the tables have now are removed.
@@ -150,8 +137,7 @@ class DynamicCollection(FusedCollection):
             DumpError: no dump, a damaged one, one of other tables or of tables with another seed, ``absent``, ``evict``
                 or range of initial values, or a delta whose base the tables do not have.
         """
-        settings: Any = {"tables": self._shards(), "optimizer_state": optimizer_state}
-        return read_dumps(path, partial(check_tables, **settings), partial(fill_tables, **settings))
+        return load_shards(path, self._shards(), optimizer_state)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Every table's index, rows and optimizer states."""

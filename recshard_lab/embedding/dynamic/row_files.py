@@ -786,6 +786,18 @@ def fill_tables(
     return Restored(rows, lost)
 
 
+def dump_shards(path: str | Path, tables: Mapping[str, Shards], since: Since) -> Dumped:
+    """Writes the dynamic tables of one process, see `DynamicCollection.dump`."""
+    steps = steps_of(since)
+    return write_dump(path, lambda writer: write_tables(writer, tables, steps))
+
+
+def load_shards(paths: Paths, tables: Mapping[str, Shards], optimizer_state: bool) -> Restored:
+    """Fills the dynamic tables of one process, see `DynamicCollection.load`."""
+    settings: Any = {"tables": tables, "optimizer_state": optimizer_state}
+    return read_dumps(paths, partial(check_tables, **settings), partial(fill_tables, **settings))
+
+
 def folders_of(paths: Paths, rank: int = 0, world_size: int = 1) -> Iterator[tuple[Path, dict[str, Entry]]]:
     """The folder and the tables of each dump. Compares its files with their checksums first."""
     for path in [paths] if isinstance(paths, str | Path) else paths:

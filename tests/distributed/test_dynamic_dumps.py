@@ -10,13 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from recshard_lab import DistributedModelParallel
+from recshard_lab import DistributedModelParallel, DynamicEmbeddingBagCollection, KeyedJaggedTensor
 from recshard_lab.embedding.dynamic.row_files import FileWriter
 from tests.distributed import test_dynamic as base
 from tests.distributed.cached_jobs import world
 from tests.distributed.failure_jobs import FAULT, failing
 from tests.distributed.jobs import attempted
 from tests.distributed.test_checkpoint_worlds import deadly
+from tests.distributed.test_delta_tracker import DYNAMIC, managed
 from tests.embedding.dynamic.test_dumps import content
 
 MORE: dict[str, dict[str, Any]] = {"adam": {}, "row-wise adagrad": {"admit": 2}}
@@ -150,3 +151,11 @@ def test_ranks_killed_while_all_dump_leave_the_dump_before_whole(
     same_unsharded([tmp_path / "dump"], alone, reference)
     alone.dump(tmp_path / "dump")  # removes what the killed ranks left
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dump", "store"]
+
+
+def test_managed_tables_beside_dynamic_ones_are_in_no_dump(tmp_path: Path) -> None:
+    users = DynamicEmbeddingBagCollection([DYNAMIC], torch.optim.SGD)
+    dmp = DistributedModelParallel(torch.nn.ModuleDict({"managed": managed(), "users": users}))
+    batch = KeyedJaggedTensor(["f"], torch.tensor([10**15]), lengths=torch.tensor([1]))
+    dmp.module["users"](batch).values().sum().backward()  # type: ignore[index]
+    assert dmp.dump(tmp_path / "0").rows == dmp.load(tmp_path / "0").rows == {"d": 1}

@@ -47,13 +47,13 @@ from recshard_lab.embedding.dynamic.row_files import (
 )
 from recshard_lab.embedding.dynamic.stores import Chain, Rows
 from recshard_lab.embedding.dynamic.table import DynamicTable
+from recshard_lab.embedding.managed_collision.modules import ManagedEmbeddingConfig
 from recshard_lab.sharding import ParameterSharding, Shard
 
 # Rows of dynamic tables that are in tiers below the fast one, as matrices over all ranks.
 #
 # A shard has whole partitions. In the order of partitions and ids, the rows of a shard are therefore a range of all
-# rows,
-# and its tensors a tiling of matrices that `moves.move` moves and checkpoints save::
+# rows, and its tensors a tiling of matrices that `moves.move` moves and checkpoints save::
 #
 #     rows [M, D], sorted by partition and id          ranks before      ranks after
 #     partition 0, ids 5, 9                            0                 0
@@ -338,6 +338,8 @@ class _Tables:
             for key, shards in tables_in(path, module, own_env):
                 name = shards.config.name
                 self._know([name])
+                if isinstance(shards.config, ManagedEmbeddingConfig):
+                    continue  # its rows mean nothing without the index, which checkpoints have
                 if shards.config.dynamic:
                     held = shards.dynamic.values()
                     self.dynamic[name] = [(kernel.tables[n], kernel.pending()[n]) for kernel, n in held]

@@ -4,6 +4,7 @@ import itertools
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 
 from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload, estimate
 from recshard_lab.planner.model.loads import MEMORY
+from recshard_lab.planner.search import enumeration, ways
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
 from tests.grid import examples, grid
@@ -110,6 +112,21 @@ def test_exact_is_never_worse_than_greedy_and_its_bound_never_weaker(seed: int) 
         assert plan.estimate.step_ms == pytest.approx(again.step_ms)
     assert found["exact"].step_ms <= found["greedy"].step_ms * (1 + 1e-9)
     assert found["exact"].lower_bound >= found["greedy"].lower_bound * (1 - 1e-9)
+
+
+def test_a_search_that_would_list_too_much_lists_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, load = random_tables(6, 1)
+    full = best_plan(tables, Topology(4), workload=load)
+    monkeypatch.setattr(enumeration, "MOST_WAYS", 0)
+    monkeypatch.setattr(ways, "MOST_SETS", -1)
+    found = best_plan(tables, Topology(4), workload=load)
+    assert found.estimate.step_ms >= full.estimate.lower_bound >= found.estimate.lower_bound > 0
+
+
+def test_an_optimizer_whose_cost_is_unknown_is_refused() -> None:
+    tables, load = random_tables(1, 1)
+    with pytest.raises(ValueError, match=r"update_cost has no entry for 'exact_sgd'.*Fix: add one"):
+        CostModel(tables, replace(Topology(2), update_cost={"adam": 2.0}), replace(load, optimizer="exact_sgd"))
 
 
 def test_the_gap_is_told_and_a_hand_made_plan_has_none() -> None:

@@ -84,6 +84,10 @@ def test_what_has_no_numbers_to_read_still_prints() -> None:
     assert "without numbers" in repr(pytree.tree_map(lambda leaf: leaf.shape, kjt))
     assert "KeyedTensor(" in repr(KeyedTensor(["a"], [1], torch.ones(1, 1)).to("meta"))
     assert repr(JaggedTensor.empty()) == "JaggedTensor(0 samples, 0 ids, float32)"
+    assert (
+        str(JaggedTensor(torch.tensor([3, 4]), lengths=torch.tensor([2, 0])))
+        == "JaggedTensor({\n    [[3, 4], []]\n})\n"
+    )
 
 
 def test_str_has_every_value() -> None:

@@ -74,6 +74,21 @@ def test_pooled_lookups_are_those_of_the_decoded_rows(kind: Any, backend: Any, p
     assert not found.values().requires_grad
 
 
+def test_a_variable_batch_is_that_of_the_decoded_rows() -> None:
+    trained = rs.EmbeddingBagCollection(tables())
+    served = QuantEmbeddingBagCollection.from_float(trained, dtype=torch.qint8)
+    lengths, inverse = torch.tensor([1, 2, 1, 0, 1, 1]), torch.tensor([[0, 1, 0], [0, 0, 0], [1, 0, 1], [0, 0, 0]])
+    one = rs.KeyedJaggedTensor(
+        FEATURES,
+        torch.arange(6),
+        lengths=lengths,
+        stride_per_key_per_rank=[[2], [1], [2], [1]],
+        inverse_indices=(FEATURES, inverse),
+    )
+    found, expected = served(one).values(), decoded(served, trained)(one).values()
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
 @every_kind
 @every_backend
 @pytest.mark.parametrize("dims", [(8, 8, 8), (8, 4, 16)], ids=["one", "mixed"])

@@ -30,9 +30,14 @@ class Case:
     differs: str = ""
 
 
-def case(*names: str, differs: str = "") -> Callable[[Callable[[], Any]], Case]:
-    """Makes a function a case; it begins with the same random seed under both libraries."""
-    return lambda run: Case(run, names, differs)
+def case(*names: str, differs: str = "", ranks: int = 0) -> Callable[[Callable[..., Any]], Case]:
+    """Makes a function a case; it begins with the same random seed under both libraries.
+
+    Args:
+        names, differs: as in `Case`.
+        ranks: the function is called with each rank in a group of this size, as by `on_ranks`. 0: in no group.
+    """
+    return lambda run: Case((lambda: on_ranks(ranks, run)) if ranks else run, names, differs)
 
 
 def observed(one: Case) -> Any:

@@ -13,7 +13,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
 )
 from torchrec.distributed.types import CommOp
 
-from tests.compat.parity.case import case, on_ranks
+from tests.compat.parity.case import case
 
 COMM, CODEC = "torchrec.distributed.comm", "torchrec.distributed.fbgemm_qcomm_codec"
 
@@ -23,41 +23,32 @@ def node_of(size: int) -> None:
     os.environ |= {"LOCAL_WORLD_SIZE": str(size), "LOCAL_RANK": str(int(os.environ["RANK"]) % size)}
 
 
-@case(f"{COMM}.get_local_size", f"{COMM}.get_num_groups", f"{COMM}.get_group_rank", f"{COMM}.get_local_rank")
-def numbers_that_are_passed() -> Any:
-    def job(rank: int) -> Any:
-        node_of(2)
-        return {
-            "sizes": [C.get_local_size(world) for world in (2, 4, 8)],
-            "groups": [C.get_num_groups(world) for world in (2, 4, 8)],
-            "group ranks": [C.get_group_rank(8, other) for other in (0, 3, 7)],
-        }
-
-    return on_ranks(1, job)
+@case(f"{COMM}.get_local_size", f"{COMM}.get_num_groups", f"{COMM}.get_group_rank", f"{COMM}.get_local_rank", ranks=1)
+def numbers_that_are_passed(rank: int) -> Any:
+    node_of(2)
+    return {
+        "sizes": [C.get_local_size(world) for world in (2, 4, 8)],
+        "groups": [C.get_num_groups(world) for world in (2, 4, 8)],
+        "group ranks": [C.get_group_rank(8, other) for other in (0, 3, 7)],
+    }
 
 
-@case(f"{COMM}.intra_and_cross_node_pg")
-def groups_of_nodes() -> Any:
-    def job(rank: int) -> Any:
-        node_of(2)
-        inside, across = C.intra_and_cross_node_pg(torch.device("cpu"), backend="gloo")
-        again = C.intra_and_cross_node_pg(torch.device("cpu"), backend="gloo")
-        return {
-            "inside": dist.get_process_group_ranks(inside),
-            "across": dist.get_process_group_ranks(across),
-            "again": [again[0] is inside, again[1] is across],
-        }
-
-    return on_ranks(4, job)
+@case(f"{COMM}.intra_and_cross_node_pg", ranks=4)
+def groups_of_nodes(rank: int) -> Any:
+    node_of(2)
+    inside, across = C.intra_and_cross_node_pg(torch.device("cpu"), backend="gloo")
+    again = C.intra_and_cross_node_pg(torch.device("cpu"), backend="gloo")
+    return {
+        "inside": dist.get_process_group_ranks(inside),
+        "across": dist.get_process_group_ranks(across),
+        "again": [again[0] is inside, again[1] is across],
+    }
 
 
-@case(f"{COMM}.intra_and_cross_node_pg")
-def groups_of_one_node() -> Any:
-    def job(rank: int) -> Any:
-        inside, across = C.intra_and_cross_node_pg(torch.device("cpu"), backend="gloo")
-        return [None if own is None else dist.get_process_group_ranks(own) for own in (inside, across)]
-
-    return on_ranks(2, job)
+@case(f"{COMM}.intra_and_cross_node_pg", ranks=2)
+def groups_of_one_node(rank: int) -> Any:
+    inside, across = C.intra_and_cross_node_pg(torch.device("cpu"), backend="gloo")
+    return [None if own is None else dist.get_process_group_ranks(own) for own in (inside, across)]
 
 
 @case(f"{CODEC}.CommType", f"{CODEC}.QCommsConfig")

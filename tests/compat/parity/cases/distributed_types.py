@@ -12,7 +12,7 @@ from torchrec.distributed.embedding_types import KJTList, ListOfKJTList
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
-from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.case import case, raised
 
 TYPES, UTILS = "torchrec.distributed.types", "torchrec.distributed.utils"
 
@@ -120,16 +120,13 @@ def a_plan_by_hand() -> Any:
     }
 
 
-@case(f"{TYPES}.ShardingEnv")
-def environments() -> Any:
-    def job(rank: int) -> Any:
-        env, local = T.ShardingEnv.from_process_group(dist.group.WORLD), T.ShardingEnv.from_local(1, 0)
-        return {
-            "world": [env.world_size, env.rank, env.process_group is dist.group.WORLD],
-            "local": [local.world_size, local.rank, local.process_group],
-        }
-
-    return on_ranks(2, job)
+@case(f"{TYPES}.ShardingEnv", ranks=2)
+def environments(rank: int) -> Any:
+    env, local = T.ShardingEnv.from_process_group(dist.group.WORLD), T.ShardingEnv.from_local(1, 0)
+    return {
+        "world": [env.world_size, env.rank, env.process_group is dist.group.WORLD],
+        "local": [local.world_size, local.rank, local.process_group],
+    }
 
 
 @case(f"{TYPES}.ShardingEnv")
@@ -137,26 +134,23 @@ def an_environment_of_many_ranks_without_a_group() -> Any:
     return raised(lambda: T.ShardingEnv.from_local(4, 2))
 
 
-@case(f"{TYPES}.ShardingEnv2D")
-def an_environment_of_replicas() -> Any:
-    def job(rank: int) -> Any:
-        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        groups = mesh.get_group("shard"), mesh.get_group("replicate")
-        env = T.ShardingEnv2D(*groups, dist.group.WORLD, mesh, 2)
-        return {
-            "world": env.world_size,
-            "rank": env.rank,
-            "global": env.process_group is dist.group.WORLD,
-            "sharding group": env.sharding_pg is groups[0],
-            "replicas": env.replica_pg is groups[1],
-            "groups": env.num_sharding_groups(),
-            "remapped": [env.remap_rank(other, T.ShardingType.TABLE_WISE) for other in range(2)],
-            "remapped by node": [env.remap_rank(other, T.ShardingType.GRID_SHARD) for other in range(4)],
-            "row wise": raised(lambda: env.remap_rank(0, T.ShardingType.ROW_WISE)),
-            "node": env.node_group_size,
-        }
-
-    return on_ranks(4, job)
+@case(f"{TYPES}.ShardingEnv2D", ranks=4)
+def an_environment_of_replicas(rank: int) -> Any:
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    groups = mesh.get_group("shard"), mesh.get_group("replicate")
+    env = T.ShardingEnv2D(*groups, dist.group.WORLD, mesh, 2)
+    return {
+        "world": env.world_size,
+        "rank": env.rank,
+        "global": env.process_group is dist.group.WORLD,
+        "sharding group": env.sharding_pg is groups[0],
+        "replicas": env.replica_pg is groups[1],
+        "groups": env.num_sharding_groups(),
+        "remapped": [env.remap_rank(other, T.ShardingType.TABLE_WISE) for other in range(2)],
+        "remapped by node": [env.remap_rank(other, T.ShardingType.GRID_SHARD) for other in range(4)],
+        "row wise": raised(lambda: env.remap_rank(0, T.ShardingType.ROW_WISE)),
+        "node": env.node_group_size,
+    }
 
 
 class Cached(T.CacheStatistics):

@@ -23,7 +23,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.case import case, raised
 
 DMP = "torchrec.distributed.model_parallel.DistributedModelParallel"
 CPU = torch.device("cpu")
@@ -108,151 +108,121 @@ def tables(dmp: nn.Module, rank: int) -> Any:
     return found
 
 
-@case(DMP)
-def names_on_one_rank() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(1)
-        return {
-            "parameters": sorted(name for name, _ in dmp.named_parameters()),
-            "with prefix": sorted(name for name, _ in dmp.named_parameters("model")),
-            "buffers": sorted(name for name, _ in dmp.named_buffers()),
-            "buffers with prefix": sorted(name for name, _ in dmp.named_buffers("model")),
-            "bare": sorted(name for name, _ in dmp.bare_named_parameters()),
-            "bare with prefix": sorted(name for name, _ in dmp.bare_named_parameters("model")),
-            "sparse gradients": dmp.sparse_grad_parameter_names(),
-            "state": sorted(dmp.state_dict()),
-            "state with prefix": sorted(dmp.state_dict(prefix="model.")),
-        }
-
-    return on_ranks(1, job)
+@case(DMP, ranks=1)
+def names_on_one_rank(rank: int) -> Any:
+    dmp = model_on(1)
+    return {
+        "parameters": sorted(name for name, _ in dmp.named_parameters()),
+        "with prefix": sorted(name for name, _ in dmp.named_parameters("model")),
+        "buffers": sorted(name for name, _ in dmp.named_buffers()),
+        "buffers with prefix": sorted(name for name, _ in dmp.named_buffers("model")),
+        "bare": sorted(name for name, _ in dmp.bare_named_parameters()),
+        "bare with prefix": sorted(name for name, _ in dmp.bare_named_parameters("model")),
+        "sparse gradients": dmp.sparse_grad_parameter_names(),
+        "state": sorted(dmp.state_dict()),
+        "state with prefix": sorted(dmp.state_dict(prefix="model.")),
+    }
 
 
-@case(DMP)
-def names_on_two_ranks() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(2)
-        return {
-            "parameters": sorted(name for name, own in dmp.named_parameters() if own.numel()),
-            "buffers": sorted(name for name, _ in dmp.named_buffers()),
-            "bare": sorted(name for name, own in dmp.bare_named_parameters() if own.numel()),
-            "sparse gradients": dmp.sparse_grad_parameter_names(["x"], "model"),
-            "state": sorted(dmp.state_dict()),
-            "state with prefix": sorted(dmp.state_dict(prefix="model.")),
-        }
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def names_on_two_ranks(rank: int) -> Any:
+    dmp = model_on(2)
+    return {
+        "parameters": sorted(name for name, own in dmp.named_parameters() if own.numel()),
+        "buffers": sorted(name for name, _ in dmp.named_buffers()),
+        "bare": sorted(name for name, own in dmp.bare_named_parameters() if own.numel()),
+        "sparse gradients": dmp.sparse_grad_parameter_names(["x"], "model"),
+        "state": sorted(dmp.state_dict()),
+        "state with prefix": sorted(dmp.state_dict(prefix="model.")),
+    }
 
 
-@case(DMP)
-def the_plan_of_a_model() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(2)
-        assert dmp._plan is dmp.plan
-        return {
-            path: {name: [entry.sharding_type, entry.ranks] for name, entry in sorted(tables.items())}
-            for path, tables in dmp._plan.plan.items()
-        }
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def the_plan_of_a_model(rank: int) -> Any:
+    dmp = model_on(2)
+    assert dmp._plan is dmp.plan
+    return {
+        path: {name: [entry.sharding_type, entry.ranks] for name, entry in sorted(tables.items())}
+        for path, tables in dmp._plan.plan.items()
+    }
 
 
-@case(DMP)
-def tables_on_the_dense_kernel() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(2, fused=False)
-        return {
-            "sparse gradients": dmp.sparse_grad_parameter_names(),
-            "shapes": {name: list(own.shape) for name, own in sorted(dmp.named_parameters()) if own.numel()},
-        }
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def tables_on_the_dense_kernel(rank: int) -> Any:
+    dmp = model_on(2, fused=False)
+    return {
+        "sparse gradients": dmp.sparse_grad_parameter_names(),
+        "shapes": {name: list(own.shape) for name, own in sorted(dmp.named_parameters()) if own.numel()},
+    }
 
 
-@case(DMP)
-def a_state_dict_into_a_destination() -> Any:
-    def job(rank: int) -> Any:
-        dmp, destination = model_on(1), {}
-        found = dmp.state_dict(destination, "m.", False)
-        return {"same": found is destination, "names": sorted(found)}
-
-    return on_ranks(1, job)
+@case(DMP, ranks=1)
+def a_state_dict_into_a_destination(rank: int) -> Any:
+    dmp, destination = model_on(1), {}
+    found = dmp.state_dict(destination, "m.", False)
+    return {"same": found is destination, "names": sorted(found)}
 
 
-@case(DMP)
-def loading_a_state_dict() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(2)
-        state = dmp.state_dict()
-        with torch.no_grad():
-            for value in state.values():
-                for own in value.local_shards() if hasattr(value, "local_shards") else ():
-                    own.tensor.fill_(rank + 2.0)
-            dmp.module.over.weight.fill_(9.0)
-        other = model_on(2)
-        other.load_state_dict(state)
-        return tables(other, rank)
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def loading_a_state_dict(rank: int) -> Any:
+    dmp = model_on(2)
+    state = dmp.state_dict()
+    with torch.no_grad():
+        for value in state.values():
+            for own in value.local_shards() if hasattr(value, "local_shards") else ():
+                own.tensor.fill_(rank + 2.0)
+        dmp.module.over.weight.fill_(9.0)
+    other = model_on(2)
+    other.load_state_dict(state)
+    return tables(other, rank)
 
 
-@case(DMP)
-def a_name_that_is_missing() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(1)
-        state = dict(dmp.state_dict())
-        state.pop("over.bias")
-        state["unknown"] = torch.zeros(1)
-        dmp.load_state_dict(state, strict=False)
-        return raised(lambda: dmp.load_state_dict(state))
-
-    return on_ranks(1, job)
+@case(DMP, ranks=1)
+def a_name_that_is_missing(rank: int) -> Any:
+    dmp = model_on(1)
+    state = dict(dmp.state_dict())
+    state.pop("over.bias")
+    state["unknown"] = torch.zeros(1)
+    dmp.load_state_dict(state, strict=False)
+    return raised(lambda: dmp.load_state_dict(state))
 
 
-@case(DMP)
-def loading_names_with_a_prefix() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(1)
-        state = {f"m.{name}": value for name, value in dmp.state_dict().items()}
-        return raised(lambda: dmp.load_state_dict(state)) != "nothing"
-
-    return on_ranks(1, job)
+@case(DMP, ranks=1)
+def loading_names_with_a_prefix(rank: int) -> Any:
+    dmp = model_on(1)
+    state = {f"m.{name}": value for name, value in dmp.state_dict().items()}
+    return raised(lambda: dmp.load_state_dict(state)) != "nothing"
 
 
-@case(DMP)
-def parts_of_a_wrapped_model() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(2)
-        wrapped = dmp._dmp_wrapped_module
-        return {
-            "module": type(dmp.module).__name__,
-            "wrapped": isinstance(wrapped, DistributedDataParallel),
-            "unwrapped": get_unwrapped_module(wrapped) is dmp.module,
-            "of dmp": type(get_unwrapped_module(dmp)).__name__,
-            "get_module of dmp": get_module(dmp) is dmp,
-            "get_module of ddp": get_module(wrapped) is wrapped,
-            "sharded": type(dmp.module.bags).__name__,
-            "plan": sorted(dmp.plan.plan["bags"]),
-            "training": dmp.training,
-        }
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def parts_of_a_wrapped_model(rank: int) -> Any:
+    dmp = model_on(2)
+    wrapped = dmp._dmp_wrapped_module
+    return {
+        "module": type(dmp.module).__name__,
+        "wrapped": isinstance(wrapped, DistributedDataParallel),
+        "unwrapped": get_unwrapped_module(wrapped) is dmp.module,
+        "of dmp": type(get_unwrapped_module(dmp)).__name__,
+        "get_module of dmp": get_module(dmp) is dmp,
+        "get_module of ddp": get_module(wrapped) is wrapped,
+        "sharded": type(dmp.module.bags).__name__,
+        "plan": sorted(dmp.plan.plan["bags"]),
+        "training": dmp.training,
+    }
 
 
-@case(DMP)
-def the_dense_part_is_replicated_later() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(2, init_data_parallel=False)
-        before = type(dmp._dmp_wrapped_module).__name__
-        dmp.init_data_parallel()
-        wrapped = dmp._dmp_wrapped_module
-        dmp.init_data_parallel()
-        return {
-            "before": before,
-            "after": isinstance(wrapped, DistributedDataParallel),
-            "once": wrapped is dmp._dmp_wrapped_module,
-        }
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def the_dense_part_is_replicated_later(rank: int) -> Any:
+    dmp = model_on(2, init_data_parallel=False)
+    before = type(dmp._dmp_wrapped_module).__name__
+    dmp.init_data_parallel()
+    wrapped = dmp._dmp_wrapped_module
+    dmp.init_data_parallel()
+    return {
+        "before": before,
+        "after": isinstance(wrapped, DistributedDataParallel),
+        "once": wrapped is dmp._dmp_wrapped_module,
+    }
 
 
 class Late(nn.Module):
@@ -266,39 +236,30 @@ class Late(nn.Module):
         return self.layer(x)
 
 
-@case(DMP)
-def dense_parameters_on_meta() -> Any:
-    def job(rank: int) -> Any:
-        made = DistributedModelParallel(Late(), device=CPU, plan=ShardingPlan({}), init_data_parallel=False)
-        return {"device": str(made.module.layer.weight.device), "shape": list(made.module.layer.weight.shape)}
-
-    return on_ranks(1, job)
+@case(DMP, ranks=1)
+def dense_parameters_on_meta(rank: int) -> Any:
+    made = DistributedModelParallel(Late(), device=CPU, plan=ShardingPlan({}), init_data_parallel=False)
+    return {"device": str(made.module.layer.weight.device), "shape": list(made.module.layer.weight.shape)}
 
 
-@case(DMP)
-def a_step_on_two_ranks() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(2)
-        dense = KeyedOptimizerWrapper(dict(dmp.named_parameters()), lambda own: torch.optim.SGD(own, lr=0.1))
-        outputs = []
-        for _ in range(2):
-            dense.zero_grad()
-            output = dmp(batch(rank))
-            output.sum().backward()
-            dense.step()
-            outputs.append(output)
-        return {"outputs": outputs, **tables(dmp, rank)}
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def a_step_on_two_ranks(rank: int) -> Any:
+    dmp = model_on(2)
+    dense = KeyedOptimizerWrapper(dict(dmp.named_parameters()), lambda own: torch.optim.SGD(own, lr=0.1))
+    outputs = []
+    for _ in range(2):
+        dense.zero_grad()
+        output = dmp(batch(rank))
+        output.sum().backward()
+        dense.step()
+        outputs.append(output)
+    return {"outputs": outputs, **tables(dmp, rank)}
 
 
-@case(DMP, differs="TorchRec's needs NCCL and copies no Gloo group; here it copies the model")
-def a_copy_on_the_same_device() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(1)
-        return raised(lambda: dmp.copy(CPU))
-
-    return on_ranks(1, job)
+@case(DMP, differs="TorchRec's needs NCCL and copies no Gloo group; here it copies the model", ranks=1)
+def a_copy_on_the_same_device(rank: int) -> Any:
+    dmp = model_on(1)
+    return raised(lambda: dmp.copy(CPU))
 
 
 class Sparse(nn.Module):
@@ -308,33 +269,24 @@ class Sparse(nn.Module):
         self.inner = nn.Sequential(nn.Linear(2, 2), nn.Embedding(3, 2, sparse=True))
 
 
-@case(DMP)
-def weights_with_sparse_gradients() -> Any:
-    def job(rank: int) -> Any:
-        dmp = DistributedModelParallel(Sparse(), device=CPU, plan=ShardingPlan({}), init_data_parallel=False)
-        return [dmp.sparse_grad_parameter_names(), dmp.sparse_grad_parameter_names(["x"], "p")]
-
-    return on_ranks(1, job)
+@case(DMP, ranks=1)
+def weights_with_sparse_gradients(rank: int) -> Any:
+    dmp = DistributedModelParallel(Sparse(), device=CPU, plan=ShardingPlan({}), init_data_parallel=False)
+    return [dmp.sparse_grad_parameter_names(), dmp.sparse_grad_parameter_names(["x"], "p")]
 
 
-@case(DMP)
-def the_fused_optimizer() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(2)
-        return {
-            "rates": sorted({round(float(group["lr"]), 6) for group in dmp.fused_optimizer.param_groups}),
-        }
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def the_fused_optimizer(rank: int) -> Any:
+    dmp = model_on(2)
+    return {
+        "rates": sorted({round(float(group["lr"]), 6) for group in dmp.fused_optimizer.param_groups}),
+    }
 
 
-@case(DMP, "torchrec.distributed.ShardingEnv")
-def an_environment_is_passed() -> Any:
-    def job(rank: int) -> Any:
-        env = ShardingEnv.from_process_group(dist.group.WORLD)
-        model = Model()
-        dmp = DistributedModelParallel(model, env, CPU, plan_of(model.bags, 2), [EmbeddingBagCollectionSharder()])
-        fill(dmp)
-        return {"world": env.world_size, "rank": env.rank, "output": dmp(batch(rank))}
-
-    return on_ranks(2, job)
+@case(DMP, "torchrec.distributed.ShardingEnv", ranks=2)
+def an_environment_is_passed(rank: int) -> Any:
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    model = Model()
+    dmp = DistributedModelParallel(model, env, CPU, plan_of(model.bags, 2), [EmbeddingBagCollectionSharder()])
+    fill(dmp)
+    return {"world": env.world_size, "rank": env.rank, "output": dmp(batch(rank))}

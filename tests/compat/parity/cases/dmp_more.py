@@ -17,7 +17,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from tests.compat.parity.case import case, on_ranks
+from tests.compat.parity.case import case
 from tests.compat.parity.cases.dmp import CPU, DMP, Model, batch, fill, tables
 
 
@@ -35,72 +35,56 @@ def model_on(fused: bool = True, optimizer: Any = torch.optim.SGD, **shardings: 
     return dmp
 
 
-@case(DMP, "torchrec.optim.optimizers.in_backward_optimizer_filter")
-def parameters_that_backward_steps() -> Any:
-    def job(rank: int) -> Any:
-        own = model_on()
-        return {
-            "dense": [name for name, _ in in_backward_optimizer_filter(own.named_parameters())],
-            "fused": [name for name, _ in in_backward_optimizer_filter(own.named_parameters(), include=True)],
-        }
-
-    return on_ranks(2, job)
+@case(DMP, "torchrec.optim.optimizers.in_backward_optimizer_filter", ranks=2)
+def parameters_that_backward_steps(rank: int) -> Any:
+    own = model_on()
+    return {
+        "dense": [name for name, _ in in_backward_optimizer_filter(own.named_parameters())],
+        "fused": [name for name, _ in in_backward_optimizer_filter(own.named_parameters(), include=True)],
+    }
 
 
-@case(DMP, "torchrec.optim.keyed.KeyedOptimizerWrapper")
-def an_optimizer_over_empty_parameters() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on(fused=False)
-        own = KeyedOptimizerWrapper(dict(dmp.named_parameters()), lambda own: torch.optim.Adagrad(own, lr=0.1))
-        for _ in range(2):
-            own.zero_grad()
-            dmp(batch(rank)).sum().backward()
-            own.step()
-        gradients = {name: None if value.grad is None else True for name, value in dmp.named_parameters()}
-        return {"gradients": gradients, "names": sorted(own.params), **tables(dmp, rank)}
-
-    return on_ranks(2, job)
+@case(DMP, "torchrec.optim.keyed.KeyedOptimizerWrapper", ranks=2)
+def an_optimizer_over_empty_parameters(rank: int) -> Any:
+    dmp = model_on(fused=False)
+    own = KeyedOptimizerWrapper(dict(dmp.named_parameters()), lambda own: torch.optim.Adagrad(own, lr=0.1))
+    for _ in range(2):
+        own.zero_grad()
+        dmp(batch(rank)).sum().backward()
+        own.step()
+    gradients = {name: None if value.grad is None else True for name, value in dmp.named_parameters()}
+    return {"gradients": gradients, "names": sorted(own.params), **tables(dmp, rank)}
 
 
-@case(DMP, "torchrec.optim.keyed.CombinedOptimizer")
-def names_of_a_combined_optimizer() -> Any:
-    def job(rank: int) -> Any:
-        dmp = model_on()
-        dense = KeyedOptimizerWrapper(
-            dict(in_backward_optimizer_filter(dmp.named_parameters())), lambda own: torch.optim.SGD(own, lr=0.1)
-        )
-        both = CombinedOptimizer([dmp.fused_optimizer, dense])
-        return [sorted(dense.params), len(both.optimizers)]
-
-    return on_ranks(2, job)
+@case(DMP, "torchrec.optim.keyed.CombinedOptimizer", ranks=2)
+def names_of_a_combined_optimizer(rank: int) -> Any:
+    dmp = model_on()
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(dmp.named_parameters())), lambda own: torch.optim.SGD(own, lr=0.1)
+    )
+    both = CombinedOptimizer([dmp.fused_optimizer, dense])
+    return [sorted(dense.params), len(both.optimizers)]
 
 
-@case(DMP)
-def a_state_dict_has_every_table_once() -> Any:
-    def job(rank: int) -> Any:
-        state = model_on(b=column_wise(ranks=[1, 1])).state_dict()
-        return {name: list(value.size()) for name, value in sorted(state.items())}
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def a_state_dict_has_every_table_once(rank: int) -> Any:
+    state = model_on(b=column_wise(ranks=[1, 1])).state_dict()
+    return {name: list(value.size()) for name, value in sorted(state.items())}
 
 
-@case(DMP, differs="the fused optimizer has every table on all ranks; TorchRec omits those without a local shard")
-def tables_of_the_fused_optimizer() -> Any:
-    def job(rank: int) -> Any:
-        own = model_on(optimizer=torch.optim.Adagrad).fused_optimizer
-        return [sorted(own.params), sorted(own.state_dict()["state"])]
+@case(
+    DMP, differs="the fused optimizer has every table on all ranks; TorchRec omits those without a local shard", ranks=2
+)
+def tables_of_the_fused_optimizer(rank: int) -> Any:
+    own = model_on(optimizer=torch.optim.Adagrad).fused_optimizer
+    return [sorted(own.params), sorted(own.state_dict()["state"])]
 
-    return on_ranks(2, job)
 
-
-@case(DMP)
-def states_of_the_fused_optimizer() -> Any:
-    def job(rank: int) -> Any:
-        own = model_on(optimizer=torch.optim.Adagrad).fused_optimizer
-        table = "bags.embedding_bags.d.weight"
-        states = own.state_dict()["state"][table]
-        return {name: list(value.size()) for name, value in states.items()} | {"rates": sorted(
-            {float(group["lr"]) for group in own.param_groups}
-        )}  # fmt: skip
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def states_of_the_fused_optimizer(rank: int) -> Any:
+    own = model_on(optimizer=torch.optim.Adagrad).fused_optimizer
+    table = "bags.embedding_bags.d.weight"
+    states = own.state_dict()["state"][table]
+    return {name: list(value.size()) for name, value in states.items()} | {"rates": sorted(
+        {float(group["lr"]) for group in own.param_groups}
+    )}  # fmt: skip

@@ -15,7 +15,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, t
 from torchrec.distributed.types import CommOp, ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.case import case, raised
 from tests.compat.parity.cases.dmp import CPU, DMP, Model, batch, fill
 
 CODEC = "torchrec.distributed.fbgemm_qcomm_codec"
@@ -61,9 +61,10 @@ def step_in_fp8(rank: int) -> None:
     f"{CODEC}.get_qcomm_codecs_registry",
     DMP,
     differs="TorchRec's FP8 messages need CUDA: its CPU kernel takes no flat message; here they run on CPUs too",
+    ranks=2,
 )
-def rows_in_fp8_on_two_ranks() -> Any:
-    return on_ranks(2, lambda rank: raised(lambda: step_in_fp8(rank)))
+def rows_in_fp8_on_two_ranks(rank: int) -> Any:
+    return raised(lambda: step_in_fp8(rank))
 
 
 @case(f"{CODEC}.QCommsConfig")

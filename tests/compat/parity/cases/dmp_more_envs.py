@@ -10,7 +10,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.case import case, raised
 from tests.compat.parity.cases.dmp import CPU, DMP, Model
 
 ENV = "torchrec.distributed.ShardingEnv"
@@ -38,20 +38,17 @@ def tables_over_devices_of_one_process() -> Any:
     return raised(lambda: DistributedModelParallel(model, env, CPU, ShardingPlan({"bags": plan}))) != "nothing"
 
 
-@case(ENV, DMP)
-def state_dicts_with_dtensors() -> Any:
-    def job(rank: int) -> Any:
-        env = ShardingEnv(2, rank, dist.group.WORLD, output_dtensor=True)
-        model = Model()
-        apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
-        plan = construct_module_sharding_plan(
-            model.bags, {name: row_wise() for name in "abcd"}, EmbeddingBagCollectionSharder(), 2, 2, "cpu"
-        )
-        dmp = DistributedModelParallel(model, env, CPU, ShardingPlan({"bags": plan}))
-        return {
-            name: [type(value).__name__, list(value.size()), list(value.to_local().local_shards()[0].shape)]
-            for name, value in sorted(dmp.state_dict().items())
-            if name.startswith("bags")
-        }
-
-    return on_ranks(2, job)
+@case(ENV, DMP, ranks=2)
+def state_dicts_with_dtensors(rank: int) -> Any:
+    env = ShardingEnv(2, rank, dist.group.WORLD, output_dtensor=True)
+    model = Model()
+    apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+    plan = construct_module_sharding_plan(
+        model.bags, {name: row_wise() for name in "abcd"}, EmbeddingBagCollectionSharder(), 2, 2, "cpu"
+    )
+    dmp = DistributedModelParallel(model, env, CPU, ShardingPlan({"bags": plan}))
+    return {
+        name: [type(value).__name__, list(value.size()), list(value.to_local().local_shards()[0].shape)]
+        for name, value in sorted(dmp.state_dict().items())
+        if name.startswith("bags")
+    }

@@ -7,7 +7,7 @@ from torchrec.distributed.train_pipeline import (
     TrainPipelineSparseDist,
 )
 
-from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.case import case, raised
 from tests.compat.parity.cases.pipelines import CPU, parts, trained
 
 PIPELINES = "torchrec.distributed.train_pipeline"
@@ -47,13 +47,10 @@ def inputs_of_exchanges_are_cleared() -> Any:
     return trained(lambda dmp, optimizer: TrainPipelineSparseDist(dmp, optimizer, CPU, clear_data_dist_inputs=True), 3)
 
 
-@case(SPARSE, differs="refused: torch has deprecated torch.jit.script")
-def dense_modules_are_scripted() -> Any:
-    def job(rank: int) -> Any:
-        dmp, optimizer = parts(rank)
-        return raised(lambda: TrainPipelineSparseDist(dmp, optimizer, CPU, apply_jit=True))
-
-    return on_ranks(2, job)
+@case(SPARSE, differs="refused: torch has deprecated torch.jit.script", ranks=2)
+def dense_modules_are_scripted(rank: int) -> Any:
+    dmp, optimizer = parts(rank)
+    return raised(lambda: TrainPipelineSparseDist(dmp, optimizer, CPU, apply_jit=True))
 
 
 @case(SPARSE, differs=STAGES)

@@ -27,7 +27,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.case import case, raised
 from tests.compat.parity.cases.dmp import CPU, DMP, Model, batch, fill, tables
 
 TYPES = "torchrec.distributed.types"
@@ -142,40 +142,34 @@ def own_plan(model: Both, world_size: int = 2) -> ShardingPlan:
     return ShardingPlan({"rows": rows, "bags": bags})
 
 
-@case(f"{TYPES}.ModuleSharder", f"{TYPES}.ShardedModule", DMP)
-def a_module_of_the_user_is_sharded() -> Any:
-    def job(rank: int) -> Any:
-        seen: list[Any] = []
-        model = Both()
-        sharders = [RowsSharder(seen), EmbeddingBagCollectionSharder()]
-        dmp = DistributedModelParallel(model, device=CPU, plan=own_plan(model), sharders=sharders)
-        features = KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
-        with torch.no_grad():
-            for value in [dmp.state_dict()["bags.embedding_bags.a.weight"]]:
-                for own in value.local_shards():
-                    own.tensor.copy_(torch.arange(16.0).view(8, 2))
-        output = dmp(torch.tensor([rank, 5]), features)
-        return {
-            "seen": seen,
-            "type": type(dmp.module.rows).__name__,
-            "is sharded": [isinstance(own, ShardedModule) for own in (dmp.module.rows, dmp.module.bags)],
-            "output": output,
-            "parameters": {name: list(own.shape) for name, own in dmp.named_parameters() if own.numel()},
-            "state": {name: list(own.size()) for name, own in sorted(dmp.state_dict().items())},
-        }
-
-    return on_ranks(2, job)
+@case(f"{TYPES}.ModuleSharder", f"{TYPES}.ShardedModule", DMP, ranks=2)
+def a_module_of_the_user_is_sharded(rank: int) -> Any:
+    seen: list[Any] = []
+    model = Both()
+    sharders = [RowsSharder(seen), EmbeddingBagCollectionSharder()]
+    dmp = DistributedModelParallel(model, device=CPU, plan=own_plan(model), sharders=sharders)
+    features = KeyedJaggedTensor(["f"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+    with torch.no_grad():
+        for value in [dmp.state_dict()["bags.embedding_bags.a.weight"]]:
+            for own in value.local_shards():
+                own.tensor.copy_(torch.arange(16.0).view(8, 2))
+    output = dmp(torch.tensor([rank, 5]), features)
+    return {
+        "seen": seen,
+        "type": type(dmp.module.rows).__name__,
+        "is sharded": [isinstance(own, ShardedModule) for own in (dmp.module.rows, dmp.module.bags)],
+        "output": output,
+        "parameters": {name: list(own.shape) for name, own in dmp.named_parameters() if own.numel()},
+        "state": {name: list(own.size()) for name, own in sorted(dmp.state_dict().items())},
+    }
 
 
-@case(f"{TYPES}.ShardedModule", DMP)
-def weights_of_the_user_are_not_replicated() -> Any:
-    def job(rank: int) -> Any:
-        model = Both()
-        sharders = [RowsSharder(), EmbeddingBagCollectionSharder()]
-        dmp = DistributedModelParallel(model, device=CPU, plan=own_plan(model), sharders=sharders)
-        return {"rows": dmp.module.rows.weight, "names": list(dmp.module.rows.sharded_parameter_names("rows"))}
-
-    return on_ranks(2, job)
+@case(f"{TYPES}.ShardedModule", DMP, ranks=2)
+def weights_of_the_user_are_not_replicated(rank: int) -> Any:
+    model = Both()
+    sharders = [RowsSharder(), EmbeddingBagCollectionSharder()]
+    dmp = DistributedModelParallel(model, device=CPU, plan=own_plan(model), sharders=sharders)
+    return {"rows": dmp.module.rows.weight, "names": list(dmp.module.rows.sharded_parameter_names("rows"))}
 
 
 @case(f"{TYPES}.ModuleSharder")
@@ -231,25 +225,22 @@ def bags_plan(model: Model) -> ShardingPlan:
     return ShardingPlan({"bags": plan})
 
 
-@case(BAG_SHARDER, DMP)
-def a_sharder_that_calls_the_library() -> Any:
-    def job(rank: int) -> Any:
-        seen: list[Any] = []
-        model = Model()
-        apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
-        dmp = DistributedModelParallel(model, device=CPU, plan=bags_plan(model), sharders=[Logged(seen)])
-        fill(dmp)
-        output = dmp(batch(rank))
-        output.sum().backward()
-        return {
-            "calls": seen,
-            "type": type(dmp.module.bags).__name__,
-            "output": output,
-            "rates": sorted({float(group["lr"]) for group in dmp.fused_optimizer.param_groups}),
-            **tables(dmp, rank),
-        }
-
-    return on_ranks(2, job)
+@case(BAG_SHARDER, DMP, ranks=2)
+def a_sharder_that_calls_the_library(rank: int) -> Any:
+    seen: list[Any] = []
+    model = Model()
+    apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+    dmp = DistributedModelParallel(model, device=CPU, plan=bags_plan(model), sharders=[Logged(seen)])
+    fill(dmp)
+    output = dmp(batch(rank))
+    output.sum().backward()
+    return {
+        "calls": seen,
+        "type": type(dmp.module.bags).__name__,
+        "output": output,
+        "rates": sorted({float(group["lr"]) for group in dmp.fused_optimizer.param_groups}),
+        **tables(dmp, rank),
+    }
 
 
 class Changes(EmbeddingBagCollectionSharder):
@@ -261,14 +252,11 @@ class Changes(EmbeddingBagCollectionSharder):
         return sharded
 
 
-@case(BAG_SHARDER, DMP)
-def the_module_that_a_sharder_returns_is_used() -> Any:
-    def job(rank: int) -> Any:
-        model = Model()
-        dmp = DistributedModelParallel(model, device=CPU, plan=bags_plan(model), sharders=[Changes()])
-        return dmp.module.bags.mark
-
-    return on_ranks(2, job)
+@case(BAG_SHARDER, DMP, ranks=2)
+def the_module_that_a_sharder_returns_is_used(rank: int) -> Any:
+    model = Model()
+    dmp = DistributedModelParallel(model, device=CPU, plan=bags_plan(model), sharders=[Changes()])
+    return dmp.module.bags.mark
 
 
 class MyBags(EmbeddingBagCollection):
@@ -281,16 +269,13 @@ class MyBagsSharder(Logged):
         return MyBags
 
 
-@case(BAG_SHARDER, DMP)
-def a_subclass_of_a_collection() -> Any:
-    def job(rank: int) -> Any:
-        model, seen = Model(), []
-        model.bags = MyBags(model.bags.embedding_bag_configs())
-        dmp = DistributedModelParallel(model, device=CPU, plan=bags_plan(model), sharders=[MyBagsSharder(seen)])
-        fill(dmp)
-        return {"seen": seen, "output": dmp(batch(rank)), "type": type(dmp.module.bags).__name__}
-
-    return on_ranks(2, job)
+@case(BAG_SHARDER, DMP, ranks=2)
+def a_subclass_of_a_collection(rank: int) -> Any:
+    model, seen = Model(), []
+    model.bags = MyBags(model.bags.embedding_bag_configs())
+    dmp = DistributedModelParallel(model, device=CPU, plan=bags_plan(model), sharders=[MyBagsSharder(seen)])
+    fill(dmp)
+    return {"seen": seen, "output": dmp(batch(rank)), "type": type(dmp.module.bags).__name__}
 
 
 @case(BAG_SHARDER, "torchrec.distributed.planner.EmbeddingShardingPlanner")
@@ -300,15 +285,12 @@ def a_plan_within_a_sharder_of_the_user() -> Any:
     return {name: [own.sharding_type, own.compute_kernel] for name, own in sorted(plan.plan["bags"].items())}
 
 
-@case(BAG_SHARDER, DMP, "torchrec.distributed.planner.EmbeddingShardingPlanner")
-def a_model_is_planned_within_a_sharder_of_the_user() -> Any:
-    def job(rank: int) -> Any:
-        seen: list[Any] = []
-        dmp = DistributedModelParallel(Model(), device=CPU, sharders=[Logged(seen)])
-        kinds = {own.sharding_type for own in dmp.plan.plan["bags"].values()}
-        return [seen, kinds]
-
-    return on_ranks(2, job)
+@case(BAG_SHARDER, DMP, "torchrec.distributed.planner.EmbeddingShardingPlanner", ranks=2)
+def a_model_is_planned_within_a_sharder_of_the_user(rank: int) -> Any:
+    seen: list[Any] = []
+    dmp = DistributedModelParallel(Model(), device=CPU, sharders=[Logged(seen)])
+    kinds = {own.sharding_type for own in dmp.plan.plan["bags"].values()}
+    return [seen, kinds]
 
 
 @case(f"{TYPES}.ModuleSharder", "torchrec.distributed.planner.EmbeddingShardingPlanner")
@@ -320,14 +302,11 @@ def a_module_of_the_user_is_planned() -> Any:
     return {"paths": sorted(plan.plan), "rows": [own.sharding_type, own.compute_kernel, own.ranks, shards]}
 
 
-@case(f"{TYPES}.ModuleSharder", DMP)
-def a_module_of_the_user_is_planned_and_sharded() -> Any:
-    def job(rank: int) -> Any:
-        sharders = [RowsSharder(), EmbeddingBagCollectionSharder()]
-        dmp = DistributedModelParallel(Both(), device=CPU, sharders=sharders)
-        return [sorted(dmp.plan.plan), type(dmp.module.rows).__name__, list(dmp.module.rows.weight.shape)]
-
-    return on_ranks(2, job)
+@case(f"{TYPES}.ModuleSharder", DMP, ranks=2)
+def a_module_of_the_user_is_planned_and_sharded(rank: int) -> Any:
+    sharders = [RowsSharder(), EmbeddingBagCollectionSharder()]
+    dmp = DistributedModelParallel(Both(), device=CPU, sharders=sharders)
+    return [sorted(dmp.plan.plan), type(dmp.module.rows).__name__, list(dmp.module.rows.weight.shape)]
 
 
 def stages(module: Any, *arguments: Any) -> Iterator[Any]:
@@ -337,14 +316,11 @@ def stages(module: Any, *arguments: Any) -> Iterator[Any]:
     yield module.compute_and_output_dist(context, sent) + 0
 
 
-@case(f"{TYPES}.ShardedModule")
-def stages_of_a_module_of_the_user() -> Any:
-    def job(rank: int) -> Any:
-        own = ShardedRows(Rows(), ShardingEnv.from_process_group(dist.group.WORLD))
-        prefetched = own.prefetch(torch.tensor([0]))
-        return [*stages(own, torch.tensor([rank, 3])), own.qcomm_codecs_registry, prefetched, own.unsharded_module_type]
-
-    return on_ranks(2, job)
+@case(f"{TYPES}.ShardedModule", ranks=2)
+def stages_of_a_module_of_the_user(rank: int) -> Any:
+    own = ShardedRows(Rows(), ShardingEnv.from_process_group(dist.group.WORLD))
+    prefetched = own.prefetch(torch.tensor([0]))
+    return [*stages(own, torch.tensor([rank, 3])), own.qcomm_codecs_registry, prefetched, own.unsharded_module_type]
 
 
 @case(f"{TYPES}.ShardedModule")

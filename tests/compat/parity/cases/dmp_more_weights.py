@@ -11,7 +11,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from tests.compat.parity.case import case, on_ranks
+from tests.compat.parity.case import case
 from tests.compat.parity.cases.dmp import CPU, DMP
 
 GENERATORS = {"a": row_wise(), "b": table_wise(rank=1), "c": data_parallel()}
@@ -46,34 +46,28 @@ def tables(found: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if "embedding_bags" in name}
 
 
-@case(DMP)
-def an_init_fn_fills_the_shards() -> Any:
-    return on_ranks(2, lambda rank: tables(shards(sharded("cpu", init_fn=rising))))
+@case(DMP, ranks=2)
+def an_init_fn_fills_the_shards(rank: int) -> Any:
+    return tables(shards(sharded("cpu", init_fn=rising)))
 
 
-@case(DMP)
-def the_dense_part_is_that_of_rank_0() -> Any:
-    def job(rank: int) -> Any:
-        torch.manual_seed(rank)
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            EmbeddingBagCollection(
-                tables=[
-                    EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=4, feature_names=[f"f_{name}"])
-                    for name in "abc"
-                ]
-            )
-            expected = nn.Linear(4, 2)
-        found = shards(sharded("cpu"))
-        return [bool(torch.equal(found["over.weight"], expected.weight)), found["over.weight"]]
-
-    return on_ranks(2, job)
+@case(DMP, ranks=2)
+def the_dense_part_is_that_of_rank_0(rank: int) -> Any:
+    torch.manual_seed(rank)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=4, feature_names=[f"f_{name}"])
+                for name in "abc"
+            ]
+        )
+        expected = nn.Linear(4, 2)
+    found = shards(sharded("cpu"))
+    return [bool(torch.equal(found["over.weight"], expected.weight)), found["over.weight"]]
 
 
-@case(DMP, differs="tables begin with rank 0's unsharded weights; TorchRec draws each shard anew on its rank")
-def weights_of_the_unsharded_model() -> Any:
-    def job(rank: int) -> Any:
-        torch.manual_seed(3)
-        return tables(shards(sharded("cpu")))["bags.embedding_bags.a.weight"][0][0]
-
-    return on_ranks(2, job)
+@case(DMP, differs="tables begin with rank 0's unsharded weights; TorchRec draws each shard anew on its rank", ranks=2)
+def weights_of_the_unsharded_model(rank: int) -> Any:
+    torch.manual_seed(3)
+    return tables(shards(sharded("cpu")))["bags.embedding_bags.a.weight"][0][0]

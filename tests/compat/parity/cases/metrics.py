@@ -41,7 +41,7 @@ from torchrec.metrics.recall_session import RecallSessionMetric
 from torchrec.metrics.weighted_avg import WeightedAvgMetric
 from torchrec.metrics.xauc import XAUCMetric
 
-from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.case import case, raised
 
 M = "torchrec.metrics"
 PREDICTIONS = torch.tensor([0.9, 0.4, 0.6, 0.1])
@@ -234,7 +234,8 @@ def a_metric_of_a_user() -> Any:
     return [metric.compute(), metric.state_dict(), Hits.get_window_state_name("hits"), reports]
 
 
-def ranks_job(rank: int) -> Any:
+@case(f"{M}.rec_metric.RecMetric", f"{M}.rec_metric.RecMetricComputation", ranks=2)
+def two_ranks(rank: int) -> Any:
     share = slice(2 * rank, 2 * rank + 2)
     found = []
     for kind in (NEMetric, AUCMetric, HitsMetric):
@@ -243,11 +244,6 @@ def ranks_job(rank: int) -> Any:
             updated(metric, PREDICTIONS[share], LABELS.flip(0)[share], WEIGHTS[share])
             found += [metric.compute(), metric.local_compute(), updated(metric).compute()]
     return found
-
-
-@case(f"{M}.rec_metric.RecMetric", f"{M}.rec_metric.RecMetricComputation")
-def two_ranks() -> Any:
-    return on_ranks(2, ranks_job)
 
 
 @case(f"{M}.rec_metric.RecMetricList")

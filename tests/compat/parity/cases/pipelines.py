@@ -184,41 +184,32 @@ def a_pipeline_is_detached() -> Any:
     return trained(lambda dmp, optimizer: TrainPipelineSparseDist(dmp, optimizer, CPU), 3, more)
 
 
-@case(f"{PIPELINES}.TrainPipelineSparseDist")
-def a_second_iterator() -> Any:
-    def job(rank: int) -> Any:
-        dmp, optimizer = parts(rank)
-        pipeline, outputs = TrainPipelineSparseDist(dmp, optimizer, CPU), []
-        for _ in range(2):
-            iterator = iter(batches(rank, 3))
-            while True:
-                try:
-                    outputs.append(pipeline.progress(iterator))
-                except StopIteration:
-                    break
-        return {"outputs": outputs, "state": tables(dmp, rank)}
-
-    return on_ranks(2, job)
+@case(f"{PIPELINES}.TrainPipelineSparseDist", ranks=2)
+def a_second_iterator(rank: int) -> Any:
+    dmp, optimizer = parts(rank)
+    pipeline, outputs = TrainPipelineSparseDist(dmp, optimizer, CPU), []
+    for _ in range(2):
+        iterator = iter(batches(rank, 3))
+        while True:
+            try:
+                outputs.append(pipeline.progress(iterator))
+            except StopIteration:
+                break
+    return {"outputs": outputs, "state": tables(dmp, rank)}
 
 
-@case(f"{PIPELINES}.TrainPipelineSparseDist")
-def the_end_of_the_data() -> Any:
-    def job(rank: int) -> Any:
-        dmp, optimizer = parts(rank)
-        pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU)
-        return [raised(lambda: pipeline.progress(iter([]))), raised(lambda: pipeline.progress(iter([])))]
-
-    return on_ranks(2, job)
+@case(f"{PIPELINES}.TrainPipelineSparseDist", ranks=2)
+def the_end_of_the_data(rank: int) -> Any:
+    dmp, optimizer = parts(rank)
+    pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU)
+    return [raised(lambda: pipeline.progress(iter([]))), raised(lambda: pipeline.progress(iter([])))]
 
 
 @case(f"{PIPELINES}.PrefetchTrainPipelineSparseDist", "torchrec.distributed.PrefetchTrainPipelineSparseDist",
-      differs="TorchRec's needs CUDA streams; here it gives the plain loop's results")  # fmt: skip
-def rows_are_prefetched() -> Any:
-    def job(rank: int) -> Any:
-        dmp, optimizer = parts(rank)
-        return raised(lambda: PrefetchTrainPipelineSparseDist(dmp, optimizer, CPU).progress(iter(batches(rank))))
-
-    return on_ranks(2, job)
+      differs="TorchRec's needs CUDA streams; here it gives the plain loop's results", ranks=2)  # fmt: skip
+def rows_are_prefetched(rank: int) -> Any:
+    dmp, optimizer = parts(rank)
+    return raised(lambda: PrefetchTrainPipelineSparseDist(dmp, optimizer, CPU).progress(iter(batches(rank))))
 
 
 @case(f"{PIPELINES}.EvalPipelineSparseDist")

@@ -425,80 +425,62 @@ def pipeline_base() -> Any:
     return planned(TABLE_WISE, piped(TrainPipelineBase))
 
 
-@case("torchrec.optim.warmup.WarmupOptimizer", "torchrec.optim.warmup.WarmupStage", DMP)
-def warmup_of_the_dense_layer() -> Any:
-    def job(rank: int) -> Any:
-        dmp = sharded(bags(), by_rank(), 2)
-        rest = KeyedOptimizerWrapper(dict(dmp.named_parameters()), sgd)
-        stages = [WarmupStage(policy=WarmupPolicy.LINEAR, max_iters=2, value=0.1, lr_scale=2.0)]
-        losses = plain_loop(dmp, WarmupOptimizer(rest, stages, lr=0.1), rank)
-        return {"losses": losses, "weights": weights_of(dmp)}
-
-    return on_ranks(2, job)
+@case("torchrec.optim.warmup.WarmupOptimizer", "torchrec.optim.warmup.WarmupStage", DMP, ranks=2)
+def warmup_of_the_dense_layer(rank: int) -> Any:
+    dmp = sharded(bags(), by_rank(), 2)
+    rest = KeyedOptimizerWrapper(dict(dmp.named_parameters()), sgd)
+    stages = [WarmupStage(policy=WarmupPolicy.LINEAR, max_iters=2, value=0.1, lr_scale=2.0)]
+    losses = plain_loop(dmp, WarmupOptimizer(rest, stages, lr=0.1), rank)
+    return {"losses": losses, "weights": weights_of(dmp)}
 
 
-@case("torchrec.optim.clipping.GradientClippingOptimizer", "torchrec.optim.clipping.GradientClipping", DMP)
-def clipping_by_value() -> Any:
-    def job(rank: int) -> Any:
-        dmp = sharded(bags(), by_rank(), 2)
-        rest = KeyedOptimizerWrapper(dict(dmp.named_parameters()), sgd)
-        clipped = GradientClippingOptimizer(rest, clipping=GradientClipping.VALUE, max_gradient=0.05)
-        return {"losses": plain_loop(dmp, clipped, rank), "weights": weights_of(dmp)}
-
-    return on_ranks(2, job)
+@case("torchrec.optim.clipping.GradientClippingOptimizer", "torchrec.optim.clipping.GradientClipping", DMP, ranks=2)
+def clipping_by_value(rank: int) -> Any:
+    dmp = sharded(bags(), by_rank(), 2)
+    rest = KeyedOptimizerWrapper(dict(dmp.named_parameters()), sgd)
+    clipped = GradientClippingOptimizer(rest, clipping=GradientClipping.VALUE, max_gradient=0.05)
+    return {"losses": plain_loop(dmp, clipped, rank), "weights": weights_of(dmp)}
 
 
 # ---- state ----
 
 
-@case(DMP, EBC)
-def names_of_a_sharded_model() -> Any:
-    def job(rank: int) -> Any:
-        model = bags()
-        apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 0.2})
-        dmp = sharded(model, by_rank(), 2)
-        return {
-            "state": sorted(dmp.state_dict()),
-            "others": sorted(dict(in_backward_optimizer_filter(dmp.named_parameters()))),
-        }
-
-    return on_ranks(2, job)
+@case(DMP, EBC, ranks=2)
+def names_of_a_sharded_model(rank: int) -> Any:
+    model = bags()
+    apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 0.2})
+    dmp = sharded(model, by_rank(), 2)
+    return {
+        "state": sorted(dmp.state_dict()),
+        "others": sorted(dict(in_backward_optimizer_filter(dmp.named_parameters()))),
+    }
 
 
-@case(DMP, EBC)
-def resuming_from_a_state_dict() -> Any:
-    def job(rank: int) -> Any:
-        first = sharded(bags(), by_rank(), 2)
-        plain_loop(first, optimizer_of(first), rank)
-        second = sharded(bags(), by_rank(), 2)
-        second.load_state_dict(first.state_dict())
-        loss, predicted = second(batch(rank, 3))
-        return {"loss": loss, "predicted": predicted, "weights": weights_of(second)}
-
-    return on_ranks(2, job)
+@case(DMP, EBC, ranks=2)
+def resuming_from_a_state_dict(rank: int) -> Any:
+    first = sharded(bags(), by_rank(), 2)
+    plain_loop(first, optimizer_of(first), rank)
+    second = sharded(bags(), by_rank(), 2)
+    second.load_state_dict(first.state_dict())
+    loss, predicted = second(batch(rank, 3))
+    return {"loss": loss, "predicted": predicted, "weights": weights_of(second)}
 
 
-@case(DMP, EBC)
-def evaluation_without_gradients() -> Any:
-    def job(rank: int) -> Any:
-        dmp = sharded(bags(), by_columns(), 2).eval()
-        with torch.no_grad():
-            loss, predicted = dmp(batch(rank, 0))
-        return {"loss": loss, "predicted": predicted, "grad": predicted.requires_grad}
-
-    return on_ranks(2, job)
+@case(DMP, EBC, ranks=2)
+def evaluation_without_gradients(rank: int) -> Any:
+    dmp = sharded(bags(), by_columns(), 2).eval()
+    with torch.no_grad():
+        loss, predicted = dmp(batch(rank, 0))
+    return {"loss": loss, "predicted": predicted, "grad": predicted.requires_grad}
 
 
-@case(DMP, EBC)
-def one_rank_has_an_empty_batch() -> Any:
-    def job(rank: int) -> Any:
-        model = bags()
-        apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 0.2})
-        dmp = sharded(model, {"t_a": row_wise(), "t_b": table_wise(rank=0)}, 2)
-        ids = torch.arange(8) % ROWS if rank else torch.empty(0, dtype=torch.int64)
-        lengths = torch.tensor([2, 0, 1, 1, 3, 1]) if rank else torch.zeros(6, dtype=torch.int64)
-        loss, predicted = dmp(KeyedJaggedTensor(keys=list(FEATURES), values=ids, lengths=lengths))
-        loss.backward()
-        return {"predicted": predicted, "weights": weights_of(dmp)}
-
-    return on_ranks(2, job)
+@case(DMP, EBC, ranks=2)
+def one_rank_has_an_empty_batch(rank: int) -> Any:
+    model = bags()
+    apply_optimizer_in_backward(torch.optim.SGD, model.tables.parameters(), {"lr": 0.2})
+    dmp = sharded(model, {"t_a": row_wise(), "t_b": table_wise(rank=0)}, 2)
+    ids = torch.arange(8) % ROWS if rank else torch.empty(0, dtype=torch.int64)
+    lengths = torch.tensor([2, 0, 1, 1, 3, 1]) if rank else torch.zeros(6, dtype=torch.int64)
+    loss, predicted = dmp(KeyedJaggedTensor(keys=list(FEATURES), values=ids, lengths=lengths))
+    loss.backward()
+    return {"predicted": predicted, "weights": weights_of(dmp)}

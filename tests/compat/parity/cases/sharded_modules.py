@@ -23,7 +23,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.compat.parity.case import case, on_ranks
+from tests.compat.parity.case import case
 
 CPU = torch.device("cpu")
 BAG, SEQ = "torchrec.distributed.embeddingbag", "torchrec.distributed.embedding"
@@ -101,28 +101,22 @@ def by_stages(module: Any, features: KeyedJaggedTensor) -> Any:
     return module.output_dist(ctx, module.compute(ctx, ids))
 
 
-@case(SHARDED_BAG)
-def a_loop_over_the_stages() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags(), EmbeddingBagCollectionSharder())
-        outputs = []
-        for _ in range(3):
-            output = by_stages(module, batch(rank))
-            output.values().sum().backward()
-            outputs.append(output.values())
-        return {"outputs": outputs, "rows": rows_of(module, rank)}
-
-    return on_ranks(2, job)
+@case(SHARDED_BAG, ranks=2)
+def a_loop_over_the_stages(rank: int) -> Any:
+    module = sharded(bags(), EmbeddingBagCollectionSharder())
+    outputs = []
+    for _ in range(3):
+        output = by_stages(module, batch(rank))
+        output.values().sum().backward()
+        outputs.append(output.values())
+    return {"outputs": outputs, "rows": rows_of(module, rank)}
 
 
-@case(SHARDED_BAG)
-def stages_give_what_forward_gives() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags(), EmbeddingBagCollectionSharder())
-        with torch.no_grad():
-            return [by_stages(module, batch(rank)).values(), module(batch(rank)).values()]
-
-    return on_ranks(2, job)
+@case(SHARDED_BAG, ranks=2)
+def stages_give_what_forward_gives(rank: int) -> Any:
+    module = sharded(bags(), EmbeddingBagCollectionSharder())
+    with torch.no_grad():
+        return [by_stages(module, batch(rank)).values(), module(batch(rank)).values()]
 
 
 class OnlyRows(EmbeddingBagCollectionSharder):
@@ -135,10 +129,7 @@ class OnlyRows(EmbeddingBagCollectionSharder):
         return ["fused"]
 
 
-@case(f"{BAG}.EmbeddingBagCollectionSharder")
-def a_sharder_of_the_user() -> Any:
-    def job(rank: int) -> Any:
-        module = sharded(bags(), OnlyRows(), apply_to_all(bags(), row_wise()))
-        return {"output": module(batch(rank)).values(), "type": isinstance(module, ShardedEmbeddingBagCollection)}
-
-    return on_ranks(2, job)
+@case(f"{BAG}.EmbeddingBagCollectionSharder", ranks=2)
+def a_sharder_of_the_user(rank: int) -> Any:
+    module = sharded(bags(), OnlyRows(), apply_to_all(bags(), row_wise()))
+    return {"output": module(batch(rank)).values(), "type": isinstance(module, ShardedEmbeddingBagCollection)}

@@ -12,7 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.case import case, raised
 
 PLAN = "torchrec.distributed.sharding_plan"
 SCHEMES = (
@@ -155,20 +155,17 @@ def fill(module: nn.Module) -> None:
                 value.copy_(torch.arange(value.shape[0]).unsqueeze(1).expand_as(value))
 
 
-@case("torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder")
-def a_sharder_by_hand() -> Any:
-    def job(rank: int) -> Any:
-        module, sharder = bags(names="ab", dim=4), EmbeddingBagCollectionSharder({"learning_rate": 0.1})
-        plan = P.construct_module_sharding_plan(module, P.apply_to_all(module, P.row_wise()), sharder, 2, 2, "cpu")
-        sharded = sharder.shard(module, plan, ShardingEnv.from_process_group(torch.distributed.group.WORLD))
-        fill(sharded)
-        return {
-            "output": sharded(BATCH).values(),
-            "module type": sharder.module_type.__name__,
-            "parameters": sorted(sharder.shardable_parameters(module)),
-            "fused": sharder.fused_params["learning_rate"],
-            "fused is a kernel": "fused" in sharder.compute_kernels("row_wise", "cpu"),
-            "schemes": sorted(set(sharder.sharding_types("cpu")) & {"table_wise", "column_wise"}),
-        }
-
-    return on_ranks(2, job)
+@case("torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder", ranks=2)
+def a_sharder_by_hand(rank: int) -> Any:
+    module, sharder = bags(names="ab", dim=4), EmbeddingBagCollectionSharder({"learning_rate": 0.1})
+    plan = P.construct_module_sharding_plan(module, P.apply_to_all(module, P.row_wise()), sharder, 2, 2, "cpu")
+    sharded = sharder.shard(module, plan, ShardingEnv.from_process_group(torch.distributed.group.WORLD))
+    fill(sharded)
+    return {
+        "output": sharded(BATCH).values(),
+        "module type": sharder.module_type.__name__,
+        "parameters": sorted(sharder.shardable_parameters(module)),
+        "fused": sharder.fused_params["learning_rate"],
+        "fused is a kernel": "fused" in sharder.compute_kernels("row_wise", "cpu"),
+        "schemes": sorted(set(sharder.sharding_types("cpu")) & {"table_wise", "column_wise"}),
+    }

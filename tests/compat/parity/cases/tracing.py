@@ -21,7 +21,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModule, Position
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.regroup import KTRegroupAsDict
 
-from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.case import case, raised
 
 TRACER = "torchrec.fx.tracer.symbolic_trace"
 EBC = "torchrec.modules.embedding_modules.EmbeddingBagCollection"
@@ -223,17 +223,13 @@ def fx_of_a_model_with_its_loss() -> Any:
     return [isinstance(graph, fx.GraphModule), [node.name for node in graph.graph.find_nodes(op="placeholder")]]
 
 
-def traced_on_a_rank(rank: int) -> Any:
+@case(TRACER, "torchrec.distributed.model_parallel.DistributedModelParallel", ranks=2)
+def fx_of_a_model_on_ranks(rank: int) -> Any:
     from torchrec.distributed import DistributedModelParallel
 
     model = DistributedModelParallel(filled(dlrm()), device=torch.device("cpu"))
     with torch.no_grad():
         return torch.allclose(symbolic_trace(model)(*both(3)), model(*both(3)))
-
-
-@case(TRACER, "torchrec.distributed.model_parallel.DistributedModelParallel")
-def fx_of_a_model_on_ranks() -> Any:
-    return on_ranks(2, traced_on_a_rank)
 
 
 @case(EBC, differs="torch.jit.script is refused: torch 2.13 deprecates it, and torch.export takes the same modules")

@@ -11,22 +11,20 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import get_module, get_unwrapped_module
 from torchrec.distributed.sharding_plan import (
     column_wise,
-    construct_module_sharding_plan,
     data_parallel,
     row_wise,
     table_wise,
 )
 from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.compat.parity.case import case, raised
+from tests.compat.parity.sharded_tables import CPU, batch, configs, fill, plan_of
 
 DMP = "torchrec.distributed.model_parallel.DistributedModelParallel"
-CPU = torch.device("cpu")
 
 
 class Model(nn.Module):
@@ -34,11 +32,7 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        tables = [
-            EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=8, feature_names=[f"f_{name}"])
-            for name in "abcd"
-        ]
-        self.bags = EmbeddingBagCollection(tables=tables)
+        self.bags = EmbeddingBagCollection(tables=configs())
         self.over = nn.Linear(4, 1)
         self.register_buffer("seen", torch.tensor([3.0]))
         with torch.no_grad():
@@ -50,49 +44,24 @@ class Model(nn.Module):
         return self.over(values.view(-1, 4, 8).mean(2))
 
 
-def batch(rank: int = 0) -> KeyedJaggedTensor:
-    """Two samples of each feature."""
-    return KeyedJaggedTensor(
-        keys=[f"f_{name}" for name in "abcd"],
-        values=torch.tensor([0, 3, 1, 2, 7, 7, 4, 5]) % 8 if rank == 0 else torch.tensor([6, 3, 0, 2, 1, 5, 4, 5]),
-        lengths=torch.tensor([1, 1, 2, 0, 1, 1, 0, 2]),
-    )
-
-
-def plan_of(bags: Any, world_size: int) -> ShardingPlan:
-    generators = {
+def generators(world_size: int) -> dict[str, Any]:
+    columns = [0] if world_size == 1 else [0, 1]
+    return {
         "a": row_wise(),
         "b": table_wise(rank=world_size - 1),
         "c": data_parallel(),
-        "d": column_wise(ranks=[0] * 1 if world_size == 1 else [0, 1]),
+        "d": column_wise(ranks=columns),
     }
-    plan = construct_module_sharding_plan(
-        bags, generators, EmbeddingBagCollectionSharder(), local_size=world_size, world_size=world_size,
-        device_type="cpu",
-    )  # fmt: skip
-    return ShardingPlan({"bags": plan})
 
 
 def model_on(world_size: int, fused: bool = True, **options: Any) -> DistributedModelParallel:
     model = Model()
     if fused:
         apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
-    dmp = DistributedModelParallel(model, device=CPU, plan=plan_of(model.bags, world_size), **options)
+    plan = plan_of(model.bags, generators(world_size), world_size)
+    dmp = DistributedModelParallel(model, device=CPU, plan=plan, **options)
     fill(dmp)
     return dmp
-
-
-def fill(dmp: nn.Module) -> None:
-    """Gives the tables the same weights under both libraries: row r has r / 10 in each column."""
-    with torch.no_grad():
-        for name, value in dmp.state_dict().items():
-            if "embedding_bags" not in name:
-                continue
-            if not hasattr(value, "local_shards"):
-                value.copy_((torch.arange(value.shape[0]) / 10).unsqueeze(1).expand_as(value))
-            for own in value.local_shards() if hasattr(value, "local_shards") else ():
-                row, rows = own.metadata.shard_offsets[0], own.metadata.shard_sizes[0]
-                own.tensor.copy_((torch.arange(row, row + rows) / 10).unsqueeze(1).expand_as(own.tensor))
 
 
 def tables(dmp: nn.Module, rank: int) -> Any:
@@ -287,6 +256,8 @@ def the_fused_optimizer(rank: int) -> Any:
 def an_environment_is_passed(rank: int) -> Any:
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     model = Model()
-    dmp = DistributedModelParallel(model, env, CPU, plan_of(model.bags, 2), [EmbeddingBagCollectionSharder()])
+    dmp = DistributedModelParallel(
+        model, env, CPU, plan_of(model.bags, generators(2)), [EmbeddingBagCollectionSharder()]
+    )
     fill(dmp)
     return {"world": env.world_size, "rank": env.rank, "output": dmp(batch(rank))}

@@ -4,21 +4,19 @@ from typing import Any
 
 import torch
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import (
     column_wise,
-    construct_module_sharding_plan,
     data_parallel,
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from tests.compat.parity.case import case
-from tests.compat.parity.cases.dmp import CPU, DMP, Model, batch, fill, tables
+from tests.compat.parity.cases.dmp import DMP, Model, tables
+from tests.compat.parity.sharded_tables import CPU, batch, fill, plan_of
 
 
 def model_on(fused: bool = True, optimizer: Any = torch.optim.SGD, **shardings: Any) -> DistributedModelParallel:
@@ -27,10 +25,7 @@ def model_on(fused: bool = True, optimizer: Any = torch.optim.SGD, **shardings: 
     if fused:
         apply_optimizer_in_backward(optimizer, model.bags.parameters(), {"lr": 0.1})
     generators = {"a": table_wise(rank=0), "b": table_wise(rank=1), "c": data_parallel(), "d": row_wise()} | shardings
-    plan = construct_module_sharding_plan(
-        model.bags, generators, EmbeddingBagCollectionSharder(), local_size=2, world_size=2, device_type="cpu"
-    )
-    dmp = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"bags": plan}))
+    dmp = DistributedModelParallel(model, device=CPU, plan=plan_of(model.bags, generators))
     fill(dmp)
     return dmp
 

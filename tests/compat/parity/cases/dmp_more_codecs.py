@@ -11,12 +11,13 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs,
     get_qcomm_codecs_registry,
 )
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from torchrec.distributed.types import CommOp, ShardingPlan
+from torchrec.distributed.sharding_plan import table_wise
+from torchrec.distributed.types import CommOp
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from tests.compat.parity.case import case, raised
-from tests.compat.parity.cases.dmp import CPU, DMP, Model, batch, fill
+from tests.compat.parity.cases.dmp import DMP, Model
+from tests.compat.parity.sharded_tables import CPU, batch, fill, plan_of
 
 CODEC = "torchrec.distributed.fbgemm_qcomm_codec"
 
@@ -50,8 +51,7 @@ def step_in_fp8(rank: int) -> None:
     registry = get_qcomm_codecs_registry(QCommsConfig(CommType.FP8, CommType.FP8), device=CPU)
     sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)
     generators = {name: table_wise(rank=number % 2) for number, name in enumerate("abcd")}
-    plan = construct_module_sharding_plan(model.bags, generators, sharder, 2, 2, "cpu")
-    dmp = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"bags": plan}), sharders=[sharder])
+    dmp = DistributedModelParallel(model, device=CPU, plan=plan_of(model.bags, generators), sharders=[sharder])
     fill(dmp)
     assert torch.isfinite(dmp(batch(rank))).all()
     dmp(batch(rank)).sum().backward()

@@ -5,13 +5,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.sharding_plan import row_wise
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from tests.compat.parity.case import case, raised
-from tests.compat.parity.cases.dmp import CPU, DMP, Model
+from tests.compat.parity.cases.dmp import DMP, Model
+from tests.compat.parity.sharded_tables import CPU, plan_of
 
 ENV = "torchrec.distributed.ShardingEnv"
 
@@ -32,10 +31,8 @@ def positional_arguments() -> Any:
 def tables_over_devices_of_one_process() -> Any:
     env = ShardingEnv.from_local(2, 0)
     model = Model()
-    plan = construct_module_sharding_plan(
-        model.bags, {name: row_wise() for name in "abcd"}, EmbeddingBagCollectionSharder(), 2, 2, "cpu"
-    )
-    return raised(lambda: DistributedModelParallel(model, env, CPU, ShardingPlan({"bags": plan}))) != "nothing"
+    plan = plan_of(model.bags, {name: row_wise() for name in "abcd"})
+    return raised(lambda: DistributedModelParallel(model, env, CPU, plan)) != "nothing"
 
 
 @case(ENV, DMP, ranks=2)
@@ -43,10 +40,7 @@ def state_dicts_with_dtensors(rank: int) -> Any:
     env = ShardingEnv(2, rank, dist.group.WORLD, output_dtensor=True)
     model = Model()
     apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
-    plan = construct_module_sharding_plan(
-        model.bags, {name: row_wise() for name in "abcd"}, EmbeddingBagCollectionSharder(), 2, 2, "cpu"
-    )
-    dmp = DistributedModelParallel(model, env, CPU, ShardingPlan({"bags": plan}))
+    dmp = DistributedModelParallel(model, env, CPU, plan_of(model.bags, {name: row_wise() for name in "abcd"}))
     return {
         name: [type(value).__name__, list(value.size()), list(value.to_local().local_shards()[0].shape)]
         for name, value in sorted(dmp.state_dict().items())

@@ -8,7 +8,8 @@ from torchrec.distributed.train_pipeline import (
 )
 
 from tests.compat.parity.case import case, raised
-from tests.compat.parity.cases.pipelines import CPU, parts, trained
+from tests.compat.parity.cases.pipelines import parts, trained
+from tests.compat.parity.sharded_tables import CPU
 
 PIPELINES = "torchrec.distributed.train_pipeline"
 SPARSE = f"{PIPELINES}.TrainPipelineSparseDist"

@@ -10,7 +10,7 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, ShardingType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, row_wise, table_wise
+from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wise
 from torchrec.distributed.types import (
     Awaitable,
     LazyAwaitable,
@@ -28,7 +28,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.compat.parity.case import case, raised
-from tests.compat.parity.cases.dmp import CPU, DMP, Model, batch, fill, tables
+from tests.compat.parity.cases.dmp import DMP, Model, tables
+from tests.compat.parity.sharded_tables import CPU, batch, fill, plan_of
 
 TYPES = "torchrec.distributed.types"
 BAG_SHARDER = "torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder"
@@ -135,11 +136,8 @@ class Both(nn.Module):
 
 
 def own_plan(model: Both, world_size: int = 2) -> ShardingPlan:
-    bags = construct_module_sharding_plan(
-        model.bags, {"a": table_wise(rank=1)}, EmbeddingBagCollectionSharder(), world_size, world_size, "cpu"
-    )
     rows = {"weight": ParameterSharding("row_wise", "dense", [0, 1])}
-    return ShardingPlan({"rows": rows, "bags": bags})
+    return ShardingPlan({"rows": rows, **plan_of(model.bags, {"a": table_wise(rank=1)}, world_size).plan})
 
 
 @case(f"{TYPES}.ModuleSharder", f"{TYPES}.ShardedModule", DMP, ranks=2)
@@ -221,8 +219,7 @@ class Logged(EmbeddingBagCollectionSharder):
 
 def bags_plan(model: Model) -> ShardingPlan:
     generators = {"a": row_wise(), "b": table_wise(rank=1), "c": data_parallel(), "d": table_wise(rank=0)}
-    plan = construct_module_sharding_plan(model.bags, generators, EmbeddingBagCollectionSharder(), 2, 2, "cpu")
-    return ShardingPlan({"bags": plan})
+    return plan_of(model.bags, generators)
 
 
 @case(BAG_SHARDER, DMP, ranks=2)

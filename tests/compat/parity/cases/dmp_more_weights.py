@@ -5,28 +5,20 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, row_wise, table_wise
-from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wise
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from tests.compat.parity.case import case
-from tests.compat.parity.cases.dmp import CPU, DMP
+from tests.compat.parity.cases.dmp import DMP
+from tests.compat.parity.sharded_tables import CPU, configs, plan_of
 
 GENERATORS = {"a": row_wise(), "b": table_wise(rank=1), "c": data_parallel()}
 
 
 def sharded(device: str, **fields: Any) -> DistributedModelParallel:
-    configs = [
-        EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=4, feature_names=[f"f_{name}"], **fields)
-        for name in "abc"
-    ]
-    model = nn.ModuleDict(
-        {"bags": EmbeddingBagCollection(tables=configs, device=torch.device(device)), "over": nn.Linear(4, 2)}
-    )
-    plan = construct_module_sharding_plan(model["bags"], GENERATORS, EmbeddingBagCollectionSharder(), 2, 2, "cpu")
-    return DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"bags": plan}))
+    bags = EmbeddingBagCollection(tables=configs("abc", dim=4, **fields), device=torch.device(device))
+    model = nn.ModuleDict({"bags": bags, "over": nn.Linear(4, 2)})
+    return DistributedModelParallel(model, device=CPU, plan=plan_of(bags, GENERATORS))
 
 
 def shards(dmp: nn.Module) -> dict[str, Any]:
@@ -56,12 +48,7 @@ def the_dense_part_is_that_of_rank_0(rank: int) -> Any:
     torch.manual_seed(rank)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=4, feature_names=[f"f_{name}"])
-                for name in "abc"
-            ]
-        )
+        EmbeddingBagCollection(tables=configs("abc", dim=4))
         expected = nn.Linear(4, 2)
     found = shards(sharded("cpu"))
     return [bool(torch.equal(found["over.weight"], expected.weight)), found["over.weight"]]

@@ -10,6 +10,7 @@ from torchrec.modules.fp_embedding_modules import (
 )
 
 from tests.compat.parity.case import case
+from tests.compat.parity.cases.modules import given
 
 OLD, NEW = "torchrec.modules.feature_processor", "torchrec.modules.feature_processor_"
 TABLES = "torchrec.modules.fp_embedding_modules"
@@ -21,17 +22,9 @@ def ids(weights: Any = None) -> KeyedJaggedTensor:
     )
 
 
-def filled(module: Any) -> Any:
-    """The module with weights 0.1, 0.2, ..."""
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.copy_((torch.arange(weight.numel()) + 1.0).reshape(weight.shape) / 10)
-    return module
-
-
 def tables(**fields: Any) -> EmbeddingBagCollection:
     config = EmbeddingBagConfig(name="t", embedding_dim=2, num_embeddings=10, feature_names=["a", "b"])
-    return filled(EmbeddingBagCollection([config], is_weighted=True, **fields))  # type: ignore[no-any-return]
+    return given(EmbeddingBagCollection([config], is_weighted=True, **fields))  # type: ignore[no-any-return]
 
 
 @case(f"{NEW}.PositionWeightedModule")
@@ -43,7 +36,7 @@ def gradients_of_places() -> Any:
 
 @case(f"{NEW}.PositionWeightedModuleCollection")
 def weights_of_places_of_all_features() -> Any:
-    module = filled(feature_processor_.PositionWeightedModuleCollection({"a": 3, "b": 4, "c": 2}))
+    module = given(feature_processor_.PositionWeightedModuleCollection({"a": 3, "b": 4, "c": 2}))
     return {"out": module(ids()), "names": list(module.state_dict())}
 
 
@@ -74,12 +67,12 @@ def bases() -> Any:
 
 
 def processed() -> Any:
-    own = {key: filled(feature_processor_.PositionWeightedModule(3)) for key in ("a", "b")}
+    own = {key: given(feature_processor_.PositionWeightedModule(3)) for key in ("a", "b")}
     return FeatureProcessedEmbeddingBagCollection(tables(), own)
 
 
 @case(f"{TABLES}.FeatureProcessedEmbeddingBagCollection")
 def tables_behind_a_collection() -> Any:
-    own = filled(feature_processor_.PositionWeightedModuleCollection({"a": 3}))
+    own = given(feature_processor_.PositionWeightedModuleCollection({"a": 3}))
     module = FeatureProcessedEmbeddingBagCollection(tables(), own)
     return {"out": module(ids()), "names": list(module.state_dict())}

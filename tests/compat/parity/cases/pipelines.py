@@ -4,17 +4,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
+from torchrec.distributed.sharding_plan import row_wise, table_wise
 from torchrec.distributed.train_pipeline import (
     EvalPipelineSparseDist,
     PrefetchTrainPipelineSparseDist,
     TrainPipelineBase,
     TrainPipelineSparseDist,
 )
-from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
@@ -22,8 +19,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable, Pipelineable
 
 from tests.compat.parity.case import case, on_ranks, raised
+from tests.compat.parity.sharded_tables import CPU, configs, fill, plan_of, row_sums
 
-CPU = torch.device("cpu")
 PIPELINES = "torchrec.distributed.train_pipeline"
 
 
@@ -46,11 +43,7 @@ class Batch(Pipelineable):
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        tables = [
-            EmbeddingBagConfig(name=name, num_embeddings=8, embedding_dim=8, feature_names=[f"f_{name}"])
-            for name in "ab"
-        ]
-        self.bags = EmbeddingBagCollection(tables=tables)
+        self.bags = EmbeddingBagCollection(tables=configs("ab"))
         self.over = nn.Linear(16, 1)
         with torch.no_grad():
             self.over.weight.copy_(torch.arange(16).reshape(1, 16) / 16)
@@ -61,38 +54,12 @@ class Model(nn.Module):
         return nn.functional.mse_loss(found, batch.labels), found.detach()
 
 
-def fill(module: nn.Module) -> None:
-    """Row r of each table has r / 10 in each column."""
-    with torch.no_grad():
-        for name, value in module.state_dict().items():
-            if "embedding_bags" in name and hasattr(value, "local_shards"):
-                for own in value.local_shards():
-                    row, rows = own.metadata.shard_offsets[0], own.metadata.shard_sizes[0]
-                    own.tensor.copy_((torch.arange(row, row + rows) / 10).unsqueeze(1).expand_as(own.tensor))
-            elif "embedding_bags" in name:
-                value.copy_((torch.arange(value.shape[0]) / 10).unsqueeze(1).expand_as(value))
-
-
-def tables(module: nn.Module, rank: int) -> Any:
-    """The sum of each row; None on other ranks than 0."""
-    found = {}
-    for name, value in sorted(module.state_dict().items()):
-        if hasattr(value, "local_shards"):
-            full = torch.zeros(value.size()) if rank == 0 else None
-            value.gather(0, full)
-            value = full
-        found[name] = None if value is None or rank else value.sum(-1)
-    return found
-
-
 def parts(rank: int) -> tuple[Any, Any]:
     """A sharded model and the optimizer of its dense part."""
     model = Model()
     apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.05})
-    plan = construct_module_sharding_plan(
-        model.bags, {"a": row_wise(), "b": table_wise(rank=1)}, EmbeddingBagCollectionSharder(), 2, 2, "cpu"
-    )
-    dmp = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({"bags": plan}))
+    plan = plan_of(model.bags, {"a": row_wise(), "b": table_wise(rank=1)})
+    dmp = DistributedModelParallel(model, device=CPU, plan=plan)
     fill(dmp)
     dense = {name: own for name, own in dmp.named_parameters() if name.startswith("over")}
     return dmp, KeyedOptimizerWrapper(dense, lambda own: torch.optim.SGD(own, lr=0.05))
@@ -113,18 +80,24 @@ def batches(rank: int, count: int = 5) -> list[Batch]:
     ]
 
 
+def outputs_of(pipeline: Any, batches: Any) -> list[Any]:
+    """Outputs until the iterator of batches is exhausted."""
+    outputs = []
+    while True:
+        try:
+            outputs.append(pipeline.progress(batches))
+        except StopIteration:
+            return outputs
+
+
 def trained(make: Any, count: int = 5, more: Any = None) -> Any:
     """Outputs and weights of both ranks after a pipeline has consumed all batches."""
 
     def job(rank: int) -> Any:
         dmp, optimizer = parts(rank)
-        pipeline, iterator, outputs = make(dmp, optimizer), iter(batches(rank, count)), []
-        while True:
-            try:
-                outputs.append(pipeline.progress(iterator))
-            except StopIteration:
-                break
-        return {"outputs": outputs, "state": tables(dmp, rank), "more": more(pipeline, dmp) if more else None}
+        pipeline = make(dmp, optimizer)
+        outputs = outputs_of(pipeline, iter(batches(rank, count)))
+        return {"outputs": outputs, "state": row_sums(dmp, rank), "more": more(pipeline, dmp) if more else None}
 
     return on_ranks(2, job)
 
@@ -187,15 +160,9 @@ def a_pipeline_is_detached() -> Any:
 @case(f"{PIPELINES}.TrainPipelineSparseDist", ranks=2)
 def a_second_iterator(rank: int) -> Any:
     dmp, optimizer = parts(rank)
-    pipeline, outputs = TrainPipelineSparseDist(dmp, optimizer, CPU), []
-    for _ in range(2):
-        iterator = iter(batches(rank, 3))
-        while True:
-            try:
-                outputs.append(pipeline.progress(iterator))
-            except StopIteration:
-                break
-    return {"outputs": outputs, "state": tables(dmp, rank)}
+    pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU)
+    outputs = [output for _ in range(2) for output in outputs_of(pipeline, iter(batches(rank, 3)))]
+    return {"outputs": outputs, "state": row_sums(dmp, rank)}
 
 
 @case(f"{PIPELINES}.TrainPipelineSparseDist", ranks=2)

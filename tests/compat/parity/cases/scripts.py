@@ -33,6 +33,8 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from tests.compat.parity.case import case, on_ranks
+from tests.compat.parity.cases.pipelines import outputs_of
+from tests.compat.parity.sharded_tables import CPU, shards
 
 DMP = "torchrec.distributed.model_parallel.DistributedModelParallel"
 EBC = "torchrec.modules.embedding_modules.EmbeddingBagCollection"
@@ -41,7 +43,6 @@ PLAN = "torchrec.distributed.sharding_plan"
 PIPELINE = "torchrec.distributed.train_pipeline"
 IN_BACKWARD = "torchrec.optim.apply_optimizer_in_backward.apply_optimizer_in_backward"
 ROWS, DIM, FEATURES = 6, 8, ("a", "b")
-CPU = torch.device("cpu")
 Generators = dict[str, Any]
 
 
@@ -105,20 +106,10 @@ def batch(rank: int, step: int, weighted: bool = False) -> KeyedJaggedTensor:
 
 def set_tables(dmp: nn.Module) -> None:
     """Weights by row and column, the same under every plan."""
-
-    def value(rows: torch.Tensor, cols: torch.Tensor) -> torch.Tensor:
-        return torch.sin(rows.unsqueeze(1) * 1.3 + cols.unsqueeze(0) * 0.7) / 2
-
     with torch.no_grad():
-        for name, tensor in dmp.state_dict().items():
-            if not name.startswith("tables"):
-                continue
-            if not hasattr(tensor, "local_shards"):
-                tensor.copy_(value(torch.arange(tensor.shape[0]), torch.arange(tensor.shape[1])))
-                continue
-            for shard in tensor.local_shards():
-                (row, col), (rows, cols) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-                shard.tensor.copy_(value(torch.arange(row, row + rows), torch.arange(col, col + cols)))
+        for row, col, weight in shards(dmp):
+            rows, cols = (torch.arange(size) for size in weight.shape)
+            weight.copy_(torch.sin((rows + row).unsqueeze(1) * 1.3 + (cols + col).unsqueeze(0) * 0.7) / 2)
 
 
 def weights_of(dmp: nn.Module) -> dict[str, Any]:
@@ -397,12 +388,7 @@ def piped(kind: Any) -> Callable[..., list[Any]]:
     def steps(dmp: nn.Module, optimizer: Any, rank: int) -> list[Any]:
         pipeline = kind(dmp, optimizer, CPU)
         batches: Iterator[KeyedJaggedTensor] = iter([batch(rank, step) for step in range(4)])
-        outputs = []
-        while True:
-            try:
-                outputs.append(pipeline.progress(batches))
-            except StopIteration:
-                return outputs
+        return outputs_of(pipeline, batches)
 
     return steps
 

@@ -7,12 +7,12 @@ from torch import nn
 from torchrec.distributed import sharding_plan as P
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.compat.parity.case import case, raised
+from tests.compat.parity.sharded_tables import configs, fill
 
 PLAN = "torchrec.distributed.sharding_plan"
 SCHEMES = (
@@ -27,11 +27,7 @@ SCHEMES = (
 
 
 def bags(rows: int = 10, dim: int = 256, names: str = "t", device: str = "cpu") -> EmbeddingBagCollection:
-    tables = [
-        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"f_{name}"])
-        for name in names
-    ]
-    return EmbeddingBagCollection(tables=tables, device=torch.device(device))
+    return EmbeddingBagCollection(tables=configs(names, rows, dim), device=torch.device(device))
 
 
 def shown(entry: ParameterSharding) -> Any:
@@ -142,25 +138,12 @@ def placements_as_text() -> Any:
 BATCH = KeyedJaggedTensor(keys=["f_a", "f_b"], values=torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 0, 1]))
 
 
-def fill(module: nn.Module) -> None:
-    """Gives every shard the same weights under any plan: row r has r in each column."""
-    state = module.state_dict()
-    with torch.no_grad():
-        for value in state.values():
-            if hasattr(value, "local_shards"):
-                for own in value.local_shards():
-                    row, rows = own.metadata.shard_offsets[0], own.metadata.shard_sizes[0]
-                    own.tensor.copy_(torch.arange(row, row + rows).unsqueeze(1).expand_as(own.tensor))
-            elif value.dim() == 2:
-                value.copy_(torch.arange(value.shape[0]).unsqueeze(1).expand_as(value))
-
-
 @case("torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder", ranks=2)
 def a_sharder_by_hand(rank: int) -> Any:
     module, sharder = bags(names="ab", dim=4), EmbeddingBagCollectionSharder({"learning_rate": 0.1})
     plan = P.construct_module_sharding_plan(module, P.apply_to_all(module, P.row_wise()), sharder, 2, 2, "cpu")
     sharded = sharder.shard(module, plan, ShardingEnv.from_process_group(torch.distributed.group.WORLD))
-    fill(sharded)
+    fill(sharded, per_row=1.0)
     return {
         "output": sharded(BATCH).values(),
         "module type": sharder.module_type.__name__,

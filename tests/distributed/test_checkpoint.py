@@ -1,13 +1,13 @@
 """Checkpoints: any plan to any other, exact; whole or not there; nothing in them is run."""
 
-import hashlib
 import io
-import json
+import itertools
 import os
 import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as MemFormat
 
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, FusedEmbeddingBagCollection
-from recshard_lab.complete_folders import MANIFEST, Staging, described
+from recshard_lab.complete_folders import MANIFEST
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.embedding import EmbOptimType
 from recshard_lab.saved.files import CHECKPOINT, CheckpointError
@@ -27,6 +27,7 @@ from recshard_lab.saved.reader import _MetadataUnpickler, packed
 from tests.distributed import state_jobs
 from tests.distributed.jobs import Model
 from tests.distributed.test_reshard import case_of, plan_named, two_plans
+from tests.forged import Payload, forged, malice, resign
 from tests.grid import examples
 
 
@@ -134,21 +135,25 @@ def test_a_process_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path:
     assert killed >= 6
 
 
+def deadly(last: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes calls of which the ``last``-th kills the process instead."""
+    calls = itertools.count(1)
+
+    def killing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return act
+
+    return killing
+
+
 def _save_twice(path: Path, last: int) -> int:
     try:
         save_checkpoint(path, small(1))
-        calls = 0
-
-        def killing(action: Any) -> Any:
-            def act(*args: Any, **kwargs: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                if calls == last:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return action(*args, **kwargs)
-
-            return act
-
+        killing = deadly(last)
         os.fsync, os.rename, os.rmdir = killing(os.fsync), killing(os.rename), killing(os.rmdir)
         save_checkpoint(path, small(2))
     except BaseException:
@@ -208,68 +213,40 @@ def test_a_checkpoint_without_the_states_a_fused_model_needs_is_refused_unless_w
 @pytest.mark.parametrize("version", [CHECKPOINT.version + 1, True, None])
 def test_a_checkpoint_of_another_format_version_is_refused_by_number(tmp_path: Path, version: Any) -> None:
     save_checkpoint(tmp_path / "run", small())
-    outer = json.loads((tmp_path / "run" / MANIFEST).read_text())
-    body = json.dumps({**json.loads(outer["manifest"]), "version": version})
-    text = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": body})
-    (tmp_path / "run" / MANIFEST).write_text(text)
+    resign(tmp_path / "run", lambda manifest: {"version": version})
     with pytest.raises(
         CheckpointError, match=rf"format version {version}, but this recshard_lab reads version {CHECKPOINT.version}"
     ):
         load_checkpoint(tmp_path / "run", small())
 
 
-class Malice:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.mark),)
-
-
-def forged(folder: Path, metadata: bytes) -> Path:
-    """A checkpoint whose metadata is replaced by an attacker who writes the manifest as well."""
-
+def forged_metadata(folder: Path, value: Any) -> Path:
     save_checkpoint(folder / "run", small())
-    (folder / "run" / ".metadata").write_bytes(metadata)
-    listed = described(p for p in (folder / "run").iterdir() if p.name != MANIFEST)
-    staging = Staging(CHECKPOINT, folder / "evil")
-    for path in (folder / "run").iterdir():
-        (staging.path / path.name).write_bytes(path.read_bytes())
-    staging.commit(listed)
-    return folder / "evil"
+    return forged(folder / "run", folder / "evil", {".metadata": pickle.dumps(value)}, CHECKPOINT)
 
 
 def test_metadata_that_names_code_is_refused_unrun(tmp_path: Path) -> None:
-    evil = forged(tmp_path, pickle.dumps(Malice(tmp_path / "ran")))
+    evil = forged_metadata(tmp_path, malice(tmp_path / "ran"))
     with pytest.raises(CheckpointError, match=r"\.metadata names posix\.mkdir"):
         load_checkpoint(evil, small())
     assert not (tmp_path / "ran").exists()
 
 
-class _Attribute:
-    """Pickled as Python before 3.11.4 pickles a member of an enumeration: by getattr."""
-
-    def __init__(self, *of: Any) -> None:
-        self.of = of
-
-    def __reduce__(self) -> Any:
-        return getattr, self.of
-
-
 @pytest.mark.parametrize("of", [(torch.Size, "numel"), (MemFormat, "__reduce__"), (MemFormat, "mro")])
 def test_metadata_may_get_members_of_its_enumerations_and_no_other_attribute(tmp_path: Path, of: Any) -> None:
     with pytest.raises(CheckpointError, match="not part of a checkpoint's metadata"):
-        load_checkpoint(forged(tmp_path, pickle.dumps(_Attribute(*of))), small())
+        load_checkpoint(forged_metadata(tmp_path, Payload(getattr, *of)), small())
 
 
 def test_metadata_written_by_an_older_python_is_read(tmp_path: Path) -> None:
+    """Before 3.11.4, Python pickles a member of an enumeration by getattr."""
     member = MemFormat.TORCH_CONTIGUOUS_FORMAT
-    assert _MetadataUnpickler(io.BytesIO(pickle.dumps(_Attribute(MemFormat, member.name)))).load() is member
+    assert _MetadataUnpickler(io.BytesIO(pickle.dumps(Payload(getattr, MemFormat, member.name)))).load() is member
 
 
 def test_extra_that_only_code_could_read_back_is_refused_when_saving(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="extra contains values that are not plain data"):
-        save_checkpoint(tmp_path / "run", small(), extra=Malice(tmp_path / "ran"))
+        save_checkpoint(tmp_path / "run", small(), extra=malice(tmp_path / "ran"))
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "ran").exists()
     assert packed({"a": [1, "b"], "c": torch.zeros(2)}, "extra").dtype == torch.uint8

@@ -4,7 +4,6 @@ import io
 import os
 import pickle
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ from recshard_lab import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
 )
-from recshard_lab.complete_folders import MANIFEST, Staging, described
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.embedding import EmbOptimType
 from recshard_lab.saved.files import CHECKPOINT, CheckpointError
 from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases, state_jobs
 from tests.distributed.jobs import Case
-from tests.distributed.test_checkpoint import Malice
+from tests.distributed.test_checkpoint import deadly
+from tests.forged import forged, malice
 
 pytestmark = pytest.mark.gate
 
@@ -82,20 +81,6 @@ def tables_of(value: float) -> EmbeddingBagCollection:
     return EmbeddingBagCollection([table])
 
 
-def deadly(call: Callable[..., Any], last: int) -> Callable[..., Any]:
-    """The call, whose ``last``-th use kills the process instead."""
-    calls = 0
-
-    def act(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **kwargs)
-
-    return act
-
-
 def _rank(rank: int, folder: Path, victim: int, where: tuple[Any, str], last: int) -> None:
     """Saves twice; the victim dies in the second."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -103,7 +88,7 @@ def _rank(rank: int, folder: Path, victim: int, where: tuple[Any, str], last: in
     second = DistributedModelParallel(tables_of(2))
     if rank == victim:
         module, name = where
-        setattr(module, name, deadly(getattr(module, name), last))
+        setattr(module, name, deadly(last)(getattr(module, name)))
     save_checkpoint(folder / "run", second)
 
 
@@ -142,20 +127,16 @@ def test_a_rank_killed_while_all_save_leaves_a_whole_checkpoint(tmp_path: Path, 
 def test_a_tensor_that_is_code_is_refused_unrun(tmp_path: Path) -> None:
     """Manifest, checksums and metadata all agree with it."""
     save_checkpoint(tmp_path / "run", tables_of(1))
-    staging = Staging(CHECKPOINT, tmp_path / "evil")
     data = bytearray((tmp_path / "run" / "__0_0.distcp").read_bytes())
     code = io.BytesIO()
-    torch.save(Malice(tmp_path / "ran"), code)
+    torch.save(malice(tmp_path / "ran"), code)
     metadata = pickle.loads((tmp_path / "run" / ".metadata").read_bytes())
     place = next(place for index, place in metadata.storage_data.items() if index.fqn.endswith("t.weight"))
     assert place.length >= len(code.getvalue())
     data[place.offset : place.offset + len(code.getvalue())] = code.getvalue()
-    (staging.path / "__0_0.distcp").write_bytes(data)
-    (staging.path / ".metadata").write_bytes(pickle.dumps(metadata))
-    staging.commit(described(staging.path.iterdir()))
-    assert (tmp_path / "evil" / MANIFEST).is_file()
+    evil = forged(tmp_path / "run", tmp_path / "evil", {"__0_0.distcp": bytes(data)}, CHECKPOINT)
     module = tables_of(5)
     with pytest.raises(CheckpointError, match="evil could not be read"):
-        load_checkpoint(tmp_path / "evil", module)
+        load_checkpoint(evil, module)
     assert not (tmp_path / "ran").exists()
     assert torch.equal(module.embedding_bags["t"].weight, torch.full((64, 8), 5.0))

@@ -1,6 +1,5 @@
 """Checkpoints that someone crafted, checksums included: refused before anything is allocated or changed."""
 
-import json
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,13 +13,14 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from recshard_lab import load_checkpoint, save_checkpoint
-from recshard_lab.complete_folders import MANIFEST, Staging, described
+from recshard_lab.complete_folders import MANIFEST
 from recshard_lab.distributed import load_pretrained
 from recshard_lab.distributed.state.checkpoint import read_extra
 from recshard_lab.saved.files import CHECKPOINT, CheckpointError
 from recshard_lab.saved.reader import tiles
 from tests.distributed.state_jobs import blocks_of
 from tests.distributed.test_checkpoint import small, weights
+from tests.forged import forged, resign
 
 WEIGHT = "model.embedding_bags.t.weight"
 
@@ -32,13 +32,8 @@ def crafted(folder: Path, edit: Callable[[Any], Any]) -> Path:
     metadata = pickle.loads((folder / "run" / ".metadata").read_bytes())
     assert len(metadata.state_dict_metadata[WEIGHT].chunks) == 3
     edited = edit(metadata)
-    staging = Staging(CHECKPOINT, folder / "evil")
-    for path in (folder / "run").iterdir():
-        if path.name != MANIFEST:
-            (staging.path / path.name).write_bytes(path.read_bytes())
-    (staging.path / ".metadata").write_bytes(pickle.dumps(metadata if edited is None else edited))
-    staging.commit(described(staging.path.iterdir()))
-    return folder / "evil"
+    content = pickle.dumps(metadata if edited is None else edited)
+    return forged(folder / "run", folder / "evil", {".metadata": content}, CHECKPOINT)
 
 
 def weight(metadata: Any) -> Any:
@@ -175,14 +170,8 @@ def test_a_pretrained_table_from_crafted_metadata_is_refused(tmp_path: Path, edi
     ids=["nothing", "wrong types", "no metadata"],
 )
 def test_a_crafted_manifest_is_refused(tmp_path: Path, files_of: Callable[[Any], Any]) -> None:
-    import hashlib
-
     save_checkpoint(tmp_path / "run", small())
-    path = tmp_path / "run" / MANIFEST
-    inner = json.loads(json.loads(path.read_text())["manifest"])
-    inner["files"] = files_of(inner["files"])
-    text = json.dumps(inner)
-    path.write_text(json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "manifest": text}))
+    resign(tmp_path / "run", lambda manifest: {"files": files_of(manifest["files"])})
     with pytest.raises(CheckpointError):
         load_checkpoint(tmp_path / "run", small())
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
-import shutil
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -18,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from recshard_lab import EmbeddingBagCollection
-from recshard_lab.complete_folders import Staging, described
 from recshard_lab.serving import BundleError, ExportError, Inputs, load_bundle, save_bundle
 from recshard_lab.serving.bundle import FORMAT
 from recshard_lab.serving.export.stored_program import write_program
+from tests.forged import forged, malice
 from tests.serving.bundles import batch_of, tables
 
 GRAPH, SAMPLES = "models/model.json", "data/sample_inputs/model.pt"
-CONSTANTS = "data/constants/model_constants_config.json"
+PROGRAM, CONSTANTS = "program.pt2", "data/constants/model_constants_config.json"
 
 Members = dict[str, bytes]
 
@@ -40,16 +38,6 @@ class Scaled(nn.Module):
     def forward(self, features: Any) -> Tensor:
         rows: Tensor = self.bags(features).values()
         return rows * torch.tensor([1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5])
-
-
-class Payload:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = str(mark)
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.mkdir, (self.mark,)
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +59,6 @@ def archive_of(members: Members, root: str = "program/", **more: Any) -> bytes:
         for name, data in members.items():
             archive.writestr(f"{root}{name}", data)
     return file.getvalue()
-
-
-def crafted(bundle: Path, folder: Path, program: bytes) -> Path:
-    """The bundle with another program. Its manifest has the right hashes."""
-    with Staging(FORMAT, folder / "crafted") as staging:
-        shutil.copytree(bundle, staging.path, dirs_exist_ok=True)
-        (staging.path / "manifest.json").unlink()
-        (staging.path / "program.pt2").write_bytes(program)
-        staging.commit(described(staging.path.iterdir()))
-    return folder / "crafted"
 
 
 def saved(value: Any) -> bytes:
@@ -132,16 +110,16 @@ def operator(value: dict[str, Any], target: str, **argument: str) -> None:
 LEAF = {"type": None, "context": None, "children_spec": []}
 CASES: dict[str, tuple[Callable[[Members, Path], Any], str]] = {
     "sample inputs": (
-        lambda m, mark: m.update({SAMPLES: saved({"x": Payload(mark)})}),
+        lambda m, mark: m.update({SAMPLES: saved({"x": malice(mark)})}),
         r"has the member 'data/sample_inputs/model.pt', a pickle, which could run any code",
     ),
     "a constant": (
-        lambda m, mark: (m.update({"data/constants/tensor_0": saved(Payload(mark))}), constant(m, use_pickle=True)),
+        lambda m, mark: (m.update({"data/constants/tensor_0": saved(malice(mark))}), constant(m, use_pickle=True)),
         r"has the member 'data/constants/tensor_0' as a pickle",
     ),
     "an opaque constant": (
         lambda m, mark: (
-            m.update({"data/constants/opaque_obj_0": pickle.dumps(Payload(mark))}),
+            m.update({"data/constants/opaque_obj_0": pickle.dumps(malice(mark))}),
             constant(m, path_name="opaque_obj_0", use_pickle=True),
         ),
         r"has the member 'program/data/constants/opaque_obj_0', which may be a pickle",
@@ -187,7 +165,7 @@ def test_code_in_a_program_is_refused_by_member_and_does_not_run(name: str, bund
     edit, why = CASES[name]
     mark, members = tmp_path / "ran", members_of(bundle / "program.pt2")
     edit(members, mark)
-    folder = crafted(bundle, tmp_path, archive_of(members))
+    folder = forged(bundle, tmp_path / "crafted", {PROGRAM: archive_of(members)}, FORMAT)
     with pytest.raises(BundleError, match=f"/crafted/program.pt2 {why}") as refused:
         load_bundle(folder, check_hashes=True)
     assert str(refused.value).endswith(". Fix: save the bundle again with save_bundle, or get it again")
@@ -197,7 +175,7 @@ def test_code_in_a_program_is_refused_by_member_and_does_not_run(name: str, bund
 def test_archives_that_readers_understand_differently_are_harmless(bundle: Path, tmp_path: Path) -> None:
     """Of two members of one name, and of two archives in one file, torch reads the members that were checked."""
     members, mark = members_of(bundle / "program.pt2"), tmp_path / "ran"
-    evil = saved({"x": Payload(mark)})
+    evil = saved({"x": malice(mark)})
     twice = io.BytesIO(archive_of({SAMPLES: evil}))
     with warnings.catch_warnings(), zipfile.ZipFile(twice, "a") as archive:
         warnings.simplefilter("ignore")  # the name is a duplicate
@@ -207,7 +185,7 @@ def test_archives_that_readers_understand_differently_are_harmless(bundle: Path,
     files = {"first": twice.getvalue(), "prefix": archive_of({**members, SAMPLES: evil}) + archive_of(members)}
     expected = load_bundle(bundle).predict(batch := batch_of(load_bundle(bundle).inputs, 3))["score"]
     for name, data in files.items():
-        answer = load_bundle(crafted(bundle, tmp_path / name, data)).predict(batch)["score"]
+        answer = load_bundle(forged(bundle, tmp_path / name, {PROGRAM: data}, FORMAT)).predict(batch)["score"]
         assert torch.equal(answer, expected), name
     refused = {
         "packed": archive_of(members, compression=zipfile.ZIP_DEFLATED),
@@ -216,7 +194,7 @@ def test_archives_that_readers_understand_differently_are_harmless(bundle: Path,
         "empty": b"",
     }
     for name, data in refused.items():
-        folder = crafted(bundle, tmp_path / name, data)
+        folder = forged(bundle, tmp_path / name, {PROGRAM: data}, FORMAT)
         with pytest.raises(BundleError, match=r"program.pt2 (has packed members|has the member 'version'|is damaged)"):
             load_bundle(folder)
     assert not mark.exists()

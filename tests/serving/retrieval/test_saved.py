@@ -1,7 +1,6 @@
 """A loaded index answers as the saved one; damaged folders are refused."""
 
 import errno
-import json
 import resource
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from recshard_lab.serving.retrieval import CandidateIndex, ExactIndex, FaissIndex, IndexFolderError, load_index
+from tests.forged import resign
 from tests.serving.retrieval.spaces import MAKERS, space
 
 EVERY: dict[str, Any] = {
@@ -93,21 +93,13 @@ def test_other_folders_and_versions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(IndexFolderError, match="is not a saved index and is not replaced"):
         index.save(tmp_path / "other")
     index.save(tmp_path / "7")
-    path = tmp_path / "7" / "manifest.json"
-    inner = json.loads(json.loads(path.read_text())["manifest"])
-
-    def rewrite(**other: Any) -> None:
-        import hashlib
-
-        text = json.dumps({**inner, **other})
-        path.write_text(json.dumps({"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
-
-    rewrite(version=2)
+    resign(tmp_path / "7", lambda manifest: {"version": 2})
     with pytest.raises(IndexFolderError, match="format version 2, but this recshard_lab reads version 1"):
         load_index(tmp_path / "7")
-    rewrite(index={"kind": "parts", "parts": [inner["index"]], "metadata": {}})
+    index.save(tmp_path / "8")
+    resign(tmp_path / "8", lambda manifest: {"index": {"kind": "parts", "parts": [manifest["index"]], "metadata": {}}})
     with pytest.raises(IndexFolderError, match=r"has an index of kind 'parts'. Supported: exact, faiss. Fix: "):
-        load_index(tmp_path / "7")
+        load_index(tmp_path / "8")
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("exact", 500), ("flat", 1000), ("ivf", 1000)])

@@ -1,4 +1,7 @@
-"""Lookups of a sharded model by table, beside what TorchRec's tracker returns (see the parity cases)."""
+"""Lookups of a sharded model by table, beside what TorchRec's tracker returns (see the parity cases).
+
+`test_delta_tracker` has what the tracker does alike for lookups and for steps.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +52,10 @@ def test_what_a_tracker_refuses() -> None:
         ({"mode": TrackingMode.MOMENTUM_LAST}, r"reads a buffer of fbgemm's CUDA kernels"),
         ({"mode": TrackingMode.EMBEDDING}, "module 'bags' pools its rows"),
         ({"mode": TrackingMode.ROWWISE_ADAGRAD}, "is not stepped by fused row-wise Adagrad"),
-        ({"consumers": ["a", "a"]}, "two consumers have one name"),
     ):
         with pytest.raises(ValueError, match=says):
             ModelDeltaTracker(dmp, **settings)
     tracker = dmp.init_torchrec_delta_tracker(DeltaTrackerConfig(fqns_to_skip=["other"]))
-    with pytest.raises(ValueError, match=r"consumer 'b' is unknown\. Fix: use 'default'"):
-        tracker.get_unique_ids("b")
     with pytest.raises(ValueError, match="a share of the rows is not supported"):
         tracker.get_unique(top_percentage=0.5)
     with pytest.raises(ValueError, match="feature 'g' has no tracked table"):
@@ -66,11 +66,8 @@ def test_what_a_tracker_refuses() -> None:
         DeltaStoreTrec(UpdateMode.FIRST).append(0, "t", torch.tensor([1]))
 
 
-def test_skipped_tables_and_copies_are_not_tracked() -> None:
+def test_copies_are_not_tracked() -> None:
     dmp = model()
-    skipped = ModelDeltaTracker(dmp, fqns_to_skip=["t"])
-    dmp._bare["bags"](batch(1))
-    assert skipped.get_unique_ids() == {} == skipped.fqn_to_feature_names()
     tracker = dmp.init_torchrec_delta_tracker(DeltaTrackerConfig())
     twin = dmp.copy("cpu")
     twin._bare["bags"](batch(3))
@@ -78,15 +75,14 @@ def test_skipped_tables_and_copies_are_not_tracked() -> None:
     assert read(tracker) == []
 
 
-def test_a_reader_after_a_reshard_is_refused() -> None:
+def test_a_model_gets_another_tracker_after_a_reshard() -> None:
     dmp = model(embedding_dim=8)
     tracker = dmp.init_torchrec_delta_tracker(DeltaTrackerConfig())
     module_plan = rl.sharding.construct_module_sharding_plan(
         dmp.collections["bags"], {"t": rl.column_wise(ranks=[0, 0])}, world_size=1, device_type="cpu"
     )
     dmp.reshard(rl.ShardingPlan({"bags": module_plan}))
-    with pytest.raises(ValueError, match=r"read before dmp\.reshard"):
-        tracker.get_unique_ids()
+    assert tracker.moved
     later = dmp.init_torchrec_delta_tracker(DeltaTrackerConfig())
     dmp._bare["bags"](batch(3, 3))
     assert read(later) == [3]

@@ -37,32 +37,51 @@ def test_an_epoch_is_plain_sgd_over_the_batches() -> None:
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+def check(found: jobs.Run, expected: jobs.Run, what: str, rtol: float = 1e-4) -> None:
+    """Losses, weights, scores and AUC of a rank are those of the unsharded model."""
+    assert found[0] == pytest.approx(expected[0], rel=1e-5), what
+    for name, weight in expected[1].items():
+        assert torch.allclose(found[1][name], weight, rtol=rtol, atol=1e-5), (what, name)
+    assert torch.allclose(found[2], expected[2], rtol=rtol, atol=1e-5), what
+    assert found[3] == pytest.approx(expected[3], abs=1e-3), what
+
+
 @pytest.mark.gate
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_replicas_train_as_one_process_does(world_size: int) -> None:
     """85 samples in batches of 21: the last batch has one sample, so all ranks but one step on nothing."""
     data = ratings(85)
-    losses, weights, scores, auc = jobs.train_plain(jobs.plain_model(data), data)
+    expected = jobs.train_plain(jobs.plain_model(data), data)
     with recshard_lab.launch(world_size) as ranks:
         for rank in ranks.run(jobs.replicated, data):
-            assert rank[0] == pytest.approx(losses, rel=1e-5)
-            for name, weight in weights.items():
-                assert torch.allclose(rank[1][name], weight, atol=1e-5), name
-            assert torch.allclose(rank[2], scores, atol=1e-5)
-            assert rank[3] == pytest.approx(auc, abs=1e-3)
+            check(rank, expected, "replicas", rtol=1e-5)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_a_recipe_trains_the_same_under_every_scheme(world_size: int) -> None:
+AVERAGED = Recipe(
+    embedding_dim=12, over_arch_layer_sizes=(8, 1), batch_size=21, epochs=2, init_max=0.3, average_decay=0.8
+)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "recipe", "backend"),
+    [
+        (2, jobs.RECIPE, None),
+        (3, jobs.RECIPE, None),
+        pytest.param(2, AVERAGED, "native", marks=pytest.mark.gate),
+        pytest.param(2, AVERAGED, None, marks=pytest.mark.gate),
+    ],
+)
+def test_a_recipe_trains_the_same_under_every_scheme(world_size: int, recipe: Recipe, backend: str | None) -> None:
+    """Each rank averages its own shards. A decay of 0.8 reaches the exponential part within 10 steps."""
     data = ratings(85)
-    losses, weights, scores, _ = jobs.unsharded(data, jobs.RECIPE)
+    expected = jobs.unsharded(data, recipe)
     with recshard_lab.launch(world_size) as ranks:
         for scheme in ("table_wise", "row_wise", "column_wise", "data_parallel"):
-            for rank in ranks.run(jobs.sharded, data, jobs.RECIPE, scheme):
-                assert rank[0] == pytest.approx(losses, rel=1e-5), scheme
-                assert torch.allclose(rank[2], scores, rtol=1e-4, atol=1e-5), scheme
-                for name, weight in weights.items():
-                    assert torch.allclose(rank[1][name], weight, rtol=1e-4, atol=1e-5), (scheme, name)
+            results = ranks.run(jobs.sharded, data, recipe, scheme, backend)
+            for rank in results:
+                check(rank, expected, scheme)
+                for name, weight in results[0][1].items():
+                    assert torch.equal(rank[1][name], weight), f"{scheme}: replicas of {name} differ"
 
 
 def test_evaluation_measures_every_sample_in_order() -> None:
@@ -170,24 +189,3 @@ def test_a_recipe_leaves_the_average_of_its_steps() -> None:
         expected = torch.stack([weights[name] for weights in seen]).mean(0)
         assert torch.allclose(weight, expected, atol=1e-6), name
         assert not torch.allclose(weight, model.state_dict()[name], atol=1e-4), name
-
-
-@pytest.mark.gate
-@pytest.mark.parametrize("backend", ["native", None])
-def test_averaged_sharded_weights_equal_averaged_unsharded_ones(backend: str | None) -> None:
-    """Each rank averages its own rectangles; a decay of 0.8 reaches the exponential part within 10 steps."""
-    data = ratings(85)
-    recipe = Recipe(
-        embedding_dim=12, over_arch_layer_sizes=(8, 1), batch_size=21, epochs=2, init_max=0.3, average_decay=0.8
-    )
-    losses, weights, scores, auc = jobs.unsharded(data, recipe)
-    with recshard_lab.launch(2) as ranks:
-        for scheme in ("table_wise", "row_wise", "column_wise", "data_parallel"):
-            results = ranks.run(jobs.sharded, data, recipe, scheme, backend)
-            for rank in results:
-                assert rank[0] == pytest.approx(losses, rel=1e-5), scheme
-                assert torch.allclose(rank[2], scores, rtol=1e-4, atol=1e-5), scheme
-                assert rank[3] == pytest.approx(auc, abs=1e-3)
-                for name, weight in weights.items():
-                    assert torch.allclose(rank[1][name], weight, rtol=1e-4, atol=1e-5), (scheme, name)
-                    assert torch.equal(rank[1][name], results[0][1][name]), f"{scheme}: replicas of {name} differ"

@@ -85,27 +85,24 @@ def batches(count: int, world: int, seed: int = 0) -> Iterator[list[list[tuple[T
         ]
 
 
-def batch_of(parts: list[list[tuple[Tensor, Tensor]]], ranks: range) -> KeyedJaggedTensor:
-    chosen = [parts[feature][rank] for feature in range(2) for rank in ranks]
-    return KeyedJaggedTensor(
-        ["u", "v"], torch.cat([ids for _, ids in chosen]), lengths=torch.cat([lengths for lengths, _ in chosen])
-    )
+def batch_of(parts: list[list[tuple[Tensor, Tensor]]], ranks: range, weighted: bool = False) -> KeyedJaggedTensor:
+    chosen = [of_feature[rank] for of_feature in parts for rank in ranks]
+    lengths, ids = torch.cat([lengths for lengths, _ in chosen]), torch.cat([ids for _, ids in chosen])
+    weights = 1 + (ids % 5).to(torch.float32) / 4 if weighted else None
+    return KeyedJaggedTensor(list("uvw"[: len(parts)]), ids, weights, lengths=lengths)
 
 
 def rows_of(output: Any) -> list[Tensor]:
     return [output[key].values() for key in output] if isinstance(output, dict) else [output.values()]
 
 
-def local(whole: Any, parts: Any, rank: int, world: int) -> list[Tensor]:
-    """The part of the unsharded collection's output that belongs to a rank."""
+def local(whole: Any, parts: list[list[tuple[Tensor, Tensor]]]) -> list[Tensor]:
+    """The part of the unsharded collection's output that belongs to this rank."""
+    rank, _ = world()
     if not isinstance(whole, dict):
-        return [whole.values()[rank * SAMPLES : (rank + 1) * SAMPLES]]
-    found = []
-    for key in whole:
-        feature = 0 if key.startswith("u") else 1
-        sizes = [len(parts[feature][other][1]) for other in range(world)]
-        found.append(whole[key].values()[sum(sizes[:rank]) : sum(sizes[: rank + 1])])
-    return found
+        return list(whole.values().split(len(parts[0][0][0]))[rank : rank + 1])
+    sizes = {key: [len(ids) for _, ids in of_feature] for key, of_feature in zip("uvw", parts, strict=False)}
+    return [whole[key].values().split(sizes[key[0]])[rank] for key in whole]
 
 
 def compared(reference: Any, dmp: Any, count: int, seed: int) -> int:
@@ -113,7 +110,7 @@ def compared(reference: Any, dmp: Any, count: int, seed: int) -> int:
     rank, ranks = world()
     for parts in batches(count, ranks, seed):
         whole, mine = reference(batch_of(parts, range(ranks))), dmp(batch_of(parts, range(rank, rank + 1)))
-        expected, found = local(whole, parts, rank, ranks), rows_of(mine)
+        expected, found = local(whole, parts), rows_of(mine)
         for one, other in zip(expected, found, strict=True):
             torch.testing.assert_close(other.detach(), one.detach(), rtol=1e-9, atol=1e-9)
         sum(rows.pow(2).sum() for rows in rows_of(whole)).backward()

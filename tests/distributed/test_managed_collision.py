@@ -28,7 +28,6 @@ from recshard_lab.distributed import (
 from recshard_lab.distributed.state.checkpoint import load_checkpoint, save_checkpoint
 from recshard_lab.embedding import (
     DistanceLFU_EvictionPolicy,
-    EmbOptimType,
     FusedEmbeddingCollection,
     HashZchEvictionPolicyName,
     HashZchManagedCollisionModule,
@@ -37,19 +36,13 @@ from recshard_lab.embedding import (
     ManagedCollisionEmbeddingCollection,
     MCHManagedCollisionModule,
 )
-from recshard_lab.optim import RowWiseAdagrad
 from recshard_lab.sharding import column_wise, construct_module_sharding_plan, data_parallel, row_wise, table_wise
 from tests.distributed.cached_jobs import world
 from tests.distributed.jobs import attempted
+from tests.distributed.test_dynamic import OPTIMIZERS, batch_of, local, rows_of
 
 SAMPLES, BUCKETS = 6, 4
 ROWS = {"user": 64, "item": 128}
-OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {"lr": 0.01}),
-    "adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
-    "row-wise adagrad": (RowWiseAdagrad, {"lr": 0.1}),
-    "adam": (EmbOptimType.ADAM, {"lr": 0.01}),
-}
 MODULES: dict[str, Callable[[str, int], Any]] = {
     "mch": lambda table, buckets: MCHManagedCollisionModule(
         ROWS[table], "cpu", DistanceLFU_EvictionPolicy(), 2, buckets=buckets
@@ -104,26 +97,6 @@ def batches(count: int, seed: int = 0, many: int | None = None) -> Iterator[list
             [(own, (torch.randn(int(own.sum()), generator=rng) * 90).long() * 7919**3) for own in of_feature]
             for of_feature in lengths
         ]
-
-
-def batch_of(parts: list[list[tuple[Tensor, Tensor]]], ranks: range, weighted: bool = False) -> KeyedJaggedTensor:
-    chosen = [parts[feature][rank] for feature in range(3) for rank in ranks]
-    lengths, ids = torch.cat([lengths for lengths, _ in chosen]), torch.cat([ids for _, ids in chosen])
-    weights = 1 + (ids % 5).to(ids.device, torch.float32) / 4 if weighted else None
-    return KeyedJaggedTensor(["u", "v", "w"], ids, weights, lengths=lengths)
-
-
-def rows_of(output: Any) -> list[Tensor]:
-    return [output[key].values() for key in output] if isinstance(output, dict) else [output.values()]
-
-
-def local(whole: Any, parts: Any) -> list[Tensor]:
-    """The part of the unsharded collection's output that belongs to this rank."""
-    rank, _ = world()
-    if not isinstance(whole, dict):
-        return [whole.values()[rank * SAMPLES : (rank + 1) * SAMPLES]]
-    sizes = [[len(ids) for _, ids in of_feature] for of_feature in parts]
-    return [whole[key].values()[sum(own[:rank]) : sum(own[: rank + 1])] for key, own in zip("uvw", sizes, strict=True)]
 
 
 def compared(

@@ -1,13 +1,17 @@
 """Tables, ranks and batches that planners are tested with."""
 
+import itertools
 import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recshard_lab.embedding.configs import EmbeddingBagConfig
-from recshard_lab.planner import EmbeddingShardingPlanner, Workload
+from recshard_lab.planner import CostModel, EmbeddingShardingPlanner, Workload
 from recshard_lab.planner.search import greedy
+from recshard_lab.planner.search.options import Option
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import ShardingPlan, Topology
 
@@ -19,6 +23,26 @@ def table(name: str, rows: int, cols: int, **more: Any) -> EmbeddingBagConfig:
 def best_plan(tables: Any, *given: Any, explain: bool = True, **options: Any) -> ShardingPlan:
     """The plan of a planner with these arguments."""
     return EmbeddingShardingPlanner(*given, **options).plan_tables(tables, explain=explain)
+
+
+def placed_loads(model: CostModel, option: Option) -> Iterator[np.ndarray]:
+    """``[K, W]`` what an option adds to each rank, for each placement of its shards."""
+    ranks = model.topology.world_size
+    for chosen in option.proposal.assignments or itertools.product(range(ranks), repeat=len(option.proposal.rects)):
+        added = np.zeros((len(option.loads), ranks))
+        for i, rank in enumerate(chosen):
+            added[:, rank] += option.loads[:, i]
+        yield added
+
+
+def best_step(model: CostModel, options: Sequence[Sequence[Option]]) -> float:
+    """Step time of the best of all placements of all options; infinite if none fits."""
+    best = np.inf
+    for placed in itertools.product(*([loads for o in own for loads in placed_loads(model, o)] for own in options)):
+        loads = np.sum(placed, axis=0)
+        if model.memory_total(loads).max() <= model.usable_bytes:
+            best = min(best, float(model.phases(loads).max(axis=-1).sum()))
+    return best
 
 
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:

@@ -1,6 +1,5 @@
 """Lower bounds and the exact solver: never above the best of all placements, and the exact plan is that best."""
 
-import itertools
 import random
 import subprocess
 import sys
@@ -17,29 +16,8 @@ from recshard_lab.planner.search import enumeration, ways
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.sharding import ParameterConstraints, PlanError, Topology, scheme_names
 from tests.grid import examples, grid
-from tests.planner.problems import best_plan, random_problem, random_tables, table
+from tests.planner.problems import best_plan, best_step, random_problem, random_tables, table
 from tests.planner.test_planner import problems
-
-
-def exhaustive(model: CostModel, tables: list[Any]) -> float:
-    """Step time of the best of all placements of all proposals."""
-    ranks = model.topology.world_size
-    ways = []
-    for options in options_of(model, tables, {}):
-        ways.append([])
-        for option in options:
-            count = len(option.proposal.rects)
-            for chosen in option.proposal.assignments or itertools.product(range(ranks), repeat=count):
-                delta = np.zeros((option.loads.shape[0], ranks))
-                for i, rank in enumerate(chosen):
-                    delta[:, rank] += option.loads[:, i]
-                ways[-1].append(delta)
-    best = np.inf
-    for combination in itertools.product(*ways):
-        loads = np.sum(combination, axis=0)
-        if model.memory_total(loads).max() <= model.usable_bytes:
-            best = min(best, float(model.phases(loads).max(axis=-1).sum()))
-    return best
 
 
 def small_problem(seed: int) -> tuple[list[Any], Topology, Workload, float]:
@@ -55,7 +33,8 @@ def small_problem(seed: int) -> tuple[list[Any], Topology, Workload, float]:
     least = sum(min(o.loads[MEMORY:].sum() for o in options) for options in options_of(ample, tables, {})) / 2
     cap = int((least + ample.fixed_memory.sum()) * slack)
     topology = Topology(2, device, hbm_cap=cap, ddr_cap=cap, reserve_fraction=0)
-    return tables, topology, load, exhaustive(CostModel(tables, topology, load), tables)
+    model = CostModel(tables, topology, load)
+    return tables, topology, load, best_step(model, options_of(model, tables, {}))
 
 
 def test_bounds_lie_below_the_best_of_all_placements_and_exact_plans_are_that_best() -> None:

@@ -15,6 +15,7 @@ from recshard_lab.planner.search.greedy import Search
 from recshard_lab.planner.search.options import options_of
 from recshard_lab.planner.search.packing_bound import packing_bound
 from recshard_lab.planner.search.problem import Problem
+from tests.planner.problems import placed_loads
 from tests.planner.test_bounds import small_problem
 from tests.planner.test_packing_bound import whole_tables
 
@@ -23,22 +24,14 @@ OFF = 1.005
 
 def every_placement(model: CostModel, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """``[n]`` ms of all placements that fit, by the linear terms; ``[n, T]`` the options that each takes."""
-    ranks, nodes = model.topology.world_size, model.topology.num_nodes
     ways = []
     for start, options in zip(problem.priced.starts.tolist(), problem.options, strict=True):
-        own = {}
-        for at, option in enumerate(options):
-            listed = option.proposal.assignments
-            for chosen in listed or itertools.product(range(ranks), repeat=len(option.proposal.rects)):
-                delta = np.zeros((len(option.loads), ranks))
-                for i, rank in enumerate(chosen):
-                    delta[:, rank] += option.loads[:, i]
-                own[start + at, delta.tobytes()] = delta
-        ways.append(own)
+        every = ((at, loads) for at, option in enumerate(options) for loads in placed_loads(model, option))
+        ways.append({(start + at, loads.tobytes()): loads for at, loads in every})
     steps, taken = [], []
     for combination in itertools.product(*(own.items() for own in ways)):
         loads = np.sum([delta for _, delta in combination], axis=0)
-        spent = model.terms.spent(loads, nodes)
+        spent = model.terms.spent(loads, model.topology.num_nodes)
         if model.memory_total(loads).max() <= model.usable_bytes:
             steps.append(float(spent[:-1].max(axis=1).sum()))
             taken.append([option for (option, _), _ in combination])

@@ -18,7 +18,7 @@ from recshard_lab.planner.search.packing_bound import dual_feasible, packing_bou
 from recshard_lab.planner.search.problem import Problem
 from recshard_lab.sharding import ParameterConstraints, Topology
 from tests.grid import examples
-from tests.planner.problems import table
+from tests.planner.problems import best_step, table
 
 
 @given(st.lists(st.one_of(st.floats(0, 1), st.sampled_from([1 / 2, 1 / 3, 2 / 3, 1 / 4, 0.4, 0.6, 0.2])), min_size=1))
@@ -41,14 +41,7 @@ def whole_tables(seed: int) -> tuple[Problem, float]:
     only = {config.name: ParameterConstraints(sharding_types=["table_wise"]) for config in tables}
     model = CostModel(tables, top, load, only)
     options = options_of(model, tables, only)
-    best = np.inf
-    for ranks in itertools.product(range(3), repeat=len(tables)):
-        loads = np.zeros((len(options[0][0].kinds), 3))
-        for (option,), rank in zip(options, ranks, strict=True):
-            loads[:, rank] += option.loads[:, 0]
-        if model.memory_total(loads).max() <= model.usable_bytes:
-            best = min(best, float(model.step_of(model.phases(loads))))
-    return Problem(model, options), best
+    return Problem(model, options), best_step(model, options)
 
 
 def test_packing_proves_no_more_than_the_best_of_all_placements_and_more_than_averages() -> None:

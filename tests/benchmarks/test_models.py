@@ -1,22 +1,17 @@
 """The loss curves' two sides train alike on small data, and would show it if they did not."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import recshard_lab
 from benchmarks.apparatus.model_runs import Course, plain, sharded
 from benchmarks.apparatus.tower_runs import Likes, scores_alone, scores_sharded
 from recshard_lab.models import model_names
+from tests.launched import launched
 
 RATINGS = {"name": "synthetic-ratings", "num_ratings": 3000}
 
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with recshard_lab.launch(2) as ranks:
-        yield ranks
+two = launched(2)
 
 
 @pytest.mark.nightly

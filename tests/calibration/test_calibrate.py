@@ -1,6 +1,5 @@
 """Calibrating two launched ranks for real, and what can be done with what comes of it."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import recshard_lab
 from benchmarks import calibration as bench
 from recshard_lab.calibration import Calibration, check
 from recshard_lab.calibration.alone import time_alone
@@ -17,14 +15,12 @@ from recshard_lab.cli import app
 from recshard_lab.planner.workload import OPTIMIZER_STATE_BYTES
 from recshard_lab.sharding import Topology
 from tests.calibration.test_device_profile import profile
+from tests.launched import launched
 
 pytestmark = pytest.mark.clock  # calibration measures
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
+ranks = launched(2)
 
 
 @pytest.fixture(scope="module")

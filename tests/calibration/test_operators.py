@@ -1,6 +1,5 @@
 """Figures from operators and collectives: exact on simulated times, and measured on a GPU where there is one."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +13,12 @@ from recshard_lab.calibration.calibrating import calibrate, default_topology
 from recshard_lab.sharding import Topology
 from tests.calibration import simulated
 from tests.calibration.simulated import FIGURES
+from tests.launched import launched
 
 GPUS = torch.cuda.device_count()
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    with recshard_lab.launch(4, devices="cpu") as launched:
-        yield launched
+ranks = launched(4, devices="cpu")
 
 
 @pytest.mark.gate

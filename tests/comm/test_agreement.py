@@ -1,16 +1,14 @@
 """Agreement: what one rank raises, all raise."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 
-import recshard_lab
 from recshard_lab import PlanError
 from recshard_lab.comm import agreed, from_first_rank, gathered, refuse_differences
 from recshard_lab.distributed import ShardingEnv
 from recshard_lab.saved.files import CheckpointError
+from tests.launched import launched
 from tests.patience import scaled
 
 KINDS: dict[str, tuple[Any, str, str, int | None]] = {
@@ -30,11 +28,7 @@ KINDS: dict[str, tuple[Any, str, str, int | None]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    """Three ranks."""
-    with recshard_lab.launch(3) as launched:
-        yield launched
+ranks = launched(3)
 
 
 class _Odd(ValueError):

@@ -1,22 +1,17 @@
 """The largest number of all ranks: a NaN of any rank reaches every rank, as in torch, although Gloo drops it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import recshard_lab
 from recshard_lab.comm import ProcessGroupWire, ShardingEnv, all_reduce, trace
+from tests.launched import launched
 
 NAN, INF = float("nan"), float("inf")
 
-
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.gate)])
-def ranks(request: Any) -> Iterator[Any]:
-    with recshard_lab.launch(request.param) as launched:
-        yield launched
+ranks = launched([2, pytest.param(3, marks=pytest.mark.gate)])
 
 
 def numbers_of(rank: int, world_size: int, dtype: torch.dtype) -> Tensor:

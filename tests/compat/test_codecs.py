@@ -1,6 +1,5 @@
 """FP8 in messages: the error of each number is within its bound, alone and on two ranks."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from recshard_lab import (
 from recshard_lab.comm import codec_error
 from recshard_lab.compat.distributed.codecs import CommType, Fp8Codec, QCommsConfig, get_qcomm_codecs_registry
 from recshard_lab.distributed import EmbeddingBagCollectionSharder
-from recshard_lab.launcher import launch
 from recshard_lab.sharding import construct_module_sharding_plan, row_wise, table_wise
+from tests.launched import launched
 
 
 def test_numbers_are_within_the_bound_and_saturation_is_counted() -> None:
@@ -72,10 +71,7 @@ def forward(coded: bool) -> Any:
     return output.detach(), dmp.full_state_dict()["embedding_bags.b.weight"]
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with launch(2) as ranks:
-        yield ranks
+two = launched(2)
 
 
 @pytest.mark.gate

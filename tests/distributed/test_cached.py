@@ -1,13 +1,11 @@
 """Cached tables (compute kernel "fused_uvm_caching"): the same bits as without a cache."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-import recshard_lab
 from recshard_lab import (
     DynamicEmbeddingConfig,
     EmbeddingBagConfig,
@@ -26,12 +24,9 @@ from recshard_lab.sharding import CacheParams
 from tests.distributed import cached_jobs
 from tests.distributed.cached_jobs import CACHED
 from tests.grid import worlds
+from tests.launched import launched
 
-
-@pytest.fixture(scope="module", params=worlds(2, 4))
-def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with recshard_lab.launch(request.param) as launched:
-        yield launched
+ranks = launched(worlds(2, 4))
 
 
 def check(found: list[tuple[list[str], list[dict[str, float]]]]) -> None:

@@ -1,7 +1,6 @@
 """Outputs are waited for when they are first used; their exchanges travel while the model computes something else."""
 
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,12 +8,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-import recshard_lab
 from recshard_lab import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, row_wise
 from recshard_lab.comm import ShardingEnv
 from recshard_lab.comm.trace import trace
 from recshard_lab.distributed import LazyAwaitable, shard
 from tests.distributed.jobs import batch_of
+from tests.launched import launched
 
 TABLE = {"name": "t", "num_embeddings": 10, "embedding_dim": 4, "feature_names": ["f"]}
 
@@ -33,10 +32,7 @@ def waited(traced: Any, label: str) -> list[bool]:
     return [event.ms > 0 for event in traced.events if event.label.startswith(label)]
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Any]:
-    with recshard_lab.launch(2, nodes=2) as launched:
-        yield launched
+pair = launched(2, nodes=2)
 
 
 def use_of_an_output(pooled: bool) -> tuple[list[bool], list[bool], bool]:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from recshard_lab.lab import LiveCounters, read_counters, unwatch_counters, views, watch_counters
 from recshard_lab.lab.live.row_cache import RowCache
 from recshard_lab.lab.live.samples import Sample
-from recshard_lab.launcher import LaunchError, RankError, Ranks, launch
+from recshard_lab.launcher import LaunchError, RankError, Ranks
+from tests.launched import launched
 from tests.patience import wait_until
 
 MODEL = """
@@ -63,10 +64,7 @@ norms = {
 """
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with launch(2) as made:
-        yield made
+ranks = launched(2)
 
 
 def model_on(ranks: Ranks, optimizer: str = "exact_row_wise_adagrad") -> None:

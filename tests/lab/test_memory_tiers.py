@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +10,12 @@ import numpy as np
 import pytest
 
 from recshard_lab.lab import measure_plan, views
-from recshard_lab.launcher import Ranks, launch
+from recshard_lab.launcher import Ranks
 from recshard_lab.planner import Estimate, Workload, estimate
 from recshard_lab.sharding import ParameterSharding, Shard, ShardingPlan, Topology
 from tests.lab.pictures import boxes, texts
 from tests.lab.plans import plan_of, table
+from tests.launched import launched
 
 TABLES = [table("movie", 1000), table("user", 400)]
 LOAD = Workload(32, 2.0, optimizer="exact_row_wise_adagrad")
@@ -80,10 +80,7 @@ def test_measured_bytes_of_the_hosts_memory_stand_beside_predicted_ones() -> Non
     assert "not the same plan" in views.memory(found, measured).problem
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with launch(2) as made:
-        yield made
+ranks = launched(2)
 
 
 def held(plan_json: str, tables: list[Any], device: str) -> tuple[dict[str, int], dict[str, int]]:

@@ -10,16 +10,13 @@ from html import unescape
 import pytest
 
 from recshard_lab.lab import LiveCounters, RanksPanel, SchemeSwitcher
-from recshard_lab.launcher import LaunchError, Ranks, launch
+from recshard_lab.launcher import LaunchError, Ranks
 from recshard_lab.planner import Workload
 from tests.lab.test_scheme_switcher import MODEL
+from tests.launched import launched
 from tests.patience import wait_until
 
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with launch(2) as made:
-        yield made
+ranks = launched(2)
 
 
 @pytest.fixture

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 
 from recshard_lab.lab.live.recorded_step import RecordedStep, ShardFeatureRecord, record, record_under
-from recshard_lab.launcher import RankError, Ranks, launch
+from recshard_lab.launcher import RankError, Ranks
 from recshard_lab.sharding import ShardingPlan, scheme_names
 from tests.lab.recorded import Truth, build, plan_of
+from tests.launched import launched
 
 NAMES = {"loss": "loss_of", "optimizer": "dense"}
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with launch(2) as made:
-        yield made
+ranks = launched(2)
 
 
 @pytest.fixture(scope="module")

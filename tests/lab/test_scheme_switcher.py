@@ -10,9 +10,10 @@ import pytest
 
 from recshard_lab.lab import LiveModel, SchemeSwitcher
 from recshard_lab.lab.widgets.components import SplitLines
-from recshard_lab.launcher import RankError, Ranks, launch
+from recshard_lab.launcher import RankError, Ranks
 from recshard_lab.planner import Workload, estimate
 from recshard_lab.sharding import ParameterSharding, PlanError, Shard, ShardingPlan, Topology, scheme_names
+from tests.launched import launched
 from tests.patience import wait_until
 
 pytestmark = pytest.mark.gate
@@ -47,10 +48,7 @@ def train_step():
 """
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with launch(4, nodes=2) as made:
-        yield made
+ranks = launched(4, nodes=2)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Times that ranks measured on a shared GPU are labelled wherever they are shown."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +20,10 @@ from recshard_lab.lab.demo.training import Comparison, Run
 from recshard_lab.lab.exporting.exportable import Candidate
 from recshard_lab.lab.exporting.plan_report import _note
 from recshard_lab.lab.magics.output import time_bars
-from recshard_lab.launcher import CellResult, LaunchError, Ranks, launch
+from recshard_lab.launcher import CellResult, LaunchError, Ranks
 from recshard_lab.planner import EmbeddingShardingPlanner, Workload
 from recshard_lab.train.stages import StageLog, events_from_collectives
+from tests.launched import launched
 
 NOTE = "shared GPU: bytes and results are real, times are not"
 SENTENCE = "Shared GPU: bytes and results are real, times are not."
@@ -40,10 +40,7 @@ def shares_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECSHARD_TIMES_NOTE", NOTE)
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with launch(2, devices="cpu") as running:
-        yield running
+ranks = launched(2, devices="cpu")
 
 
 def as_if_shared(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

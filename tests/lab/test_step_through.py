@@ -13,18 +13,16 @@ import traitlets
 from recshard_lab.lab import StepThrough, views
 from recshard_lab.lab.live.recorded_step import STAGES, RecordedStep, record
 from recshard_lab.lab.views.step_pieces import Frame, Piece, Shown, shown_frames
-from recshard_lab.launcher import RankError, Ranks, launch
+from recshard_lab.launcher import RankError, Ranks
 from tests.lab.pictures import SVG
 from tests.lab.recorded import Truth, build, plan_of, recorded_step
+from tests.launched import launched
 
 OTHERS = ("column_wise", "data_parallel")
 NAMES = {"loss": "loss_of", "optimizer": "dense"}
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with launch(2) as made:
-        yield made
+ranks = launched(2)
 
 
 @pytest.fixture(scope="module")

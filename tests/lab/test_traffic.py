@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,13 +11,14 @@ import pytest
 from recshard_lab.lab import views
 from recshard_lab.lab.views.links import links_of
 from recshard_lab.lab.views.traffic_phases import PHASES, parts_of, phase_of
-from recshard_lab.launcher import Ranks, launch
+from recshard_lab.launcher import Ranks
 from recshard_lab.planner import Estimate, estimate
 from recshard_lab.sharding import ShardingPlan, Topology, scheme_named, scheme_names
 from recshard_lab.sharding.plan.types import ROUTES
 from tests.lab.pictures import texts
 from tests.lab.plans import many, plan_of, table
 from tests.lab.traffic_jobs import counted_steps, even_load, matrices
+from tests.launched import launched
 
 pytestmark = pytest.mark.gate
 
@@ -26,10 +26,7 @@ TABLES = [table("movie", 64), table("user", 32), table("genre", 16, 32)]
 NODES = Topology(4, local_world_size=2)
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with launch(4, nodes=2) as made:
-        yield made
+ranks = launched(4, nodes=2)
 
 
 def plan_under(scheme: str, topology: Topology = NODES) -> ShardingPlan:

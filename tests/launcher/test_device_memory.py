@@ -22,6 +22,7 @@ from recshard_lab.launcher import LaunchError, RankError, Ranks, device_memory, 
 from recshard_lab.launcher.device_memory import counting, limit, measure, with_rest
 from recshard_lab.planner import Workload
 from recshard_lab.sharding import PlanError, ShardingPlan, Topology
+from tests.launched import launched
 from tests.launcher.waiting import running
 from tests.patience import wait_until
 
@@ -30,11 +31,7 @@ MOVIES = [EmbeddingBagConfig(name="movies", num_embeddings=300_000, embedding_di
 LOAD = Workload(256, {"f": 5.0}, optimizer="exact_row_wise_adagrad")
 
 
-@pytest.fixture(scope="module")
-def small() -> Iterator[Ranks]:
-    """Two CPU ranks with 60 MB each."""
-    with launch(2, memory_gb=GB) as ranks:
-        yield ranks
+small = launched(2, memory_gb=GB)
 
 
 def plan(scheme: str, topology: Topology) -> ShardingPlan:

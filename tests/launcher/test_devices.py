@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from recshard_lab.launcher.engines.ray_cluster import layout
 from recshard_lab.launcher.shape import Shape
 from recshard_lab.launcher.wires import rank_spec
 from recshard_lab.sharding import running_topology
+from tests.launched import launched
 from tests.refusals import not_refused
 
 NOTE = "shared GPU: bytes and results are real, times are not"
@@ -339,10 +340,7 @@ def exchange() -> list[float]:
 EXCHANGED = [[3.0, 12.0, 24.0, 24.0, 12.0], [6.0, 12.0, 24.0, 24.0, 12.0]]
 
 
-@pytest.fixture(scope="module")
-def on_cpu() -> Iterator[Ranks]:
-    with launch(2, devices="cpu") as ranks:
-        yield ranks
+on_cpu = launched(2, devices="cpu")
 
 
 def test_ranks_name_their_devices(on_cpu: Ranks) -> None:

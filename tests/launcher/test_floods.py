@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -12,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recshard_lab.launcher import LineMerger, Ranks, RanksInterrupted, launch
+from recshard_lab.launcher import LineMerger, Ranks, RanksInterrupted
 from recshard_lab.launcher.lines import LINE_CHARS, Printer
 from recshard_lab.launcher.wires import IDLE_CHARS, Event, Inbox
+from tests.launched import launched
 from tests.launcher.waiting import interrupt, then
 from tests.patience import wait_until
 
@@ -30,10 +30,7 @@ thread.start()
 """
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with launch(2) as running:
-        yield running
+ranks = launched(2)
 
 
 def test_output_and_displays_between_cells_are_bounded_and_the_next_cell_counts_what_is_dropped(

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from recshard_lab.launcher import LaunchError, Ranks, current, launch
+from tests.launched import launched
 from tests.launcher.waiting import left
 from tests.patience import scaled
 
@@ -22,11 +23,7 @@ FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of f
 pytestmark = [pytest.mark.timeout(60), FORKS]
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    """Two ranks of this process for the whole file."""
-    with launch(2) as world:
-        yield world
+ranks = launched(2)
 
 
 def in_fork(work: Callable[[], Any]) -> Any:

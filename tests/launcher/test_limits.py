@@ -6,7 +6,6 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, flight, launch, wires, world
+from tests.launched import launched
 from tests.launcher import waiting
 from tests.launcher.waiting import then
 from tests.patience import wait_until
@@ -26,11 +26,7 @@ STOPPED = "import os, signal\nif rank == 0: os.kill(os.getpid(), signal.SIGSTOP)
 SWALLOWS = "import time\ntry:\n    {line}time.sleep(60)\nexcept KeyboardInterrupt: pass"
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    """Two ranks for the whole file; a test that loses them restarts them."""
-    with launch(2) as running:
-        yield running
+ranks = launched(2)  # a test that loses them restarts them
 
 
 def texts(results: list[Any]) -> list[str | None]:

@@ -13,21 +13,18 @@ from unittest.mock import MagicMock
 import psutil
 import pytest
 
-from recshard_lab.launcher import RankError, Ranks, launch
+from recshard_lab.launcher import RankError, Ranks
 from recshard_lab.launcher.cell import bundle
 from recshard_lab.launcher.channel import Channel
 from recshard_lab.launcher.rank import DEPTH
+from tests.launched import launched
 from tests.launcher.waiting import left
 from tests.patience import scaled, wait_until
 
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    """Two ranks for the whole file."""
-    with launch(2) as ranks:
-        yield ranks
+pair = launched(2)
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,9 @@ import torch.optim._functional
 
 import __main__
 import recshard_lab
-from recshard_lab.launcher import Ranks, launch
+from recshard_lab.launcher import Ranks
 from recshard_lab.launcher.payload import decode, encode
+from tests.launched import launched
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -75,12 +76,7 @@ def fused():
     return type(rs.FusedEmbeddingBagCollection([table], SGD, {"lr": 0.1})).__name__
 """
 
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    """Two ranks for the whole file."""
-    with launch(2) as running:
-        yield running
+ranks = launched(2)
 
 
 @pytest.fixture

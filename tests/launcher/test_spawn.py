@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -20,6 +19,7 @@ from recshard_lab.launcher import LaunchError, RankError, Ranks, launch
 from recshard_lab.launcher.engines import Ending
 from recshard_lab.launcher.engines.spawn import SpawnedRank
 from recshard_lab.launcher.shape import Shape
+from tests.launched import launched
 from tests.launcher.engines import check_stops, check_work
 from tests.launcher.waiting import left
 from tests.patience import scaled
@@ -27,11 +27,7 @@ from tests.patience import scaled
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module")
-def spawned() -> Iterator[Ranks]:
-    """Two ranks for the whole file: each costs the import of torch."""
-    with launch(2, start_method="spawn") as ranks:
-        yield ranks
+spawned = launched(2, start_method="spawn")  # each costs the import of torch
 
 
 def test_they_are_children_of_this_process_and_work_as_forked_ranks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,19 +14,17 @@ import psutil
 import pytest
 import torch
 
-from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, current, launch
+from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, current
 from recshard_lab.launcher.shape import Shape
 from recshard_lab.launcher.wires import Wires
+from tests.launched import launched
 from tests.launcher.waiting import left, running
 from tests.patience import wait_until
 
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with launch(2) as running:
-        yield running
+ranks = launched(2)
 
 
 def test_large_tensors_of_a_call_travel_in_shared_memory(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

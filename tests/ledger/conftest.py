@@ -9,6 +9,7 @@ import torch
 import recshard_lab
 from recshard_lab.embedding import kernels
 from recshard_lab.embedding.kernels import fbgemm
+from tests.launched import launched
 
 GPUS = torch.cuda.device_count()
 DEVICES = [
@@ -41,8 +42,5 @@ def ranks(request: pytest.FixtureRequest, device: str) -> Iterator[Any]:
         yield launched
 
 
-@pytest.fixture(scope="module")
-def one_rank() -> Iterator[Any]:
-    """A process in which the ledger device may be registered."""
-    with recshard_lab.launch(1, devices="cpu") as launched:
-        yield launched
+# A process in which the ledger device may be registered.
+one_rank = launched(1, devices="cpu")

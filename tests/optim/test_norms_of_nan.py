@@ -1,6 +1,5 @@
 """A NaN or an infinite gradient on any rank gives the norm and the weights of unsharded torch."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,21 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recshard_lab
 from recshard_lab import DistributedModelParallel, EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from recshard_lab.distributed import EmbeddingBagCollectionSharder
 from recshard_lab.optim import CombinedOptimizer, GradientClipping, GradientClippingOptimizer, KeyedOptimizerWrapper
 from recshard_lab.sharding import EmbeddingModuleShardingPlan, ShardingPlan, construct_module_sharding_plan, table_wise
 from tests.grid import worlds
+from tests.launched import launched
 
 INF = float("inf")
 VALUES = (float("nan"), INF, -INF)
 
 
-@pytest.fixture(scope="module", params=worlds(2, 3))
-def ranks(request: Any) -> Iterator[Any]:
-    with recshard_lab.launch(request.param) as launched:
-        yield launched
+ranks = launched(worlds(2, 3))
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:

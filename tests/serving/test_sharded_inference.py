@@ -1,6 +1,5 @@
 """Inference with tables split over devices of one process, or over launched ranks, equals the unsharded model."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from recshard_lab.sharding.schemes import scheme_names
 from tests.distributed import cases
 from tests.distributed.jobs import Case, Model, batch_of
 from tests.grid import worlds
+from tests.launched import launched
 from tests.serving import inference_jobs as jobs
 
 BIT_EXACT = ["table_wise", "column_wise", "data_parallel", "table_column_wise"]  # no row is a sum over devices
@@ -159,10 +159,7 @@ def test_wrong_arguments_are_named() -> None:
         shard_for_inference(ebc, output_device="cpu")
 
 
-@pytest.fixture(scope="module", params=worlds(1, 2, 4))
-def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with rl.launch(request.param) as launched:
-        yield launched
+ranks = launched(worlds(1, 2, 4))
 
 
 @pytest.mark.parametrize(("sequence", "dtype"), [(False, None), (True, None), (False, "int8")])

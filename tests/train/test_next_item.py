@@ -1,22 +1,17 @@
 """A sequence model trained on ranks and by its plain twin: losses, NDCG@10, and evaluation against a loop."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-import recshard_lab as rs
 from benchmarks.apparatus.sequence_runs import Course, PlainSASRec, plain, plain_ndcg, sharded
 from recshard_lab.train import evaluate_next_item, rank_held_out
+from tests.launched import launched
 
 SMALL = Course(ratings=2000, epochs=3, max_length=12)
 
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    with rs.launch(2) as ranks:
-        yield ranks
+two = launched(2)
 
 
 @pytest.mark.gate

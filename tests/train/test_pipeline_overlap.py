@@ -4,24 +4,19 @@ Exchanges are slowed and the model sleeps, so that neither needs a core; what is
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import recshard_lab
 from recshard_lab.distributed.step.messages import FORWARD
 from recshard_lab.train import pipelines
 from recshard_lab.train.stages import StageEvent, events_from_chrome_trace, hidden_share
+from tests.launched import launched
 from tests.train import pipeline_jobs as jobs
 
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Any]:
-    with recshard_lab.launch(2) as launched:
-        yield launched
+ranks = launched(2)
 
 
 def slowest(ranks: Any, kind: str, message_ms: float, compute_ms: float, label: str, **options: Any) -> float:

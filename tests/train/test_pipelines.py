@@ -1,22 +1,19 @@
 """Pipelines on ranks: the plain loop's bits, whatever fails or moves ahead of a step, and no rank left waiting."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import recshard_lab
 from tests.grid import grid
+from tests.launched import launched
 from tests.train import pipeline_jobs as jobs
 
 SAME = ["TrainPipelineBase", "TrainPipelineSparseDist", "PrefetchTrainPipelineSparseDist"]
 AHEAD = SAME[1:]
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(4, marks=pytest.mark.nightly)], ids=lambda n: f"W{n}")
-def ranks(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with recshard_lab.launch(request.param) as launched:
-        yield launched
+ranks = launched([1, 2, pytest.param(4, marks=pytest.mark.nightly)], ids=lambda n: f"W{n}")
 
 
 @pytest.mark.gate

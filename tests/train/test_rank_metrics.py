@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,14 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-import recshard_lab
 from recshard_lab.train import metrics
+from tests.launched import launched
 from tests.train import jobs
 
 WINDOW = 4  # steps
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=lambda n: f"W{n}")
-def some(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with recshard_lab.launch(request.param) as ranks:
-        yield ranks
+some = launched([2, 3], ids=lambda n: f"W{n}")
 
 
 def truth(samples: jobs.Step) -> dict[str, float]:

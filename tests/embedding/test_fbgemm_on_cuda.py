@@ -350,7 +350,7 @@ def test_counters_of_the_cache_are_fbgemms(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_arguments_of_a_cached_module(modules: list[dict[str, Any]], evict: str) -> None:
     real, kernel = fbgemm._fbgemm(), unmade(FbgemmCachedKernel, DataType.FP32)
     kernel._caches, kernel._shard_features = [FbgemmCache(0.25, evict), FbgemmCache(0.5, evict)], [[1, 2], [0]]
-    assert list(kernel._alike().values()) == [[0], [1]]  # a TBE for each table
+    assert kernel._alike() == [[0], [1]]  # a TBE for each table
     for index, features in enumerate([[1, 2], [0]]):
         kernel._make_tbe([index], features, SGD)
     where = (real.EmbeddingLocation.MANAGED_CACHING, real.ComputeDevice.CUDA)

@@ -7,7 +7,8 @@ the time limit ends  ranks are interrupted. Their collectives are ended after IN
                      after KILL_S
 the user stops       1. ranks in Python code get KeyboardInterrupt
                      2. after INTERRUPT_GRACE_S, or at a second stop (which interrupts again), collectives are ended
-                     3. at a third stop the ranks are killed and started again
+                     3. at a stop after that they get KeyboardInterrupt again. After INTERRUPT_GRACE_S, or at another
+                        stop, ranks that have not ended the cell are killed, and all are started again
 the user stops       the ranks are killed at once
 a launch
 
@@ -62,7 +63,7 @@ class Flight:
         self.failures: dict[int, Failure] = {}
         self.stops = 0  # how often the user pressed stop
         self.freed = False  # connections were cut: groups must be rebuilt
-        self.killed = False  # the user's third stop
+        self.killed = False  # the user's last stop
         self.timed_out = False
         self.overdue: list[int] = []  # ranks that were killed because they did not answer
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -188,6 +189,8 @@ class Flight:
             patience = KILL_S
         if self._for("interrupted") > patience and not self.overdue:
             self._kill()
+        if self._for("last") > INTERRUPT_GRACE_S:
+            self.killed = True
         if self._for("killed") > GONE_S:
             for rank in sorted(self.waiting & set(self.overdue)):
                 self._on(Event(rank, "died", 0, f"was killed and has not ended after {GONE_S:g} s"))
@@ -209,8 +212,10 @@ class Flight:
             self.wires.send(rank, "interrupt", self.cell)
         if not self.freed and self._cables is None:
             self._free()
-        else:
+        elif "last" in self._since:
             self.killed = True
+        else:
+            self._mark("last")
 
     def _interrupt(self) -> None:
         self._mark("interrupted")
@@ -264,5 +269,5 @@ class Flight:
             at = f"it is at {self.printer.place(Line(*line))}" if line else "it is in code that is not the notebook's"
             self.printer.notice(
                 f"rank {rank} does not answer; {at}\n"
-                "It may still answer. Stop once more to kill the ranks and start them again."
+                "It may still answer. Stop once more: ranks that do not end the cell then are killed, and all start again."
             )

@@ -392,7 +392,7 @@ class Ranks:
 
     @contextmanager
     def _work(self) -> Iterator[World]:
-        """The world, for one piece of work at a time; restarted if the reader's third stop has killed it."""
+        """The world, for one piece of work at a time; restarted if the reader's last stop has killed it."""
         world = self._usable_world()
         if not self._busy.acquire(timeout=PATIENCE_S):
             raise LaunchError("the ranks are busy with another cell. Fix: wait for it, or interrupt it.")

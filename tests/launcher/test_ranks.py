@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from recshard_lab.launcher import LaunchError, RankError, Ranks, RanksInterrupted, current, launch, session
 from recshard_lab.launcher.engines.fork import forkserver
-from recshard_lab.launcher.flight import Flight
+from recshard_lab.launcher.flight import INTERRUPT_GRACE_S, Flight
 from tests.launcher.waiting import interrupt, left, running, then
 from tests.patience import wait_until
 
@@ -154,9 +154,11 @@ def test_an_interrupt_meets_a_rank_that_has_not_begun_the_cell(ranks: Ranks) -> 
     assert texts(ranks.exec("world_size")) == ["3"] * 3
 
 
-def test_a_second_stop_interrupts_again_where_the_first_was_swallowed(ranks: Ranks) -> None:
+@pytest.mark.parametrize("later_s", [0, 3 * INTERRUPT_GRACE_S], ids=["soon", "collectives have ended"])
+def test_a_second_stop_interrupts_again_where_the_first_was_swallowed(ranks: Ranks, later_s: float) -> None:
     first, again = then(ranks, interrupt), then(ranks, interrupt)
-    swallow = f"try:\n    {first}    time.sleep(60)\nexcept KeyboardInterrupt:\n    swallowed = True\n    {again}"
+    swallow = f"try:\n    {first}    time.sleep(60)\nexcept KeyboardInterrupt:\n    swallowed = True\n    "
+    swallow += f"time.sleep({later_s})\n    {again}"
     with pytest.raises(RanksInterrupted, match="stopped on all 3 ranks"):
         ranks.exec(f"import time\n{swallow}time.sleep(60)")
     assert texts(ranks.exec("swallowed")) == ["True"] * 3

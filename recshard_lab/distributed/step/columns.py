@@ -95,6 +95,7 @@ class ColumnMap:
         merged = _merge_runs(runs)
         self.source_widths, self.target_widths = tuple(source_widths), tuple(target_widths)
         edges = [edge for run in merged for edge in (run.source, run.target, run.width)]
+        # the largest size that cuts no run: the fewest indices
         self.chunk = gcd(*source_widths, *target_widths, *edges, *steps) or 1
         width = max(target_widths, default=0) if len({*source_widths, *target_widths}) == 1 else 0
         #: whether every target area is the source area
@@ -108,18 +109,21 @@ class ColumnMap:
         table = np.array(
             [(run.sender, run.source, run.target, run.width, run.receiver) for run in runs], dtype=np.int64
         ).reshape(-1, 5)
-        counts = table[:, 3] // self.chunk
-        sender, source, target, _, receiver = np.repeat(table, counts, axis=0).T
-        within = np.arange(counts.sum()) - np.repeat(_starts(counts), counts)
+        counts = table[:, 3] // self.chunk  # chunks of each run
+        sender, source, target, _, receiver = np.repeat(table, counts, axis=0).T  # [entries] each
+        within = np.arange(counts.sum()) - np.repeat(_starts(counts), counts)  # chunk of its run
         per_row = np.array(self.target_widths, dtype=np.int64) // self.chunk
+        # the chunk that each entry adds to, in one row of all target areas side by side
         place = _starts(per_row)[receiver] + target // self.chunk + within
+        # stable: summands keep the order of runs, so that all ranks round alike
         order = np.argsort(place, kind="stable")
         self._sender, self._offset = sender[order], source[order] // self.chunk + within[order]
+        # chunks from a row to the next one in the source area
         self._stride = np.array(self.source_widths, dtype=np.int64)[self._sender] // self.chunk
-        self._summands = np.bincount(place, minlength=int(per_row.sum()))
+        self._summands = np.bincount(place, minlength=int(per_row.sum()))  # of each target chunk
         self._chunks = per_row  # in a row of each target area
         self._widths = per_row * self.chunk
-        self._entries = np.bincount(receiver[order], minlength=len(per_row))
+        self._entries = np.bincount(receiver[order], minlength=len(per_row))  # in a row of each target area
         self._copies = bool((self._summands == 1).all())
         #: whether rows are single chunks at one distance
         self._steady = self._copies and bool((self._entries == 1).all() and (self._stride == self._stride[:1]).all())
@@ -146,6 +150,7 @@ class ColumnMap:
         rows = np.asarray(rows, dtype=np.int64)
         total, areas = int(rows @ self._widths), len(self.target_widths)
         held = int(np.asarray(source_rows, dtype=np.int64) @ np.array(self.source_widths, dtype=np.int64))
+        # a copy, and the sum of two row shards, need no indices
         if starts is None and self._whole and held * areas == total:
             return partial(_copies, number=areas, scale=scale)
         if starts is None and self._sums_two and held == 2 * total and scale == 1.0:
@@ -166,14 +171,16 @@ class ColumnMap:
     ) -> Indices:
         """What `bind` gathers."""
         starts = starts_of(source_rows, self.source_widths) if starts is None else starts
+        # first: [entries] the chunk that each entry reads for row 0
         counts, first = np.asarray(rows, dtype=np.int64), starts[self._sender] // self.chunk + self._offset
+        # two numbers for each area go to the device, not an index for each chunk
         if self._steady and scale == 1.0:
             return Indices(_expand_steady(first, int(self._stride[0]), counts, device), None, None)
         chunks = expand(first, self._stride, self._entries, counts)
         if self._copies and scale == 1.0:
             return Indices(to_device(chunks, device), None, None)
         if self._copies:
-            bags = np.arange(len(chunks))
+            bags = np.arange(len(chunks))  # one chunk in a bag, to scale it
         else:  # the bags of one row after the other
             size = np.repeat(self._entries, self._chunks)
             begin = np.repeat(_starts(self._entries * counts) - _starts(self._entries), self._chunks)
@@ -191,7 +198,7 @@ def expand(first: Ints, stride: Ints, entries: Ints, rows: Ints) -> Ints:
         rows: of each area.
     """
     if len(rows) == 1:
-        single: Ints = first + np.arange(int(rows[0]), dtype=np.int64)[:, None] * stride
+        single: Ints = first + np.arange(int(rows[0]), dtype=np.int64)[:, None] * stride  # [rows, entries]
         return single.reshape(-1)
     sizes = entries * rows
     area = np.repeat(np.arange(len(rows)), sizes)
@@ -203,6 +210,7 @@ def expand(first: Ints, stride: Ints, entries: Ints, rows: Ints) -> Ints:
 
 def _expand_steady(first: Ints, step: int, rows: Ints, device: torch.device) -> Tensor:
     """`expand` of one entry in each area, on the device."""
+    # one copy to the device for both; starts are shifted, so that one arange counts through all areas
     table = to_device(np.stack([first - _starts(rows) * step, rows]), device)
     total = int(rows.sum())
     shifts = torch.repeat_interleave(table[0], table[1], output_size=total)
@@ -345,17 +353,19 @@ class Chunks:
         assert sizes is not None
         if not len(place):
             return Indices(place.long(), None, None)
+        # one copy to the device for all four
         table = np.stack([sizes, starts[self.blocks] + self._first, strides[self.blocks], self._counts])
         number, first, stride, counts = to_device(table, device)
-        feature = torch.repeat_interleave(number, output_size=len(place))
-        place = place * stride[feature] + first[feature]
+        feature = torch.repeat_interleave(number, output_size=len(place))  # [n] of each place
+        place = place * stride[feature] + first[feature]  # now the first chunk of each place
         bags = None if uses is None else complete_cumsum(uses)[:-1]
+        # a row is one chunk, so places are chunks
         if (self._counts == 1).all():
             return Indices(place, bags, None)
         total, total_places = int(rows @ self._counts), int(sizes @ self._counts)
         chunks = counts[feature if bags is None else feature.index_select(0, bags)]
-        row = torch.repeat_interleave(chunks, output_size=total)
-        within = torch.arange(total, device=device) - (chunks.cumsum(0) - chunks)[row]
+        row = torch.repeat_interleave(chunks, output_size=total)  # [chunks on the wire]
+        within = torch.arange(total, device=device) - (chunks.cumsum(0) - chunks)[row]  # chunk of its row
         if uses is None or bags is None:
             return Indices(place[row] + within, None, None)
         uses = uses[row]  # of each chunk: a bag of the same chunk of all its places
@@ -407,8 +417,10 @@ class Stacked:
 
     def by_source(self, bags: Ints, device: torch.device) -> Callable[[Tensor], Tensor]:
         """What puts rows ``[T, width]`` of the kernel in the order of the wire; ``bags [W, features]``."""
+        # one shard feature has its rows by source already
         if len(self._widths) == 1:
             return torch.flatten
+        # [W, features]: below the rows of earlier sources, in the columns of the feature
         starts = (np.cumsum(bags, 0) - bags) * self.width + self._columns
         counts = bags.reshape(-1)
         pack = self._pack.bind(counts, counts, device, starts=starts.reshape(-1))
@@ -425,6 +437,7 @@ class Stacked:
         width = self.width
         if begins is None and len(self._widths) == 1 and width:
             return lambda flat: flat.view(-1, width)
+        # T, and [W] numbers from each source
         longest, sizes = int(bags.sum(0).max(initial=0)), bags @ self._widths
         if not longest * width:
             return lambda flat: flat.new_empty(longest, width)
@@ -435,7 +448,7 @@ class Stacked:
 
         def own_rows(flat: Tensor) -> Tensor:
             if flat.numel() > longest * width:
-                edges = np.column_stack([starts, starts + sizes]).reshape(-1)
+                edges = np.column_stack([starts, starts + sizes]).reshape(-1)  # gap, rows, gap, rows, ..., gap
                 flat = torch.cat(flat.split(np.diff(edges, prepend=0, append=flat.numel()).tolist())[1::2])
             return flat.view(longest, width)
 
@@ -452,10 +465,11 @@ class Stacked:
         stride = np.vstack([np.tile(chunks, (sources, 1)), np.zeros_like(totals)]).T.reshape(-1)
         every = np.vstack([rows, longest - totals]).T.reshape(-1)
         table = expand(first, stride, np.ones_like(first), every).reshape(count, longest)
-        begin = np.repeat(table, chunks, axis=0).T
+        begin = np.repeat(table, chunks, axis=0).T  # [T, chunks of a row]
         places = (begin + np.concatenate([np.arange(n) for n in chunks])).reshape(-1)
         if (totals == longest).all():
             return Indices(to_device(places, device), None, None)
+        # an empty bag gathers nothing, so that its row is zeros
         known = (begin >= 0).reshape(-1)
         return Indices(to_device(places[known], device), to_device(np.cumsum(known) - known, device), None)
 
@@ -473,6 +487,7 @@ class Transposed:
         self.features = count = len(widths)
         areas, turned = [width for width in widths for _ in range(sources)], [*widths] * sources
         pairs = [(n * sources + source, source * count + n) for n in range(count) for source in range(sources)]
+        # an area is the rows of one feature and source: the map turns (feature, source) to (source, feature)
         runs = [Run(area, 0, 0, areas[area], place) for area, place in pairs]
         there, back = ColumnMap(runs, areas, turned), ColumnMap([run.reversed() for run in runs], turned, areas)
         self._there = Last(lambda counts: there.bind(counts.T.reshape(-1), counts.reshape(-1), device))
@@ -519,9 +534,10 @@ class Means:
 
         def divide(rows: Tensor, local_batch: LocalBatch) -> Tensor:
             lengths = local_batch.lengths
+            # the last number, 1, divides the blocks that are sums
             divided = torch.cat([*(lengths[block] for block in self.blocks), lengths[0].new_ones(1)])
             divisors = divided.clamp(min=1).to(rows.dtype).index_select(0, index).unsqueeze(1)
-            return (rows.view(-1, self.chunk) / divisors).view(rows.shape)
+            return (rows.view(-1, self.chunk) / divisors).view(rows.shape)  # [chunks, chunk] / [chunks, 1]
 
         return divide
 

@@ -105,9 +105,10 @@ class SizesFormat:
 
     def __init__(self, layout: Layout, weighted: bool) -> None:
         self.parts = 2 if weighted else 1
-        self.widths = [_HEAD + 2 * len(features) for features in layout.rank_features]
+        self.widths = [_HEAD + 2 * len(features) for features in layout.rank_features]  # elements for each rank
         ends = np.cumsum([0, *self.widths])
-        self._heads = ends[:-1, None] + np.arange(_HEAD)
+        self._heads = ends[:-1, None] + np.arange(_HEAD)  # [W, 4]
+        # [E + W R] where the bags of each shard feature are; its ids are the next element
         self._bags = np.concatenate([np.arange(start + _HEAD, end, 2) for start, end in pairwise(ends)])
 
     def write(
@@ -129,12 +130,13 @@ class SizesFormat:
             bags, ids: of all shard features, rank after rank.
         """
         flat = np.empty(sum(self.widths), dtype=np.int64)
-        flat[self._heads] = state, segments, variable, weight_gradients
+        flat[self._heads] = state, segments, variable, weight_gradients  # one head, for all ranks
         flat[self._bags], flat[self._bags + 1] = bags, ids
         return flat
 
     def read(self, received: NDArray[np.int64]) -> Sizes:
         """``[W, width of this rank]`` -> sizes."""
+        # `PendingSizes.wait` has returned the states
         (_, segments, variable, weight_gradients), bags = received[:, :_HEAD].T, received[:, _HEAD::2]
         ids = received[:, _HEAD + 1 :: 2]
         return Sizes(segments, bool(variable.any()), weight_gradients.astype(bool), bags, ids, self.parts)
@@ -175,6 +177,7 @@ def issue_sizes(
         message = np.concatenate([own[rank] for rank in range(world) for own in by_rank])
         sends = [sum(len(own[rank]) for own in by_rank) for rank in range(world)]
     widths = [form.widths[env.rank] for form, _ in parts]
+    # each rank sends the sizes of this rank's shard features; 1 is a state without collections
     received = [max(1, sum(widths))] * world
     return PendingSizes(issue_all_to_all(torch.from_numpy(message), sends, received, env, label), widths, world)
 
@@ -228,6 +231,7 @@ class PendingIds:
                 found[n].error = error or also  # the lookup raises it on all ranks
                 if own.recorder is not None:
                     own.recorder("send", "unpack", found[n])
+        # collections that share a message need not be adjacent
         return list(map(found.__getitem__, range(len(self.dists))))
 
 
@@ -267,6 +271,7 @@ class InputDist:
         self.policy = policy or OutOfRange()
         self.layout, self.env, self.pooled, self.weighted = layout, env, pooled, weighted
         self.host_env = sizes_env(env)
+        # weights travel as bits among the ids, so 64-bit weights make the whole message 64-bit
         wide = any(table.data_type is DataType.FP64 for table in layout.tables)
         self.weight_dtype = (torch.float64 if wide else torch.float32) if weighted else None
         narrow = layout.rows_fit_int32 and self.weight_dtype is not torch.float64
@@ -288,6 +293,7 @@ class InputDist:
         self._same_rank = self._rank_of[1:] == self._rank_of[:-1]
         own = layout.rank_features[env.rank]
         whole = all(feature.shard.num_rows == layout.tables[feature.table].num_embeddings for feature in own)
+        # whether, on one rank, the kernels read the ids of a batch in its own order
         self._in_order = whole and not routed and [feature.block for feature in own] == list(range(len(layout.blocks)))
         self._wirings: dict[tuple[Any, ...], Wiring] = {}
         #: whether batches keep the places of their ids, for `exchange_rows`
@@ -306,6 +312,7 @@ class InputDist:
         total = first_copy + len(self.layout.replicated_features)
         first = total * np.arange(1 + self.format.parts)  # of each kind
         for count in self._exchanged:
+            # every rank is sent the replicated ones
             features = np.concatenate([np.arange(start, start + count), np.arange(first_copy, total)])
             slots.append((first[:, None] + features).reshape(-1))
             start += count
@@ -332,7 +339,7 @@ class InputDist:
         try:
             packed = self.pack(features)
         except Exception as caught:
-            if self.env.pg is None:
+            if self.env.pg is None:  # without a group no other rank waits
                 raise
             error = caught
         own_sizes = self.format.write(FAILED) if packed is None else packed.sizes
@@ -355,11 +362,12 @@ class InputDist:
         if variable or not self._in_order or features.keys() != [block.feature for block in self.layout.blocks]:
             return None
         weights, required = self._weights(features) if self.weighted else (None, None)
-        if required is not None:
+        if required is not None:  # the gradient of weights needs places, which `_pack` computes
             return None
         values, batch = features.values(), features.stride()
         limits = self._wiring(features, values).limits
         lengths = features.lengths().view(len(limits), batch).to(self.wire)
+        # a GPU's check and counts are one read
         if values.device.type == "cpu":
             counts = features.length_per_key()
             if not all_are_rows(values, features.offset_per_key(), limits):
@@ -388,6 +396,7 @@ class InputDist:
             ids=values.to(self.wire),
             weights=weights,
             lengths=lengths if self.pooled else lengths[:0],
+            # one rank has no replicas
             copies=lengths[:0],
             copy_bags=np.empty((1, 0), dtype=np.int64),
             segments=[batch if self.pooled else 1],
@@ -407,11 +416,13 @@ class InputDist:
             raise error
         values = features.values()
         wiring = self._wiring(features, values)
+        # on a GPU, `_pack` has the check in its one read
         if not values.is_cpu or all_are_rows(values, features.offset_per_key(), wiring.limits):
             packed = self._pack(Checked(features, wiring), features, check=not values.is_cpu)
             if packed is not None:
                 return packed
         rebuilt, lengths, kept = apply_policy(features, wiring.position, self.layout, self.policy)
+        # a rebuilt batch has one key for each block, in the order of blocks
         every = self._wiring(rebuilt, rebuilt.values(), list(range(len(lengths))))
         packed = self._pack(Checked(rebuilt, every, lengths, kept), features)
         assert packed is not None
@@ -421,6 +432,7 @@ class InputDist:
         """Of batches of this form; ``position`` is for each block its key, and is found by the names of features."""
         keys, bags = features.keys(), features.stride_per_key()
         known = values.is_cpu or features.length_per_key_or_none() is not None
+        # dtype and axes, so that a known form has passed `check_dtype`
         form = tuple(keys), tuple(bags), known, values.dtype, values.dim(), position is None
         wiring = self._wirings.get(form)
         if wiring is None:
@@ -442,6 +454,7 @@ class InputDist:
                 f"a variable batch arrived, but the plan has tables on route {DISTINCT_ROWS!r}, which sends no bags. "
                 f"Fix: route='direct' for these tables"
             )
+        # lengths, ids and weights share a message, so all have its dtype
         lengths, read = features.lengths().reshape(-1).to(self.wire), list[Tensor]()
         weights, required = self._weights(features) if self.weighted else (None, None)
         batch = Source(lengths, values, weights, None, wiring.bags)
@@ -451,6 +464,7 @@ class InputDist:
             read.append(batch.counts())
         if check:
             on_device = host_list(known, values.device) if known is not None else read[0]
+            # clamped ids keep the sorts in bounds until the host has read the flag
             values, flag = clamp_to_rows(values, on_device, wiring.limits, self._any_dynamic)
         every = self.keeps_places or required is not None
         want_places = every or len(self._distinct) > 0
@@ -458,6 +472,7 @@ class InputDist:
         sources = self.router.sources(wiring, batch, known, want_places)
         for own in wiring.distinct:
             sources.append(distinct_ids(sources[own.source], own.segments, own.rows))
+        # only now: ids of a whole table may need 64 bits, and ids counted from a shard's first row 32
         batch.ids = batch.ids.to(self.wire)
         for source in sources[1:]:
             source.ids = source.ids.to(self.wire)
@@ -468,6 +483,7 @@ class InputDist:
         if self.env.world_size > 1 and self.layout.replicated_features:
             replicas = DistinctRows(self.layout, self.pooled)
             if not values.is_cpu:
+                # before the read, which then has the numbers of distinct rows
                 replicas.sort_on_device(sources, wiring, read)
         numbers = read_all(read)
         if check and numbers[num_counts].any():
@@ -480,6 +496,7 @@ class InputDist:
             local.places, local.num_places, local.uses = places_of(wiring, sources, counts, shard_features)
         if replicas is not None:
             if values.is_cpu:
+                # after the read: with the counts, features that bags serve better are not sorted
                 replicas.sort_on_host(local.replicas, wiring.copies)
             local.touched = replicas.split(local.replicas, wiring.copies, numbers)
         packed = self._messages(checked, sources, runs, local)
@@ -531,18 +548,21 @@ class InputDist:
         """Adjacent runs of one tensor become one part of the message, found for all ranks at once."""
         wiring, tensors = checked.wiring, checked.wiring.tensors
         total, first_copy, kinds = len(wiring.segment), sum(self._exchanged), 1 + self.format.parts
+        # [kinds * (E + R)]: all lengths, all ids, all weights
         starts = np.concatenate([wiring.bag_runs[0], *[runs[0]] * (kinds - 1)])
         ends = np.concatenate([wiring.bag_runs[1], *[runs[1]] * (kinds - 1)])
         without_bags = self._distinct if self.pooled else np.arange(total)
-        ends[without_bags] = starts[without_bags]
+        ends[without_bags] = starts[without_bags]  # each id is a bag: no lengths are sent
+        # three tensors for each source, as `Wiring.tensors` counts them
         table: list[Tensor | None] = []
         for source in sources:
             bits = None if source.weights is None else _to_wire(source.weights, self.wire)
             table += [source.lengths, source.ids, bits]
         for place, touched in enumerate(local.touched):
             if touched is not None:
-                tensors = tensors.copy()
+                tensors = tensors.copy()  # batches share the wiring
                 number, rows = first_copy + place, touched.rows.numel()
+                # a distinct row is a bag of one id with weight 1: its gradient has the weights already
                 starts[number::total], ends[number::total] = 0, [0, rows, rows][:kinds]
                 tensors[number::total] = len(table), len(table), len(table) + 1
                 bits = None
@@ -550,7 +570,9 @@ class InputDist:
                     bits = _to_wire(torch.ones_like(touched.rows, dtype=self.weight_dtype), self.wire)
                 table += [touched.rows, bits]
         starts, ends, tensors = starts[self._slots], ends[self._slots], tensors[self._slots]
+        # a run that begins where the one before it ends is the same part
         joined = (starts[1:] == ends[:-1]) & (tensors[1:] == tensors[:-1]) & self._same_rank
+        # the slices are for messages without any shard feature
         first = np.concatenate([[0], np.flatnonzero(~joined) + 1])[: len(starts)]
         last = np.concatenate([first[1:], [len(starts)]])[: len(starts)] - 1
         parts: list[list[Tensor]] = list(map(list, repeat((), self.env.world_size)))
@@ -559,6 +581,7 @@ class InputDist:
             whole = table[tensor]
             if whole is not None and start < end:
                 parts[rank].append(whole[start:end])
+        # a feature of a sequence collection is one bag
         segments, sizes = local.batch_size if self.pooled else 1, ends - starts
         totals = np.concatenate([[0], sizes.cumsum()])[self._rank_ends]
         bags, ids, variable = sizes[self._bag_slots], sizes[self._id_slots], local.inverse is not None
@@ -577,10 +600,12 @@ class InputDist:
             offsets: ``[W]`` where each rank's part begins in ``received``.
         """
         first = self._exchanged[self.env.rank]
-        counts = np.concatenate([sizes.bags, *[sizes.ids] * sizes.parts], 1)
+        counts = np.concatenate([sizes.bags, *[sizes.ids] * sizes.parts], 1)  # [W, kinds * (L + R)]
         starts = counts.cumsum().reshape(counts.shape) - counts
+        # with several collections in a message, the parts of the ranks are not end to end
         if starts.size:
             starts += (offsets - starts[:, 0])[:, None]
+        # transposed: what came by source is read by shard feature
         moved = gather_runs(received, starts.T.reshape(-1), counts.T.reshape(-1))
         num_ids = int(sizes.ids.sum())
         num_lengths = moved.numel() - sizes.parts * num_ids
@@ -590,6 +615,7 @@ class InputDist:
             weights = _from_wire(moved[num_lengths + num_ids :], self.weight_dtype)
         segments, bags = sizes.segments.tolist(), None
         copy_bags, copy_ids = sizes.bags[:, first:], sizes.ids[:, first:]
+        # no bags but ids: these are distinct rows, each of them a bag
         copy_bags = np.where((copy_bags == 0) & (copy_ids > 0), copy_ids, copy_bags)
         if not self.pooled:
             lengths = copies = moved[:0].view(0, 0)
@@ -600,6 +626,7 @@ class InputDist:
                 lengths = padded(moved[:exchanged_lengths], bags, bags)
                 segments = [lengths.shape[1]]
             else:
+                # shard features of the path "distinct_rows" are last, and sent no lengths
                 pooled = self.layout.pooled_counts[self.env.rank]
                 lengths = moved[:exchanged_lengths].view(pooled, int(sizes.segments.sum()))
             copies = lengths[:0]
@@ -736,7 +763,7 @@ def _shared(action: Callable[[], T]) -> tuple[T, Exception | None]:
 def _to_wire(weights: Tensor, wire: torch.dtype) -> Tensor:
     """The bits of the weights as integers."""
     bits = torch.int64 if weights.dtype is torch.float64 else torch.int32
-    return weights.view(bits).to(wire)
+    return weights.view(bits).to(wire)  # 32 bits may travel among 64-bit ids
 
 
 def _from_wire(bits: Tensor, dtype: torch.dtype) -> Tensor:

@@ -64,12 +64,12 @@ class CollectionOptions:
 class Block:
     """One (table, feature) pair and its columns ``[start, start + dim)`` in the output."""
 
-    table: int
+    table: int  # its number
     feature: str
     key: str
     dim: int
     start: int
-    mean: bool
+    mean: bool  # divided by the length of the bag, on the source rank
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class ShardFeature:
 
     block: int
     table: int
-    shard_index: int
+    shard_index: int  # in the table's shards
     shard: Shard
     replicated: bool
-    group: Hashable
+    group: Hashable  # of its kernel
     route: str
 
 
@@ -112,11 +112,13 @@ class Layout:
         #: for each table and shard, whether it is replicated; on one rank nothing is
         self.replicated = flags if world_size > 1 else [tuple(False for _ in own) for own in flags]
         self.table_routes = [effective_route(table, shardings[table.name]) for table in tables]
+        # of all ranks: each rank computes from the plan what the others send
         self.rank_features: list[list[ShardFeature]] = [[] for _ in range(world_size)]
         for index, block in enumerate(blocks):
             copies, route = self.replicated[block.table], self.table_routes[block.table]
             for number, (shard, copy) in enumerate(zip(self.shards[block.table], copies, strict=True)):
                 group = groups[block.table, number]
+                # replicas return no rows; the path "direct" carries their gradients
                 feature = ShardFeature(index, block.table, number, shard, copy, group, "direct" if copy else route)
                 self.rank_features[shard.rank].append(feature)
         order = self._group_order(groups)
@@ -132,6 +134,7 @@ class Layout:
         found: dict[tuple[int, int], list[Any]] = {}
         for table, (shards, copies) in enumerate(zip(self.shards, self.replicated, strict=True)):
             for number, (shard, copy) in enumerate(zip(shards, copies, strict=True)):
+                # the replicas of one row range, by rank
                 same = [other for other, own in enumerate(shards) if copy and own.rows == shard.rows] or [number]
                 same.sort(key=lambda other: shards[other].rank)
                 found[table, number] = [groups[table, other] for other in same]
@@ -212,9 +215,11 @@ def effective_route(table: BaseEmbeddingConfig, sharding: ParameterSharding) -> 
 
 
 def _route_order(route: str) -> tuple[bool, bool, str]:
+    # "direct" first, "distinct_rows" last, others by name
     return route != "direct", route == DISTINCT_ROWS, route
 
 
 def _place(feature: ShardFeature, group: list[Any]) -> tuple[Any, ...]:
     """The sort key of a shard feature on its rank; ``group`` is that of its kernel group."""
+    # kernels and messages slice this order: replicas last, then by path, then by kernel
     return feature.replicated, _route_order(feature.route), group, feature.block, feature.shard.cols, feature.shard.rows

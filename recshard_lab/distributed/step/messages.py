@@ -42,8 +42,9 @@ class MessageLayout:
             encoded = [sum(map(self.codec.encoded_width, parcel)) for parcel in self.widths]
             self._wire_columns = np.array(encoded, dtype=np.int64)
         elif self.codec is not None:
+            # a codec by element has no rows: any width encodes the same
             self._one_width = 1
-        self._ends = np.cumsum([0, *map(len, widths)])
+        self._ends = np.cumsum([0, *map(len, widths)])  # [W + 1] parcels before each rank
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Of encoded rows of ``dtype``."""
@@ -58,6 +59,7 @@ class MessageLayout:
         return self._sum(rows * self._wire_columns)
 
     def _sum(self, elements: Ints) -> list[int]:
+        # differences of a running sum: a rank without parcels gets 0
         sizes: list[int] = np.diff(np.concatenate([[0], elements.cumsum()])[self._ends]).tolist()
         return sizes
 
@@ -136,12 +138,13 @@ class Exchange:
         copies: Sequence[int] = (),
         hop: str = "",
     ) -> None:
+        # forward, every rank gets the columns stored here; backward, each gets back its own and all replicas' gradients
         own, tail, ranks = parcels[env.rank], [(width,) for width in copies], env.world_size
         self.sent, self.received = MessageLayout([own] * ranks, codecs.forward), MessageLayout(parcels, codecs.forward)
         self.sent_back = MessageLayout([[*there, *tail] for there in parcels], codecs.backward)
         self.received_back = MessageLayout([[*own, *tail]] * ranks, codecs.backward)
         self._env, self._hop, self._like = env, hop, like
-        self._edges = np.cumsum([len(there) for there in parcels])[:-1]
+        self._edges = np.cumsum([len(there) for there in parcels])[:-1]  # first parcel of each rank but the first
         self._own = len(own)
 
     def forward(self, counts: Ints, arriving: Ints) -> Message:
@@ -185,6 +188,7 @@ class Exchange:
     def begins(self, counts: Ints) -> Ints:
         """``[2, W]``: where the parcels of each rank begin among the gradients that arrive, and those of replicas."""
         sizes = counts * self.received_back.columns[: counts.shape[1]]
+        # [W, 2], end to end in the message: the parcels of a rank, then its replicas' gradients
         parts = np.column_stack([sizes[:, : self._own].sum(1), sizes[:, self._own :].sum(1)]).reshape(-1)
         return (np.cumsum(parts) - parts).reshape(-1, 2).T
 
@@ -199,11 +203,13 @@ class _ByWidth:
 
     def __init__(self, widths: Sequence[tuple[int, ...]], codec: Codec) -> None:
         self.codec, self.distinct = codec, sorted({width for parcel in widths for width in parcel})
+        # an area is the columns of one width in one parcel; areas of one width are adjacent
         areas = [(width, n) for width in self.distinct for n, parcel in enumerate(widths) if width in parcel]
         place = {area: number for number, area in enumerate(areas)}
         self.parcels = np.array([n for _, n in areas], dtype=np.int64)  # of each area
         self.begins = [next(i for i, area in enumerate(areas) if area[0] == width) for width in self.distinct]
         self.group, self.ungroup = [], []  # plain, encoded
+        # both directions change between the two forms, so each has its map
         for size_of_row in (lambda width: width, codec.encoded_width):
             columns, runs = [0] * len(areas), []
             for n, parcel in enumerate(widths):
@@ -231,9 +237,10 @@ class _ByWidth:
     def _turn(
         self, rows: Ints, device: torch.device, before: int, after: int, change: Callable[[Tensor, int], Tensor]
     ) -> Change:
-        area_rows = rows[self.parcels]
+        area_rows = rows[self.parcels]  # an area has the rows of its parcel
         group = self.group[before].bind(rows, area_rows, device)
         ungroup = self.ungroup[after].bind(area_rows, rows, device)
+        # numbers of each width; none is without an area, so reduceat is right
         totals = np.add.reduceat(area_rows * self.group[before].target_widths, self.begins).tolist()
 
         def turn(flat: Tensor) -> Tensor:

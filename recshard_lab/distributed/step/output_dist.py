@@ -109,7 +109,7 @@ class OutputPath(ABC):
         self.layout, self.env, self.codecs, self.like, self.device = layout, env, codecs, like, like.device
         self.features = features or layout.features_of(self.name)
         self.width = sum(widths_of(self.features[env.rank]))
-        self.kernels, self.scale = slice(0), 1.0 / env.world_size
+        self.kernels, self.scale = slice(0), 1.0 / env.world_size  # `PooledOutput` sets the slice
 
     @abstractmethod
     def calls(self, signature: Signature) -> Calls:
@@ -129,7 +129,7 @@ class OutputPath(ABC):
 
     def rows(self, step: Step) -> Tensor:
         """``[T, width]``: those of this rank's kernels side by side."""
-        parts = step.rows[self.kernels]
+        parts = step.rows[self.kernels]  # [T, d] of each kernel
         if not parts:
             return self.like.new_empty(sum(step.lookup_input.segments), 0)
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.like.dtype)
@@ -170,12 +170,14 @@ class DirectPath(OutputPath):
     def __init__(
         self, layout: Layout, env: ShardingEnv, codecs: QuantizedCommCodecs, like: Tensor, target: Target
     ) -> None:
+        # in a variable batch, features of one rank have different numbers of rows: each is an area
         features = layout.exchanged_features if target.variable else layout.features_of(self.name)
         super().__init__(layout, env, codecs, like, features)
         areas = [[[one] for one in own] if target.variable else [own] for own in features]
         every = [area for own in areas for area in own]
         self.target, self.area_widths = target, [sum(widths_of(area)) for area in every]
         self.runs = [run for number, area in enumerate(every) for run in runs_of(area, number, target.places)]
+        # the output area whose number of rows each area has
         self._receivers = np.array([target.places[area[0].block][0] if area else 0 for area in every], dtype=np.int64)
         self.split = ColumnMap([run.reversed() for run in self.runs], target.widths, self.area_widths)
         own = [sum(widths_of(area)) for area in areas[env.rank]]
@@ -259,6 +261,7 @@ class ReduceScatterPath(OutputPath):
             self.columns += block.dim
         self.area_widths = [self.columns]
         parcel = tuple(layout.blocks[index].dim for index in compact)
+        # received once, as the sum of all ranks
         self.summed = MessageLayout([[parcel]], codecs.forward)
         self.own, self.every = (MessageLayout([[parcel]] * ranks, codecs.backward) for ranks in (1, env.world_size))
         stored = runs_of(self.features[env.rank], 0, compact)
@@ -377,11 +380,13 @@ class TwoHopPath(OutputPath):
         device, own = self.device, self.area_rows(signature)
         by_place = np.array(signature.segments).reshape(self.nodes, self.local).T  # a place's batch on every node
         batches, total = by_place[self.place], sum(signature.segments)
+        # every place of the node sends rows for the same batches: those of this place, on all nodes
         summed = np.full(self.local, batches.sum())
         there, here = self.inside.forward(by_place.sum(1), summed), self.across.forward(batches, own)
         home, back = self.across.backward(own, batches), self.inside.backward(summed, by_place.sum(1))
         add, spread = self.add.bind(summed, summed[:1], device), self.spread.bind(summed[:1], summed, device)
         split = self.split.bind(signature.rows, own, device, self.scale, self.like.dtype)
+        # with one node or one place, both orders are equal
         order = None if self.nodes == 1 or self.local == 1 else self._order(signature.segments)
         to_places = None if order is None else to_device(order, device)
         to_nodes = None if order is None else to_device(np.argsort(order), device)
@@ -431,6 +436,7 @@ class _NodeColumns:
         stored = [feature for features in features_of_places for feature in features]
         covered = {block: np.zeros(dims[block], dtype=bool) for block in sorted({own.block for own in stored})}
         for feature in stored:
+            # row shards of the node share columns: their sum crosses once
             covered[feature.block][slice(*feature.shard.cols)] = True
         self.onward: list[tuple[int, Run]] = []
         places, width = {}, 0  # of each block's columns among the node's
@@ -519,9 +525,10 @@ class DistinctRowsPath(OutputPath):
         batch, grad = step.lookup_input.local_batch, step.grad
         assert batch.places is not None
         assert batch.num_places is not None
-        bag_of_id = torch.arange(batch.batch_size, device=grad.device).repeat(len(self.blocks))
+        bag_of_id = torch.arange(batch.batch_size, device=grad.device).repeat(len(self.blocks))  # [blocks * B]
         total = sum(batch.counts[block] for block in self.blocks)
-        bag_of_id = torch.repeat_interleave(bag_of_id, self._lengths(batch), output_size=total)
+        bag_of_id = torch.repeat_interleave(bag_of_id, self._lengths(batch), output_size=total)  # [n]
+        # places count the ids of the whole batch, `bag_of_id` those of this path's blocks
         shifts = (self._first_ids(batch) - first_ids(batch))[self.chunks.blocks]
         sizes, shift = to_device(np.stack([batch.num_places, shifts]), grad.device)
         place = batch.places + torch.repeat_interleave(shift, sizes, output_size=len(batch.places))
@@ -558,6 +565,7 @@ class DistinctRowsPath(OutputPath):
         if (chunks[self.blocks] == 1).all():
             return Indices(order, starts, None)
         shift = (first - self._first_ids(batch) * chunks)[self.blocks]
+        # [2, blocks * B] of each bag; below, each bag becomes one bag for each chunk of its row
         table = to_device(np.stack([shift, chunks[self.blocks]]).repeat(batch.batch_size, 1), order.device)
         row = torch.repeat_interleave(table[1], output_size=batch.batch_size * int(chunks[self.blocks].sum()))
         within = torch.arange(len(row), device=order.device) - (table[1].cumsum(0) - table[1])[row]
@@ -610,6 +618,7 @@ class PooledOutput:
         runs: list[Run] = []
         widths: list[int] = []
         for path in self.paths:
+            # the areas of all paths are end to end, so senders are counted over all paths
             runs += [replace(run, sender=len(widths) + run.sender) for run in path.runs]
             widths += path.area_widths
         self.join, self.exchanges = ColumnMap(runs, widths, self.target.widths), any(widths)
@@ -629,6 +638,7 @@ class PooledOutput:
         layout = self.layout
         names = [] if self.target.variable else [name for name in layout.routes if name != "direct"]
         paths: list[OutputPath] = []
+        # the gradients of replicas travel on this path, even if no table takes it
         if not names or "direct" in layout.routes or layout.replicated_features:
             paths.append(DirectPath(layout, env, codecs_for(DirectPath.op, registry), self.like, self.target))
         return paths + [PATHS[name](layout, env, codecs_for(PATHS[name].op, registry), self.like) for name in names]
@@ -640,6 +650,7 @@ class PooledOutput:
         rows = [max(samples[self.target.places[block][0]] for block in own) for own in self.kernel_blocks]
         copied = any(n * width for n, width in zip(rows, self.copy.source_widths, strict=True))
         join = []
+        # an output without any rows still needs its zeros
         if self.exchanges or not copied:
             join.append(Call("join", self._join(signature, shape)))
         if copied:

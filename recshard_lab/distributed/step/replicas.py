@@ -62,9 +62,12 @@ def sort_rows(ids: Tensor, counts: Tensor, bases: Tensor, chosen: Tensor | None 
             chosen segments; larger than all of these for the others.
         chosen: the numbers of the k segments that count; all where left out.
     """
+    # one sort for all segments: the keys of each are above those of the segments before it
     keys = ids + torch.repeat_interleave(bases, counts, output_size=ids.numel())
     keys, order = sort_keys(keys)
+    # the slice is for no keys, where the pad alone is one
     row = pad(keys[1:] != keys[:-1], (1, 0))[: keys.numel()].cumsum(0)
+    # chosen segments are sorted first, so their ids are the first ones
     ends = complete_cumsum(counts if chosen is None else counts.index_select(0, chosen))
     rows_before = pad(row + 1, (1, 0)).index_select(0, ends)
     return Sorted(ids.index_select(0, order), order, row, rows_before)
@@ -83,6 +86,7 @@ def sort_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
     if keys.device.type == "cpu" and keys.numel():
         numbers = keys.numpy()
         if numbers.min() >= 0 and int(numbers.max()).bit_length() + bits < 64:
+            # the place in the low bits makes all numbers different, and the sort stable
             packed = np.sort(numbers.astype(np.int64) << bits | np.arange(keys.numel()))
             return torch.from_numpy(packed >> bits), torch.from_numpy(packed & ((1 << bits) - 1))
     ordered = keys.sort(stable=True)
@@ -102,10 +106,11 @@ def split_rows(
         counts: ids of each feature.
     """
     device, total, used = ordered.ids.device, int(sum(distinct)), int(sum(counts))
-    starts = torch.searchsorted(ordered.row, torch.arange(total, device=device))
+    starts = torch.searchsorted(ordered.row, torch.arange(total, device=device))  # [sum of U]
     rows = ordered.ids.index_select(0, starts)
+    # counted from the first id of their feature
     starts = starts - host_list(np.repeat(np.cumsum(counts) - counts, distinct), device)
-    order = ordered.order[:used]
+    order = ordered.order[:used]  # ids of other segments are behind
     sorted_members = members.index_select(0, order)
     sorted_weights = None if weights is None else weights.index_select(0, order)
     return [
@@ -136,10 +141,11 @@ def distinct_ids(source: Source, segments: Sequence[int], rows: Sequence[int]) -
     ([2, 7, 1], [1, 2, 2], [2, 1], [1, 0, 2, 3, 4])
     """
     device = source.ids.device
-    bases = np.full(len(source.bags), _LAST_BASE)
+    bases = np.full(len(source.bags), _LAST_BASE)  # other segments are sorted last
     bases[list(segments)] = np.cumsum([0, *rows[:-1]])
     chosen = None if len(segments) == len(source.bags) else host_list(segments, device)
     ordered = sort_rows(source.ids, source.counts(), host_list(bases, device), chosen)
+    # equal ids write equal values, so their order does not matter
     ids = torch.empty_like(source.ids).scatter_(0, ordered.row, ordered.ids)
     uses = torch.zeros_like(ordered.row).scatter_add_(0, ordered.row, torch.ones_like(ordered.row))
     return Source(ordered.ends.diff(), ids, None, ordered.order, np.ones(len(segments), np.int64), uses)
@@ -173,6 +179,7 @@ class DistinctRows:
                 if first <= segment < wiring.first_segment[number + 1]
             }
             if rows:
+                # columns of one table share a segment, which is sorted once
                 chosen = sorted(rows)
                 bases = np.full(len(source.bags), _LAST_BASE)
                 bases[chosen] = np.cumsum([0, *(rows[segment] for segment in chosen[:-1])])
@@ -218,7 +225,7 @@ class DistinctRows:
         place = -1
         if read is not None:
             place = len(read)
-            read.append(ordered.ends)
+            read.append(ordered.ends)  # [k + 1]
         self._sorted.append(_Batch(source, segments, ordered, self._members(source, on_device), place))
 
     def _members(self, source: Source, counts: Tensor) -> Tensor:
@@ -228,6 +235,7 @@ class DistinctRows:
             starts = complete_cumsum(counts)[:-1]
             return torch.arange(total, device=device) - torch.repeat_interleave(starts, counts, output_size=total)
         bags = source.bags
+        # computed on the device where it can be
         if (bags == bags[0]).all():
             numbers = torch.arange(int(bags[0]), device=device).repeat(len(bags))
         else:
@@ -247,6 +255,7 @@ class DistinctRows:
         found: dict[int, TouchedRows] = {}
         counts = {segment: ids.num_ids for segment, ids in zip(segments, replicas, strict=True)}
         for batch in self._sorted:
+            # CPU tensors were sorted after the read
             ends = batch.ordered.ends.numpy() if batch.place < 0 else numbers[batch.place]
             own = [counts[segment] for segment in batch.segments]
             rows = split_rows(batch.ordered, batch.members, batch.source.weights, np.diff(ends).tolist(), own)
@@ -257,6 +266,7 @@ class DistinctRows:
             if touched is not None and self.pooled:
                 distinct, columns = touched.rows.numel(), feature.shard.num_cols
                 smaller = rows_are_smaller(distinct, ids.num_ids, ids.num_bags, columns)
+                # checked again, as a GPU has sorted all features: every device then sends the same messages
                 touched = touched if smaller and _worth_sorting(ids, feature) else None
             chosen.append(touched)
         return chosen
@@ -338,8 +348,9 @@ def sum_touched(
             continue
         numbers = [n for n, _ in summed]
         table = flat if len(numbers) == len(parts) else torch.cat([parts[n] for n in numbers])
-        shifts = list(accumulate((rows[n] for n in numbers[:-1]), initial=0))
+        shifts = list(accumulate((rows[n] for n in numbers[:-1]), initial=0))  # first row of each area in `table`
         sums = _sums(table.view(-1, width), [touch for _, touch in summed], shifts)
+        # one width: the sums are in order already
         if len(numbers) == len(parts):
             return sums
         sizes = [width * touch.rows.numel() for _, touch in summed]
@@ -352,6 +363,7 @@ def _sums(table: Tensor, touched: Sequence[TouchedRows], shifts: Sequence[int]) 
     """The summed gradients, flat; the members of each count from row ``shifts`` of ``table``."""
     if not any(touch.rows.numel() for touch in touched):
         return table.new_empty(0)
+    # members and starts count from their area; one embedding bag needs them over all areas
     begins = list(accumulate((touch.members.numel() for touch in touched[:-1]), initial=0))
     members = torch.cat(torch._foreach_add([touch.members for touch in touched], list(shifts)))
     bags = torch.cat(torch._foreach_add([touch.starts for touch in touched], begins))

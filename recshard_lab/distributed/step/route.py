@@ -99,6 +99,7 @@ class Splits(ABC):
         """Ids ``[N]`` by their ``shard``, otherwise in their order."""
         order = shard.to(torch.int16 if self.count < 2**15 else torch.int32).sort(stable=True).indices
         total = lengths.numel()
+        # [K * S]: every shard has every bag
         new_lengths = lengths.new_zeros(self.count * total)
         new_lengths.scatter_add_(0, shard * total + bag, lengths.new_ones(1).expand(ids.numel()))
         weights = None if weights is None else weights.index_select(0, order)
@@ -283,8 +284,9 @@ def all_are_rows(values: Tensor, starts: Sequence[int], limits: Sequence[int]) -
     filled = np.flatnonzero(ends[1:] > ends[:-1])
     if not len(filled):
         return True
+    # reduceat returns a number for an empty segment, too
     ids, first = values.detach().numpy(), ends[filled]
-    used = bounds[filled] > 0
+    used = bounds[filled] > 0  # ids of other keys may have any value
     low, high = np.minimum.reduceat(ids, first)[used], np.maximum.reduceat(ids, first)[used]
     return bool((low >= 0).all() and (high < bounds[filled][used]).all())
 
@@ -475,6 +477,7 @@ class IdRouter:
         block = self.layout.blocks[index]
         rows = self.layout.tables[block.table].num_embeddings
         layers: list[list[tuple[int, int]]] = []
+        # overlapping ranges need different bucketizations: a range joins the first layer that it does not overlap
         for start, end in sorted({shard.rows for shard in self.layout.shards[block.table]} - {(0, rows)}):
             layer = next((own for own in layers if own[-1][1] <= start), None)
             if layer is None:
@@ -483,6 +486,7 @@ class IdRouter:
                 layer.append((start, end))
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for layer in layers:
+            # gaps between ranges are ranges, too: every id needs one
             edges = sorted({0, *(edge for pair in layer for edge in pair)} - {rows})
             number = self._bucketization_without(block.feature, self.layout.dynamic[block.table])
             self.bucketizations[number].blocks.append(index)
@@ -492,6 +496,7 @@ class IdRouter:
 
     def _bucketization_without(self, feature: str, dynamic: bool) -> int:
         for number, one in enumerate(self.bucketizations):
+            # a segment is one (range, key), so a bucketization has each key once
             if one.dynamic == dynamic and all(self.layout.blocks[block].feature != feature for block in one.blocks):
                 return number
         self.bucketizations.append(Bucketization(dynamic, [], []))
@@ -513,9 +518,11 @@ class IdRouter:
                 position[block]: self.layout.tables[self.layout.blocks[block].table] for block in one.blocks
             }
             starts = {position[block]: own for block, own in zip(one.blocks, one.starts, strict=True)}
+            # with counts, only the keys of this bucketization are copied and sorted
             chosen = [position[block] for block in one.blocks] if counts_known else list(range(len(bags)))
             keys.append(chosen)
             edges = [starts.get(key, [0]) for key in chosen]
+            # without lengths on the wire, a key is sorted as one bag
             own_bags = [bags[key] if with_bags else 1 for key in chosen]
             if one.dynamic:  # a key that no table reads is one partition
                 many = [rows[key].partitions if key in rows else 1 for key in chosen]
@@ -531,9 +538,11 @@ class IdRouter:
         for block, place in zip(self.blocks, self.places, strict=True):
             key = position[block]
             source.append(0 if place is None else place[0] + 1)
+            # segments of a bucketization are by range, then by key
             number = key if place is None else place[1] * len(keys[place[0]]) + keys[place[0]].index(key)
             segment.append(first[source[-1]] + number)
         distinct = self._read_distinct(source, segment, first)
+        # the distinct ids of a segment are one bag
         segment_bags += [np.ones(len(own.segments), dtype=np.int64) for own in distinct]
         sources, segments = np.array(source, int), np.array(segment, int)
         return Wiring(
@@ -560,12 +569,13 @@ class IdRouter:
             features = [n for n in self.distinct if source[n] == base]
             rows: dict[int, int] = {}
             for n in features:
+                # columns of one table share a segment, which is sorted once
                 rows[segment[n]] = max(rows.get(segment[n], 0), self.shard_rows[n])
             chosen = sorted(rows)
             found.append(DistinctSegments(base, [own - first[base] for own in chosen], [rows[own] for own in chosen]))
             place = {own: first[-1] + number for number, own in enumerate(chosen)}
             for n in features:
-                source[n], segment[n] = len(first) - 1, place[segment[n]]
+                source[n], segment[n] = len(first) - 1, place[segment[n]]  # the next source
             first.append(first[-1] + len(chosen))
         return found
 
@@ -605,9 +615,11 @@ def order_in_batch(source: Source, counts: Array, keys: Sequence[int], key_count
     """
     assert source.order is not None
     starts, sizes = np.cumsum(key_counts) - key_counts, key_counts[keys]
+    # from the place among the copied keys to the place in the batch
     shift = starts[keys] - (np.cumsum(sizes) - sizes)
     if not shift.any():
         return source.order
+    # segments are by range, then by key
     device, repeated = source.ids.device, np.tile(shift, len(counts) // len(keys))
     return source.order + torch.repeat_interleave(
         host_list(repeated, device), host_list(counts, device), output_size=source.ids.numel()
@@ -629,12 +641,13 @@ def places_of(
         shard_features: their numbers.
     """
     first, ids = len(wiring.keys) + 1, sources[0].ids
-    orders = [torch.arange(ids.numel(), device=ids.device)]
+    orders = [torch.arange(ids.numel(), device=ids.device)]  # for each source, [n] places in the batch
     for source, own, keys in zip(sources[1:first], counts[1:], wiring.keys, strict=False):
         orders.append(order_in_batch(source, own, keys, counts[0]))
     stood_for = list(counts[:first])
     for source, distinct in zip(sources[first:], wiring.distinct, strict=True):
         assert source.order is not None
+        # from the ids behind a distinct id to their source, then to the batch
         order = orders[distinct.source]
         orders.append(source.order if distinct.source == 0 else order.index_select(0, source.order))
         stood_for.append(counts[distinct.source][distinct.segments])
@@ -643,6 +656,7 @@ def places_of(
     places = _gather_from(orders, chosen, starts, ends)
     if not wiring.distinct:
         return places, ends - starts, None
+    # sources without distinct ids: each id is used once
     ones = orders[0].new_ones(1)
     uses = [ones.expand(own.ids.numel()) if own.uses is None else own.uses for own in sources]
     first_sent, end_sent = (own[shard_features] for own in segment_runs(counts, wiring.segment))
@@ -716,6 +730,7 @@ def padded(flat: Tensor, sent: Array, bags: Array) -> Tensor:
         return flat.view(features, most)
     padded = flat.new_zeros(features * most)
     columns = np.cumsum(bags, 0) - bags + most * np.arange(features)
+    # lengths that were sent, then ones for bags that were sent without lengths
     for own, values in ((sent > 0, flat), ((sent == 0) & (bags > 0), None)):
         starts, sizes = columns.T[own.T], bags.T[own.T]
         total = int(sizes.sum())

@@ -128,6 +128,7 @@ class NativeKernel(LookupKernel):
         features = [feature for feature, shard in enumerate(self.features) if shard in indices]
         feature_shards = [indices.index(self.features[feature]) for feature in features]
         full_dims = [shard.full_dim for shard in shards]
+        # off the CPU a spare row, which padding of touched rows steps
         rows = bounds[-1] + (self.device.type != "cpu")
         shapes = self.optimizer.state_shapes(rows, dim) if self.optimizer else {}
         wide = accumulate_dtype(dtype)
@@ -161,6 +162,7 @@ class NativeKernel(LookupKernel):
         spans, samples = self._features.spans(offsets, self.pooled, batch.counts)
         saved = _Saved([], spans, samples)
         for index, group in enumerate(self._groups):
+            # off the CPU the host does not know how many rows are touched: at most one for each id
             most = [0] * len(group.shards)
             for feature, shard in zip(group.features, group.feature_shards, strict=True):
                 most[shard] += spans[feature][1] - spans[feature][0]
@@ -179,6 +181,7 @@ class NativeKernel(LookupKernel):
         out = torch.empty(saved.batch, self._features.columns[-1], dtype=wide, device=self.device)
         for group, looked in zip(self._groups, saved.looked, strict=True):
             features, dim = len(group.features), group.dim
+            # features whose sums fit the cache; on a device one operator for all
             size = max(1, CHUNK_BYTES // max(1, saved.batch * dim * wide.itemsize))
             size = min(size, features) if self.device.type == "cpu" else features
             for first in range(0, features, size):
@@ -197,6 +200,7 @@ class NativeKernel(LookupKernel):
         group = self._groups[index]
         small = max(group.weight.shape[0], ids.numel()) <= _INT32_MAX
         dtype = torch.int32 if small else torch.int64
+        # one shard: ids are flat rows
         if self._features.whole and len(group.shards) == 1:
             return ids.to(dtype).contiguous()
         lengths = [spans[feature][1] - spans[feature][0] for feature in group.features]
@@ -251,6 +255,7 @@ class NativeKernel(LookupKernel):
                 for _ in range(optimizer.row_norm_rounds):
                     self._complete_squares(optimizer, touched, row_norms)
             except BaseException:  # another rank failed
+                # no weight has been stepped: the step does not count
                 for group in self._groups if self._counts else ():
                     group.iterations -= 1
                 raise
@@ -283,6 +288,7 @@ class NativeKernel(LookupKernel):
             ]
             whole = torch.cat(sums) if sums else part.bag_grads.new_empty(0)
             for position, own in enumerate(part.rows.split(part.shard_sizes)):
+                # from flat rows to rows of the shard
                 rows[group.shards[position]] = own - group.bounds[position]
             for position, own in enumerate(whole.split(part.shard_sizes)):
                 squares[group.shards[position]] = own
@@ -311,6 +317,7 @@ class NativeKernel(LookupKernel):
             group.grad = torch.empty_like(group.weight)
         views = group.grad[: sum(group.rows)].split(group.rows)
         for weight, view in zip([self._weights[shard] for shard in group.shards], views, strict=True):
+            # `zero_grad` may have removed the view, or the caller replaced it
             if weight.grad is None:
                 view.zero_()
             elif weight.grad.data_ptr() != view.data_ptr():

@@ -110,11 +110,13 @@ class NumbaKernel(LookupKernel):
         self._width, self._widest = sum(self._dims), max(self._dims, default=0)
         columns = [len(own) * shard.num_cols for own, shard in zip(self._by_shard, self.shards, strict=True)]
         self._most_columns = max(columns, default=0)
+        # [F, 7] as `BASE`... name the columns; `_table` writes the two addresses
         facts = [
             [0, shard.num_cols, shard.data_type is DataType.FP16, 0, shard.full_dim, shard.num_rows, number]
             for number, shard in ((number, self.shards[number]) for number in self.features)
         ]
         self._facts = torch.tensor(facts, dtype=torch.int64).view(-1, 7)
+        # at most one state: the address of shard s is at `len(shards) + s`
         self._held = [*self._weights, *(state for own in self._states for state in own.values())]
         self._addresses: list[int] = []
         for name in ("look_at", "pool" if self.pooled else "gather", "step_rows"):
@@ -156,6 +158,7 @@ class NumbaKernel(LookupKernel):
         dtype = torch.float32 if weights is None else weights.dtype
         kept = None if weights is None else weights.detach().float().contiguous()
         sizes = torch.empty(len(self.shards) + features + 1, dtype=torch.int64)
+        # int64 offsets and float weights: only ids have two forms, so a loop is compiled once
         saved = _Saved(ids.contiguous(), offsets.long().contiguous(), kept, dtype, samples, sizes)
         self._look_at(saved)
         return saved
@@ -163,6 +166,7 @@ class NumbaKernel(LookupKernel):
     def _look_at(self, saved: _Saved) -> None:
         """Raises ValueError unless offsets ascend within the ids and every id is a row of its shard."""
         ids, counts, shards = saved.ids, saved.sizes.data_ptr(), len(self.shards)
+        # `sizes` is one tensor of two parts: counts [shards], places [F + 1]
         places = counts + saved.sizes.element_size() * shards
         where = (ids.data_ptr(), int(ids.dtype is torch.int64), saved.offsets.data_ptr())
         weights = 0 if saved.weights is None else saved.weights.data_ptr()
@@ -201,7 +205,7 @@ class NumbaKernel(LookupKernel):
         """Ranges of bags, feature-major, of like work."""
         if saved.threads == 1:
             return [(0, saved.offsets.numel() - 1)]
-        counts = saved.offsets.as_strided((len(self._dims) + 1,), (saved.batch,)).diff().tolist()
+        counts = saved.offsets.as_strided((len(self._dims) + 1,), (saved.batch,)).diff().tolist()  # [F]
         loads = [(count + saved.batch) * dim for count, dim in zip(counts, self._dims, strict=True)]
         return cut_evenly(loads, saved.threads, saved.batch)
 
@@ -219,6 +223,7 @@ class NumbaKernel(LookupKernel):
         grad = grad.detach().float()
         if not self.pooled:
             grad = grad.reshape(1, -1)
+        # rows may have any distance, but their numbers are adjacent: a column slice is not copied
         if grad.stride(1) != 1:
             grad = grad.contiguous()
         weight_grads = None
@@ -250,11 +255,13 @@ class NumbaKernel(LookupKernel):
 
     def _step_with_norms(self, saved: _Saved, grad: Tensor, row_norms: RowNorms) -> None:
         """Computes the squares of all shards, lets the caller add those of the other columns, then steps."""
+        # room for as many rows as ids: the number of distinct ones is known after the sort
         firsts = [0, *accumulate(self._ids_by_shard(saved))]
         rows, squares = torch.empty(firsts[-1], dtype=torch.int64), torch.empty(firsts[-1])
         counts = torch.empty(len(self.shards), dtype=torch.int64)
-        sorted_ids = torch.empty(2, firsts[-1], dtype=torch.int32)
+        sorted_ids = torch.empty(2, firsts[-1], dtype=torch.int32)  # keys and values, which the second stage reuses
         found = (torch.tensor(firsts), counts, rows, squares, *sorted_ids)
+        # whole shards: a shard's rows are written one after the other
         shares = self._shares(saved, by_rows=False)
         run_all(partial(self._step_rows, saved, grad, _ONLY_SQUARES, found), shares)
         spans = [slice(first, first + count) for first, count in zip(firsts, counts.tolist(), strict=False)]
@@ -285,6 +292,7 @@ class NumbaKernel(LookupKernel):
             *(_RULES[optimizer.optimizer], *rates),
             *(part, parts, stage),
             *(map(Tensor.data_ptr, found) if found else _NOTHING),
+            # 4 bytes: floats, and 32-bit words
             *(start, start + 4 * factors, start + 4 * grads, start + 4 * total, most),
         )
 

@@ -35,8 +35,9 @@ def _sort(keys: Any, values: Any, spare_keys: Any, spare_values: Any, counts: An
     bits = 1
     while (1 << bits) < rows:
         bits += 1
+    # digits of up to 11 bits; of 7 for few ids, as every pass also clears a count for each value of the digit
     passes = (bits + 10) // 11 if n > 1024 else (bits + 6) // 7
-    digit = (bits + passes - 1) // passes
+    digit = (bits + passes - 1) // passes  # as short as this number of passes allows
     mask = np.uint32((1 << digit) - 1)
     for number in range(passes):
         shift = np.uint32(number * digit)
@@ -44,6 +45,7 @@ def _sort(keys: Any, values: Any, spare_keys: Any, spare_values: Any, counts: An
             counts[place] = 0
         for i in range(n):
             counts[(keys[i] >> shift) & mask] += 1
+        # counts become the first place of each value
         total = np.uint32(0)
         for place in range(1 << digit):
             count = counts[place]
@@ -56,6 +58,7 @@ def _sort(keys: Any, values: Any, spare_keys: Any, spare_values: Any, counts: An
             counts[place] = to + np.uint32(1)
             spare_keys[to] = key
             spare_values[to] = values[i]
+        # the next pass reads what this one wrote
         keys, spare_keys = spare_keys, keys
         values, spare_values = spare_values, values
     return passes % 2 == 1
@@ -77,6 +80,7 @@ def _read(
         for b in range(feature * samples, (feature + 1) * samples):
             for i in range(offsets[b], offsets[b + 1]):
                 row = id_at(ids, wide, i)
+                # a row belongs to one thread, with all of its ids
                 if parts == 1 or row % parts == part:
                     keys[n] = row
                     values[n] = number if flat or weights else bag
@@ -100,6 +104,7 @@ def _runs(keys: Any, n: int, apart: bool, starts: Any, order: Any) -> tuple[int,
     count = 0
     starts[0] = 0
     for i in range(1, n):
+        # overwritten by the next one unless a run begins here
         starts[count + 1] = i
         count += int(keys[i] != keys[i - 1])
     count += 1
@@ -109,6 +114,7 @@ def _runs(keys: Any, n: int, apart: bool, starts: Any, order: Any) -> tuple[int,
         single = apart & (starts[run + 1] - starts[run] == 1)
         order[singles] = run  # overwritten by the next one unless it is counted
         singles += int(single)
+    # from the end, where `order` has its other runs: they stay ascending
     for run in range(count - 1, -1, -1):
         single = apart & (starts[run + 1] - starts[run] == 1)
         if not single:
@@ -157,6 +163,7 @@ def step_rows(batch: Any, grad: int, stride: int, wiring: Any, rule: Any, part: 
     own_part, parts, stage = part
     firsts, counts, rows, squares, sorted_keys, sorted_values = found
     words, factors, grads, total, largest = room
+    # `words`: the counts of the sort, then 7 arrays of `largest` numbers
     rest = after(words, DIGITS)
     spare_keys, spare_values, first_keys = rest, after(rest, largest), after(rest, 2 * largest)
     first_values, bags = after(rest, 3 * largest), after(rest, 4 * largest)
@@ -169,6 +176,7 @@ def step_rows(batch: Any, grad: int, stride: int, wiring: Any, rule: Any, part: 
         if stage != ALL:
             first = firsts[shard]
             counts[shard] = 0
+        # the second stage has sorted ids, but reads bags and factors again if weighted
         if readers and (stage != GIVEN_SQUARES or weights):
             n = _read(batch, own, readers, own_part, parts, first_keys, first_values, bags, factors)
         elif readers:
@@ -184,10 +192,12 @@ def step_rows(batch: Any, grad: int, stride: int, wiring: Any, rule: Any, part: 
             keys, values = after(sorted_keys, first), after(sorted_values, first)
         elif _sort(first_keys, first_values, spare_keys, spare_values, words, n, facts[about + ROWS]):
             keys, values = spare_keys, spare_values
+        # the next shard uses the same room, so the ids are kept outside of it
         if stage == ONLY_SQUARES:
             for i in range(n):
                 sorted_keys[first + i], sorted_values[first + i] = keys[i], values[i]
         _gather_grads(batch, own, readers, grad, stride, columns, grads)
+        # a row of one id steps with its bag's gradient as it is, unless a weight or decay changes that
         count, singles = _runs(keys, n, weights == 0 and decay == 0, starts, order)
         if stage == ONLY_SQUARES:
             counts[shard] = count
@@ -223,10 +233,12 @@ def step_rows(batch: Any, grad: int, stride: int, wiring: Any, rule: Any, part: 
                 step_adagrad(place, half, state + 4 * row * columns, source, rate, eps, columns)
             else:
                 at = first + run
+                # a column shard has only a part of the row's square: the caller adds the others
                 square = squares[at] if stage == GIVEN_SQUARES else dot_row(source, 0, source, columns)
                 if stage == ONLY_SQUARES:
                     rows[at], squares[at] = row, square
                 else:
+                    # the mean is over the columns of the whole table, not of this shard
                     sum_of_means = float_at(state, row) + square / whole
                     put_float(state, row, sum_of_means)
                     step_row(place, half, -rate / (np.sqrt(sum_of_means) + eps), source, columns)

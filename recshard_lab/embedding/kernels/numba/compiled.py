@@ -102,6 +102,7 @@ def _argument_types(kinds: list[Any]) -> Iterator[type]:
         if isinstance(kind, list):
             yield from _argument_types(kind)
         elif "[" in kind:
+            # five numbers, then a shape and a stride for each axis
             yield from [ctypes.c_int64] * (5 + 2 * (1 + kind.count(",")))
         else:
             yield ctypes.c_float if kind == _F else ctypes.c_int64
@@ -156,10 +157,12 @@ def _machine_code(name: str, module: str, kinds: list[Any]) -> tuple[str, bytes]
     if (found := _stored(path)) is not None:
         return found
     with _alone(folder):
+        # another process may have compiled it while this one waited
         if (found := _stored(path)) is not None:
             return found
         symbol, code = _compile(module, name, kinds)
         body = symbol.encode() + b"\n" + code
+        # renamed when complete, so that no process reads half a file
         part = path.with_suffix(f".{os.getpid()}")
         try:
             part.write_bytes(hashlib.sha256(body).digest() + body)
@@ -176,6 +179,7 @@ def _stored(path: Path) -> tuple[str, bytes] | None:
         kept = path.read_bytes()
     except OSError:
         return None
+    # damaged code would crash the process
     if hashlib.sha256(kept[32:]).digest() != kept[:32]:
         return None
     symbol, code = kept[32:].split(b"\n", 1)

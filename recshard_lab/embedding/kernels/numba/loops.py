@@ -52,6 +52,7 @@ def look_at(batch: Any, features: int, total: int, shards: int, counts: Any) -> 
     for feature in range(features):
         about = FACTS * feature
         before = np.int64(0)
+        # with the end of the last bag
         for b in range(feature * samples, (feature + 1) * samples + 1):
             if offsets[b] < before or offsets[b] > total:
                 return -1 - feature
@@ -82,11 +83,12 @@ def pool(batch: Any, out: int, stride: int, first: int, end: int) -> None:
     bag = first
     while bag < end:
         feature = bag // samples
-        last = min(end, (feature + 1) * samples)
+        last = min(end, (feature + 1) * samples)  # of this feature: its facts are read once
         about = FACTS * feature
         base, columns, half = facts[about + BASE], facts[about + DIM], facts[about + HALF]
         size = columns * (2 if half else 4)
         stop = offsets[last]
+        # the first rows; then each row fetches the one `AHEAD` later
         for i in range(offsets[bag], min(offsets[bag] + AHEAD, stop)):
             fetch(base + id_at(ids, wide, i) * size, size)
         for b in range(bag, last):
@@ -98,6 +100,7 @@ def pool(batch: Any, out: int, stride: int, first: int, end: int) -> None:
                     fetch(base + id_at(ids, wide, i + AHEAD) * size, size)
                 factor = float_at(weights, i) if weights else np.float32(1)
                 row = base + id_at(ids, wide, i) * size
+                # the first row overwrites, so `out` needs no zeros
                 if i == offsets[b]:
                     set_row(into, row, half, factor, columns)
                 else:
@@ -114,6 +117,7 @@ def gather(batch: Any, out: int, features: int, first: int, end: int) -> None:
         about = FACTS * feature
         base, columns, half = facts[about + BASE], facts[about + DIM], facts[about + HALF]
         size = columns * (2 if half else 4)
+        # where id 0 of the batch would be, so that id i is i rows later
         into = out + 4 * (places[feature] - offsets[feature] * columns)
         for i in range(start, stop):
             if i + AHEAD < stop:

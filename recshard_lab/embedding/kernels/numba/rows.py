@@ -34,6 +34,7 @@ def _pointer(builder: Any, address: Any, index: Any, element: ir.Type, width: in
 
 
 def _load(builder: Any, address: Any, index: Any, width: int, element: ir.Type = _FLOAT) -> Any:
+    # a row is aligned to its numbers, not to vectors
     pointer, size = _pointer(builder, address, index, element, width)
     value = builder.load(pointer, align=size)
     return value if element is _FLOAT else builder.fpext(value, _shaped(_FLOAT, width))
@@ -72,6 +73,7 @@ def _sum_places(builder: Any, value: Any, width: int) -> Any:
 def _call(builder: Any, name: str, result: ir.Type, *arguments: Any) -> Any:
     """LLVM's own function of that name."""
     function = builder.module.globals.get(name)
+    # a module declares a function once
     if function is None:
         function = ir.Function(builder.module, ir.FunctionType(result, [a.type for a in arguments]), name)
     return builder.call(function, arguments)
@@ -92,10 +94,12 @@ def _each_column(
 ) -> None:
     """As many pieces of the first width as there are, then of the second, ...: few pieces, for a piece is not read
     before the one before it is written (64 columns in four pieces of 16 took twice the time of one)."""
+    # widths are powers of two: the mask rounds down to whole pieces
     end = builder.add(start, builder.and_(builder.sub(count, start), _I64(-widths[0])))
     with cgutils.for_range_slice(builder, start, end, _I64(widths[0]), inc=True) as (index, _):
         body(index, widths[0])
     if len(widths) > 1:
+        # narrower code is skipped at once where a wide piece ends the row
         with builder.if_then(builder.icmp_signed("!=", end, count)):
             _each_column(builder, count, body, widths[1:], end)
 
@@ -109,6 +113,7 @@ def _operation(write: Callable[..., Any], kinds: str, result: Any = types.void) 
         out = cgutils.alloca_once(builder, _FLOAT)
         cases = [(None, None)]
         if "h" in kinds:
+            # one test for a row, not for each number
             half = builder.icmp_signed("!=", values[kinds.index("h")], _I64(0))
             cases = [(_HALF, half), (_FLOAT, builder.not_(half))]
         for element, condition in cases:
@@ -138,8 +143,10 @@ def fetch(_context: Any, address: Any, size: Any) -> Any:
 
     def write(builder: Any, address: Any, size: Any) -> None:
         word = ir.IntType(32)
+        # a cache line has 64 bytes
         with cgutils.for_range_slice(builder, _I64(0), size, _I64(64), inc=True) as (index, _):
             place = builder.inttoptr(builder.add(address, index), ir.IntType(8).as_pointer())
+            # to read, kept in all caches, data
             _call(builder, "llvm.prefetch.p0i8", ir.VoidType(), place, word(0), word(3), word(1))
 
     return _operation(write, "ii")

@@ -60,6 +60,7 @@ def share_out(loads: Sequence[int], shares: int) -> tuple[list[list[int]], bool]
     """
     sums = [0] * shares
     chosen: list[list[int]] = [[] for _ in range(shares)]
+    # largest first: each load goes to the share with the least so far
     for position in sorted(range(len(loads)), key=lambda p: -loads[p]):
         if loads[position]:
             least = sums.index(min(sums))
@@ -79,6 +80,7 @@ def cut_evenly(loads: Sequence[int], shares: int, pieces: int | None = None) -> 
     position = 0
     for load in loads:
         size = load if pieces is None else pieces
+        # an edge inside this load
         while len(edges) < shares and load and (done + load) * shares >= total * len(edges):
             edges.append(position + (total * len(edges) - done * shares) * size // (load * shares))
         done += load

@@ -191,6 +191,7 @@ class ScoredIndex:
         """A number that is stored on the device. It is read there only after others have written to the tensor."""
         tensor = self._numbers[name]
         version, number = self._known.get(name, (-1, 0))
+        # a tensor of inference mode has no version: it is always read
         if tensor.is_inference() or version != tensor._version:
             number = int(tensor)
             if not tensor.is_inference():
@@ -291,9 +292,10 @@ class ScoredIndex:
         if not misses:
             return Inserted(slots, none, none, none, none, none)
         missing = _places(slots < 0, misses)
+        # ascending, so that the result does not depend on the order of the batch
         new, inverse, counts = ids[missing].unique(return_inverse=True, return_counts=True)
         new_scores = self._first_scores(counts, None if scores is None else scores[missing], inverse)
-        some = torch.arange(len(new), device=self.device)
+        some = torch.arange(len(new), device=self.device)  # admitted ones
         if admit is not None:
             some = admit(new, counts).nonzero().squeeze(1)
             self.counters.refusals += len(new) - len(some)
@@ -303,10 +305,11 @@ class ScoredIndex:
             held, now, held_ids, held_scores = grown
             moved, gone = (held, now), now < 0
             lost = (held_ids[gone], held_scores[gone], held[gone])
+            # ids that were found before the index grew have other slots now
             slots = _renumbered(slots, *moved)
         of_new = new.new_full((len(new),), -1)
         of_new[some] = placed
-        slots[missing] = of_new[inverse]
+        slots[missing] = of_new[inverse]  # all of an id's places
         kept = _places(placed >= 0, len(placed) - overflows)
         over = some[_places(placed < 0, overflows)]
         found = Inserted(slots, new[some[kept]], placed[kept], *old, moved, *(lost or ()))
@@ -335,6 +338,7 @@ class ScoredIndex:
         if how == _ADD:
             return own + before
         if how == _ADD_IN_EPOCH:
+            # the epoch is the later one's; the counts add, up to 32 bits
             return (own & ~_LOW) | ((own & _LOW) + (before & _LOW)).clamp(max=_LOW)
         return own
 
@@ -428,6 +432,7 @@ class ScoredIndex:
             assert slots is not None
             self.buckets = geometry["buckets"]
             self._allocate()
+            # slots of the table to slots of this shard
             out = torch.where(slots < 0, slots, slots - self.shard[0] * self.buckets * SLOTS)
             self._place(ids, scores, touched, out)
             rest = (out < 0).nonzero().squeeze(1)
@@ -437,9 +442,11 @@ class ScoredIndex:
             self._allocate()
             out = torch.full_like(ids, -1)
             rest = torch.arange(len(ids), device=self.device)
+        # stable sorts, the main key last: highest scores come first, so that the lowest find no room
         for values in (ids, touched, scores):
             rest = rest[values[rest].argsort(stable=True, descending=True)]
         while len(rest):
+            # `NEVER`: everything is pinned, so nothing is evicted
             placed, *_ = self._insert(ids[rest], scores[rest], touched[rest], NEVER)
             out[rest] = placed
             if same or self.buckets == self.max_buckets or bool((placed >= 0).all()):
@@ -465,6 +472,7 @@ class ScoredIndex:
         self.keys[slots] = ids
         self.accesses[slots] = torch.stack([scores[there], touched[there]], dim=1)
         tags, passed = index_rounds.tags_and_passed(ids, slots, len(self.keys))
+        # an empty slot ends a search, an erased one does not; slots in use are written next
         self.tags.view(-1, index_rounds.WORD)[passed] = ERASED
         self.tags[slots] = tags.to(torch.int16)
 
@@ -505,7 +513,7 @@ class ScoredIndex:
         return counts if how == _ADD else (self.epoch << 32) | counts.clamp(max=(1 << 32) - 1)
 
     def _erase(self, slots: Tensor) -> Tensor:
-        self.tags[slots], self.touched[slots] = ERASED, NEVER
+        self.tags[slots], self.touched[slots] = ERASED, NEVER  # not empty: searches pass here
         self.counters.erasures += len(slots)
         return slots
 
@@ -533,6 +541,7 @@ class ScoredIndex:
         if self.backend == "native":
             index_rounds.touch(slots, how, self._now, given, self.step, self.scores, self.touched)
             return
+        # without scores their values do not count: any array of this length will do
         run, at, each = loop("touch"), slots.numpy(), (slots if given is None else given).numpy()
 
         def part(first: int, end: int) -> None:
@@ -554,10 +563,12 @@ class ScoredIndex:
         now: Tensor | None = None
         while self.buckets < self.max_buckets:
             if self.size + len(new) <= GROW_AT * self.capacity:
+                # nothing is evicted while the index can grow
                 out, *old = self._insert(new, scores, touched, NEVER)
                 if bool((out >= 0).all()):
                     break
                 self.tags[out[out >= 0]] = ERASED  # a bucket is full: try again with more
+            # before the first growth, as several may follow
             if held is None:
                 slots = self.slots()
                 held = slots, self.keys[slots], self.scores[slots]
@@ -565,6 +576,7 @@ class ScoredIndex:
             now = self._find(held[1])
         else:
             out, *old = self._insert(new, scores, touched, pinned)
+        # one wait for both; `_places` then needs none
         evictions, overflows = torch.stack([(out < -1).sum(), (out == -1).sum()]).tolist()
         replaced = _places(out < -1, evictions)
         out = torch.where(out < -1, -2 - out, out)
@@ -578,6 +590,7 @@ class ScoredIndex:
     def _rebuild(self, buckets: int) -> None:
         """The same ids in more buckets of each partition. Ids without room, which a very uneven hash has, are lost."""
         slots = self.slots()
+        # by id, so that the slots do not depend on where the ids were
         slots = slots[self.keys[slots].argsort()]
         ids, scores, touched = self.keys[slots], self.scores[slots], self.touched[slots]
         self.buckets = buckets
@@ -592,6 +605,7 @@ class ScoredIndex:
         if self.backend == "native":
             arrays = self.keys, self.tags, self.scores, self.touched
             return index_rounds.insert(new, scores, touched, *arrays, *shape, spare, pinned)
+        # written for each new id by the thread of its partition
         results = tuple(torch.empty_like(new) for _ in range(3))
         run = loop("insert")
         given, stored, written = (
@@ -634,6 +648,7 @@ def access_all(
     Arguments and results are those of `find_all`.
     """
     for index in indexes:
+        # before the lookup, which writes the step to each access
         index.step += 1
     slots, misses = _located(indexes, ids, spans, touch=True, scores=scores)
     _count(indexes, spans, misses)
@@ -659,11 +674,13 @@ def _located(
     if even:
         parts = [[span for span in spans if span[0] in share] for share in shares]
     else:
+        # most ids are of one index: every span is cut
         cuts = [(i / threads, (i + 1) / threads) for i in range(threads)]
         parts = [[(n, a + int((b - a) * x), a + int((b - a) * y)) for n, a, b in spans] for x, y in cuts]
     how = [_HOW[index.evict] for index in indexes]
     # several threads may record the same access, but not add to the same score
     inside = [touch and (each == _SET or (even and each != _HIGHEST)) for each in how]
+    # [I, 11] as `index_loops.KEYS`... name the columns
     rows = [index._row(each if own else -1) for index, each, own in zip(indexes, how, inside, strict=True)]
     slots, run, table = empty(ids.shape, torch.int64), loop("find"), np.array(rows, np.int64)
     found = [np.array([(*span, 0) for span in part], np.int64).reshape(-1, 4) for part in parts]
@@ -678,6 +695,7 @@ def _located(
     for number, _, _, missed in (row for part in found for row in part.tolist()):
         misses[number] += missed
     for number, first, end in spans:
+        # the others: by ranges of slots, so that a score has one thread
         if touch and not inside[number]:
             indexes[number]._touch(slots[first:end], None if scores is None else scores[first:end])
     return slots, misses
@@ -697,6 +715,7 @@ def _located_natively(
     for (number, first, end), own, some in zip(spans, found, missed, strict=True):
         misses[number] += some
         if touch:
+            # all present: no wait, no copy
             present = _places(own >= 0, len(own) - some) if some else slice(None)
             indexes[number]._touch(own[present], None if scores is None else scores[first:end][present])
     return torch.cat(found), misses

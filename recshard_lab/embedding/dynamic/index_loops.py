@@ -108,19 +108,21 @@ def _other(h: Any) -> Any:
 
 @jit
 def _partition(h: Any, partitions: int) -> Any:
+    # the high 32 bits, as a fraction of 2**32, times the number: no division
     return ((h >> _SHIFT) * _U64(partitions)) >> _SHIFT
 
 
 @jit
 def _bucket(h: Any, g: Any, choice: int, partitions: int, offset: int, buckets: int) -> Any:
     """The first slot of an id's first or second bucket."""
+    # partition, both buckets, word and tag read different bits of the two hashes
     within = (((h & _LOW) if choice == 0 else (g >> _SHIFT)) * _U64(buckets)) >> _SHIFT
     return ((np.int64(_partition(h, partitions)) - offset) * buckets + np.int64(within)) * SLOTS
 
 
 @jit
 def _tag(g: Any) -> Any:
-    return np.int64(g & _U64(0x7FFF)) - 0x8000
+    return np.int64(g & _U64(0x7FFF)) - 0x8000  # negative: never `EMPTY` or `ERASED`
 
 
 @jit
@@ -138,7 +140,9 @@ def _access(meta: int, slot: int, how: int, now: int, given: int, step: int) -> 
     elif how == ADD:
         score += 1
     elif how == ADD_IN_EPOCH:
+        # the count stops at 32 bits: it must not reach the epoch above it
         score = (now << 32) | min((score & 0xFFFFFFFF) + 1, 0xFFFFFFFF)
+    # the first score of a batch replaces older ones; then the highest of the batch stays
     elif _number_at(meta, 2 * slot + 1) != step or given > score:
         score = given
     _put_number(meta, 2 * slot, score)
@@ -169,11 +173,13 @@ def find(ids: Any, indexes: Any, spans: Any, out: Any, scratch: Any) -> Any:
         how, now, step = indexes[index, HOW], indexes[index, NOW], indexes[index, STEP]
         misses = np.int64(0)
         for start in range(first, end, CHUNK):
+            # `scratch`: ids left, the word of each, its tag, its probe, the matches of its tag
             left: Any = min(CHUNK, end - start)
             for i in range(left):
                 h = _mixed(ids[start + i])
                 g = _other(h)
                 at = _bucket(h, g, 0, partitions, offset, buckets) + _word(g) * WORD
+                # unsigned: one comparison finds slots before the first and behind the last one here
                 if np.uint64(at) >= np.uint64(own * buckets * SLOTS):
                     at, bad = np.int64(0), start + i if bad < 0 else bad
                 fetch(tags + 2 * at, 2 * WORD)
@@ -201,6 +207,7 @@ def find(ids: Any, indexes: Any, spans: Any, out: Any, scratch: Any) -> Any:
                         if _number_at(keys, slot) == key:
                             break
                         slot = np.int64(-1)
+                        # the tag was equal by chance: the next match
                         same &= same - 1
                     if slot >= 0:
                         if how != NOT:
@@ -208,6 +215,7 @@ def find(ids: Any, indexes: Any, spans: Any, out: Any, scratch: Any) -> Any:
                     else:
                         probe = scratch[3 * CHUNK + i] + 1
                         if _equal(tags + 2 * at, EMPTY) != 0:
+                            # a word with an empty slot ends the search of this bucket: the other one is next
                             probe = (probe + WORDS - 1) & -WORDS
                         if probe < WORDS * choices:
                             h = _mixed(key)
@@ -231,6 +239,7 @@ def touch(slots: Any, first: int, end: int, how: int, now: int, given: Any, step
     for i in range(many):
         if i + AHEAD < many and first <= slots[i + AHEAD] < end:
             fetch(meta + 16 * slots[i + AHEAD], 16)
+        # a slot belongs to one thread: no two of them count the same access
         if first <= slots[i] < end:
             _access(meta, slots[i], how, now, given[i], step)
 
@@ -280,16 +289,19 @@ def insert(
     for i in range(len(new)):
         h = _mixed(new[i])
         part = np.int64(_partition(h, partitions)) - offset
+        # a partition belongs to one thread, which inserts in the order of ids: the result does not depend on threads
         if part < first or part >= end:
             continue
         g = _other(h)
         bucket = _bucket(h, g, 0, partitions, offset, buckets)
         free = _free(tags_at, bucket)
         other = _bucket(h, g, 1, partitions, offset, buckets) if choices > 1 else bucket
+        # the first bucket as long as it has room to spare: most ids are then found in it
         if free <= spare and other != bucket:
             more = _free(tags_at, other)
             if more > free:
                 bucket, other, free = other, bucket, more
+        # the first free slot from the word at which a search of this id starts
         if free > 0:
             word = _word(g)
             at = bucket
@@ -305,11 +317,13 @@ def insert(
             for choice in range(1 if other == bucket else 2):
                 start = bucket if choice == 0 else other
                 for slot in range(start, start + SLOTS):
+                    # an id of a batch that is under way
                     if meta[slot, 1] >= pinned:
                         continue
                     if at >= 0:
                         if meta[slot, 0] > meta[at, 0]:
                             continue
+                        # ties are broken by step, then by key, so that the choice does not depend on the order of slots
                         if meta[slot, 0] == meta[at, 0]:
                             if meta[slot, 1] > meta[at, 1]:
                                 continue

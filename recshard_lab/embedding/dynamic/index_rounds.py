@@ -18,12 +18,12 @@ CHUNK = 1 << 16  # ids whose buckets are compared at once: 64 MB of keys
 LAST = (1 << 63) - 1
 AHEAD = 16  # rounds that are planned before the host waits
 
-_MULTIPLIER, _OTHER = 0xD6E8FEB86659FD93 - (1 << 64), 0x9E3779B97F4A7C15 - (1 << 64)
+_MULTIPLIER, _OTHER = 0xD6E8FEB86659FD93 - (1 << 64), 0x9E3779B97F4A7C15 - (1 << 64)  # as int64
 _LOW = 0xFFFFFFFF
 
 
 def _high(h: Tensor) -> Tensor:
-    return (h >> 32) & _LOW
+    return (h >> 32) & _LOW  # torch shifts in the sign
 
 
 def hashes(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,6 +68,7 @@ def tags_and_passed(ids: Tensor, slots: Tensor, capacity: int) -> tuple[Tensor, 
     words = SLOTS // WORD
     first, at = start // WORD, (slots % SLOTS) // WORD
     passed = torch.zeros(capacity // WORD, dtype=torch.bool, device=ids.device)
+    # a search passes every word between its start and the slot
     for step in range(words - 1):
         on_the_way = step < (at - first) % words
         passed[(slots // SLOTS * words + (first + step) % words)[on_the_way]] = True
@@ -80,6 +81,7 @@ def touch(at: Tensor, how: int, now: int, given: Tensor | None, step: int, score
         scores[at] = now
     elif how == 3:
         assert given is not None
+        # the highest score of this batch replaces those of earlier ones
         scores[at] = torch.where(touched[at] != step, torch.iinfo(torch.int64).min, scores[at])
         scores.scatter_reduce_(0, at, given, "amax")
     else:
@@ -129,6 +131,7 @@ def _rounds(both: Tensor, buckets: int) -> Iterator[Tensor]:
     first = torch.empty(buckets, dtype=torch.int64, device=both.device)
 
     def ready(mine: Tensor, waiting: Tensor) -> Tensor:
+        # the first id left in each bucket; one that is first in both can be inserted
         first.fill_(LAST)
         for choice in range(2):
             first.scatter_reduce_(0, mine[:, choice], waiting, "amin")
@@ -138,6 +141,7 @@ def _rounds(both: Tensor, buckets: int) -> Iterator[Tensor]:
         mine = both[left]
         if both.device.type == "cpu":
             own = ready(mine, left)
+            # stable: ids stay in their order
             now, left = left[own.argsort(descending=True, stable=True)].tensor_split([int(own.sum())])
             yield now
             continue
@@ -177,6 +181,7 @@ def _insert_round(
     many = free.sum(dim=2)
     choice = ((many[:, 0] <= spare) & (many[:, 1] > many[:, 0])).long()
     rows = torch.arange(len(at), device=new.device)
+    # [n, 128] how far a slot is from where the search starts
     order = (lanes - start[at][:, None]) % SLOTS
     chosen = torch.where(free[rows, choice], order, SLOTS)
     room = many.amax(dim=1) > 0

@@ -85,6 +85,7 @@ class DynamicTable:
     ) -> None:
         self.config, self.device = config, torch.device(device)
         self.columns = (0, config.embedding_dim) if columns is None else columns
+        # reentrant: operations call each other
         self.lock = threading.RLock()
         evict = "custom" if callable(config.evict) else config.evict
         self.index = ScoredIndex(
@@ -109,6 +110,7 @@ class DynamicTable:
         self.on_evict: Callable[[Rows], object] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # a lock cannot be copied or pickled
         return {name: value for name, value in self.__dict__.items() if name != "lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -118,6 +120,7 @@ class DynamicTable:
     @property
     def tiers(self) -> Chain | None:
         """The tiers below, opened with the first use. None without tiers."""
+        # not in the constructor: the format needs the optimizer states, which the caller sets later
         if self._tiers is None and self._has_tiers:
             self._tiers = Chain(self._stores(RowFormat.of(self.weight, dict(self._by_row()))))
         return self._tiers
@@ -167,6 +170,7 @@ class DynamicTable:
     def tier_counters(self) -> dict[str, dict[str, int]]:
         """Name of a tier, ``"fast"`` first -> what it has counted, and ``size``. See `Counters`, `StoreCounters`."""
         own = self.index.counters
+        # by the counters: counting tags would wait for the device
         size = own.inserts - own.evictions - own.erasures
         below = {} if self.tiers is None else self.tiers.counters()
         return {"fast": own.as_dict() | {"size": size}} | below
@@ -235,6 +239,7 @@ class DynamicTable:
         """Everything that belongs to distinct ids ``[M]``, from any tier. Absent ones have initial rows, states 0."""
         ids = ids.to(self.device, torch.int64)
         slots = self.index._find(ids)
+        # absent ids read slot 0, and are overwritten below
         some = slots.clamp(min=0)
         rows = self._rows(ids, self.index.scores[some], self.index.touched[some], some)
         absent = (slots < 0).nonzero().squeeze(1)
@@ -287,6 +292,7 @@ class DynamicTable:
     def assign(self, ids: Tensor, rows: Tensor) -> Tensor:
         """Overwrites the rows of ids that have one. Returns ``[N]`` bool which these are. Scores are updated."""
         slots = self.index.access(ids, self.scores_of(ids))
+        # an assignment with the same slot twice has no order
         last = _last_positions(slots)
         self.weight[slots[last]] = rows[last].to(self.weight.dtype)
         known = slots >= 0
@@ -317,18 +323,22 @@ class DynamicTable:
             self.weight.index_add_(0, slots[add], rows[add].to(self.weight.dtype))
             absent = (present & (slots < 0)).nonzero().squeeze(1)
             distinct, inverse = ids[absent].unique(return_inverse=True)
+            # tiers are passed distinct ids
             sums = rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, inverse, rows[absent])
             add[absent] = self._change_below(distinct, sums, add=True)[inverse]
             new = ~present & (slots < 0)
+            # an id that a tier has is present, against what the caller expected
             new[new.clone()] = ~self._in_tiers(ids[new])
             if bool(new.any()):
                 self.insert_and_evict(ids[new], rows[new], pinned_from=first)
+                # admission may have refused some
                 new[new.clone()] = (self.index.find(ids[new]) >= 0) | self._in_tiers(ids[new])
             return add | new
 
     @_alone
     def erase(self, ids: Tensor) -> int:
         """Removes ids that have a row, from every tier. Returns how many."""
+        # erasing changes tags and accesses alone, so the keys are still there
         erased = self.index.keys[self.index.erase(ids)]
         if self.tiers is None:
             return len(erased)
@@ -341,6 +351,7 @@ class DynamicTable:
         """Removes the ids for which ``condition(ids [M], scores [M])`` is True, from every tier. Returns how many."""
         if self.tiers is None:
             return len(self.index.erase_if(condition))
+        # all are chosen before any is erased: erasing changes what the iteration reads
         chosen = [rows.ids[condition(rows.ids, rows.scores)] for rows in self.export_batches()]
         return sum(self.erase(ids) for ids in chosen)
 
@@ -370,6 +381,7 @@ class DynamicTable:
         if self.tiers is None:
             raise ValueError(f"table {self.config.name!r} has no tiers to flush to. Fix: pass tiers= to its config")
         for ids, scores, slots in self.index.export_batches():
+            # stored before it is erased: an error loses no row
             self._put_below(self._leaving(ids, scores, slots))
             self.index.erase(ids)
         self._lose(self.tiers.sink())
@@ -452,6 +464,7 @@ class DynamicTable:
 
         def admitted(ids: Tensor, counts: Tensor) -> Tensor:
             known = self._in_tiers(ids)
+            # only these are counted as occurrences of ids without a row
             known[~known] = admit(ids[~known], counts[~known])
             return known
 
@@ -471,15 +484,18 @@ class DynamicTable:
         """Overwrites, or adds to, the rows of distinct ids ``[M]`` in the tiers. Returns which are there."""
         if self.tiers is None or not len(ids):
             return torch.zeros_like(ids, dtype=torch.bool)
+        # tiers take CPU tensors
         given = rows.to("cpu", self.weight.dtype)
 
         def change(own: Rows, at: Tensor) -> Rows:
             weight = own.weight + given[at] if add else given[at]
+            # touched, so that an export of recent rows has it
             return own._replace(weight=weight, touched=torch.full_like(own.ids, self.index.step))
 
         return self.tiers.change(ids.to("cpu", torch.int64), change).to(ids.device)
 
     def _read(self, ids: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        # absent ids read slot 0, and are overwritten below
         rows, found = self.weight[slots.clamp(min=0)], slots >= 0
         absent = (~found).nonzero().squeeze(1)
         if len(absent):
@@ -520,6 +536,7 @@ class DynamicTable:
             The rows that the table lost; None if nothing has read them.
         """
         read = values is not None
+        # rows that leave are copied only if they are read
         wanted = read or self.on_evict is not None or self._has_tiers
         down = []
         if found.lost_slots is not None and wanted and len(found.lost_slots):
@@ -530,6 +547,7 @@ class DynamicTable:
                 at = torch.searchsorted(values[0], found.lost_ids).clamp(max=len(values[0]) - 1)
                 given = values[0][at] == found.lost_ids
                 down[0].weight[given] = values[1][at[given]].to(self.weight.dtype)
+        # after the copy of lost rows, before the copy of evicted ones: their slots are those of the larger memory
         if found.moved is not None:
             self._resize(*found.moved)
         if wanted and (len(found.evicted_slots) or (read and not down)):
@@ -545,6 +563,7 @@ class DynamicTable:
                     rows = self._without_slot(over, found.over_scores)
                     if values is not None:
                         rows.weight[:] = values[1][torch.searchsorted(values[0], over)]
+                    # what remains is in no tier yet: it is stored with the rows that leave
                     rows = self._overwritten(rows)
                     lost = rows if lost is None else joined([lost, rows])
             finally:  # also if a tier could not be read
@@ -559,6 +578,7 @@ class DynamicTable:
         """The rows of ids of a batch that found no slot, with scores that include this batch."""
         rows, found = self._from_tiers(ids)
         scores = scores.clone()
+        # as `_fill` does for ids that get a slot
         scores[found] = self.index.added_scores(rows.scores[found], scores[found])
         return rows._replace(scores=scores, touched=torch.full_like(ids, self.index.step))
 
@@ -627,13 +647,16 @@ class DynamicTable:
         self.weight.index_copy_(0, slots, rows.weight)
         for name, state in self._by_row():
             state.index_copy_(0, slots, rows.states[name])
+        # accesses before the id left the fast tier count, too
         self.index.add_scores(slots[found], rows.scores[found])
         assert self.tiers is not None
+        # last: until here an error leaves the rows in the tier
         self.tiers.drop(taken)
 
     def _resize(self, before: Tensor, after: Tensor) -> None:
         """New memory, with the rows of slots ``before`` in the slots ``after``."""
         weight, states = self.weight, dict(self.states)
+        # by the old size: `_by_row` compares with the weight, which changes below
         by_row = {name for name, _ in self._by_row()}
         self.weight, self.states = self._memory()
         kept = after >= 0

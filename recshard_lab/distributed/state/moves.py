@@ -50,6 +50,7 @@ class Tiles:
         first = next(iter(self.tensors.values()), None)
         whole = torch.empty(size, dtype=self.dtype, device=None if first is None else first.device)
         for position, tensor in self.tensors.items():
+            # replicas write equal values
             region(whole, self.shards[position]).copy_(tensor)
         return whole
 
@@ -80,6 +81,7 @@ class Tiles:
     def over_all_ranks(self, grid: ReplicaGrid) -> "Tiles":
         """The shards of a sharding group in each replica, replica after replica."""
         shards = [replace(shard, rank=ranks[shard.rank]) for ranks in grid.sharding_groups for shard in self.shards]
+        # this rank's tensors are those of its own replica
         first = grid.group * len(self.shards)
         return Tiles(self.dtype, shards, {first + position: tensor for position, tensor in self.tensors.items()})
 
@@ -115,6 +117,7 @@ def primary_rows(shards: Sequence[Shard], extent: str = "row") -> list[tuple[int
     [(0, Shard(rank=1, rows=(0, 4), cols=(0, 1))), (2, Shard(rank=0, rows=(4, 6), cols=(0, 1)))]
     """
     if extent == "element":
+        # reversed: of equal rectangles the first one stays
         distinct = {shard.rect: number for number, shard in reversed(list(enumerate(shards)))}
         return [(number, shards[number]) for number in sorted(distinct.values())]
     primaries: list[tuple[int, Shard]] = []
@@ -122,6 +125,7 @@ def primary_rows(shards: Sequence[Shard], extent: str = "row") -> list[tuple[int
         position = next((n for n, shard in enumerate(shards) if shard.rows[0] <= start and end <= shard.rows[1]), None)
         if position is None:
             continue
+        # edges of other shards do not cut a primary one
         if primaries and primaries[-1][0] == position and primaries[-1][1].rows[1] == start:
             start = primaries.pop()[1].rows[0]
         primaries.append((position, replace(shards[position], rows=(start, end))))
@@ -156,9 +160,11 @@ def move(
     sent = buffers = 0
     for dtype, batch in _rounds(moves, env, round_bytes):
         if env.pg is None or all(transfer.source_rank == transfer.target_rank for _, transfer in batch):
+            # no message: `_views` copies local transfers
             agreed(env, partial(_views, batch, env))
             continue
         ready = agreed(env, partial(_Exchange, dtype, batch, env, device))
+        # every rank has its memory: no rank waits for one that ran out
         ready.exchange(env)
         agreed(env, ready.unpack)
         sent, buffers = sent + ready.message.nbytes, max(buffers, ready.message.nbytes + ready.received.nbytes)
@@ -228,12 +234,14 @@ def _rounds(
     """Batches of transfers, the same on every rank. No rank sends or receives more than ``round_bytes`` per batch."""
     batch: list[tuple[Move, Transfer]] = []
     sends, receives = [0] * env.world_size, [0] * env.world_size
+    # a message has one dtype; not a set, as all ranks need the same order
     for dtype in dict.fromkeys(part.source.dtype for part in moves):
         for part in (part for part in moves if part.source.dtype == dtype):
             for overlap in transfers(part.source.shards, part.target.shards):
                 for transfer in _row_chunks(overlap, max(1, round_bytes // dtype.itemsize)):
                     source, target = transfer.source_rank, transfer.target_rank
                     (r0, r1), (c0, c1) = transfer.rect
+                    # local copies take no part of a message
                     size = 0 if source == target else (r1 - r0) * (c1 - c0) * dtype.itemsize
                     if batch and max(sends[source], receives[target]) + size > round_bytes:
                         yield dtype, batch

@@ -1,4 +1,7 @@
-"""Moves the torch optimizer's states of tables on the dense kernel when the tables move."""
+"""Moves the tables of a running model to another plan, with the states of their optimizers.
+
+`DenseStates` moves those of torch optimizers, for tables on the dense kernel. `Reshard` moves everything.
+"""
 
 import gc
 import time
@@ -83,6 +86,7 @@ class DenseStates:
         for local in all_gather_object(self._local, env) if self.old else []:
             for name, own in local.items():
                 entry = self.entries.setdefault(name, own)
+                # a rank whose shards were not stepped yet has no states
                 entry.states = max(entry.states, own.states, key=len)
 
     def check(self) -> None:
@@ -101,6 +105,7 @@ class DenseStates:
     def _find(self, parameters: Sequence[nn.Parameter]) -> tuple[int, int] | None:
         for number, optimizer in enumerate(self.optimizers):
             for group_number, group in enumerate(optimizer.param_groups):
+                # by identity: `==` of tensors compares their numbers
                 if any(parameter is other for parameter in parameters[:1] for other in group["params"]):
                     return number, group_number
         return None
@@ -113,6 +118,7 @@ class DenseStates:
             weight = shards.local_weights[position]
             for key, value in optimizer.state.get(parameter, {}).items():
                 part = TableTensor.of(key, tensor_state(value, name, key), weight.shape[0], weight.shape[1])
+                # every shard has the same states: one entry is enough
                 if all(part.name != other.name for other, _, _ in states):
                     states.append((part, value.dim(), value.device.type))
                 self.sources.setdefault((name, part.name), {})[position] = part.matrix(value)
@@ -127,6 +133,7 @@ class DenseStates:
             for part, axes, kind in entry.states:
                 for position, weight in shards.local_weights.items():
                     shapes = {"element": weight.shape, "row": (len(weight), 1)[:axes], "table": (1,) * axes}
+                    # torch keeps `step` on the CPU
                     on = "cpu" if kind == "cpu" else device
                     states[position][part.name] = torch.empty(shapes[part.extent], dtype=part.dtype, device=on)
                 tensors = {position: part.matrix(state[part.name]) for position, state in states.items()}
@@ -146,10 +153,12 @@ class DenseStates:
             members: list[Any] = optimizer.param_groups[entry.group]["params"]
             place = next((n for n, member in enumerate(members) if id(member) in replaced), len(members))
             kept = [member for member in members[place:] if id(member) not in replaced]
+            # in place, at the same position: optimizers number parameters by position in state dicts
             members[place:] = [*new, *kept]
             for parameter in old:
                 optimizer.state.pop(parameter, None)
             for parameter, state in zip(new, states, strict=True):
+                # a table without a step yet has no states
                 if state:
                     optimizer.state[parameter] = state
 
@@ -158,6 +167,7 @@ class DenseStates:
         for optimizer, groups, state in self._before:
             for group, members in zip(optimizer.param_groups, groups, strict=True):
                 group["params"][:] = members
+            # in place: wrappers of the optimizer share its state
             optimizer.state.clear()
             optimizer.state.update(state)
         self._before, self.replacements = [], []
@@ -297,6 +307,7 @@ class Reshard:
         others = {"max_extra_bytes": self.max_extra_bytes, "optimizers": steppers}
         facts = {"plan": plan_facts(whole), "arguments of reshard": others}
         refuse_differences(everyone, facts, PlanError, "Nothing was moved. ")
+        # creating groups is collective; placing kernels, which may fail on one rank, then is not
         create_route_groups(whole, env)
         agreed(everyone, lambda: _each(changed, lambda path: collections[path].check(changed[path], env)))
         return whole, changed
@@ -331,6 +342,7 @@ class Reshard:
 
     def _strategy(self, current: Sequence[int], needed: Sequence[int]) -> tuple[bool, int]:
         """(whether new kernels fit beside the old ones, bytes per message), from each rank's current and new bytes."""
+        # with old and new kernels at once, the extra memory is the smaller of both
         beside = max((min(pair) for pair in zip(current, needed, strict=True)), default=0)
         if self.max_extra_bytes is None:
             return True, DEFAULT_ROUND_BYTES
@@ -353,6 +365,7 @@ class Reshard:
         for step in steps:
             step.dense.exchange(env)
             step.tiers.exchange(env)
+        # after the exchange: another rank's optimizer may step the table
         agreed(everyone, lambda: _each(steps, lambda step: step.dense.check()))
         current, needed = [0] * env.world_size, [0] * env.world_size
         for step in steps:
@@ -442,6 +455,7 @@ class _Migration:
         self.dense = DenseStates(reshard.optimizers or (), {name: dense[name] for name in self.changed_dense})
         #: (table, part) -> its shards before
         self.before = {(name, part): shards.tiles(part) for name, shards in before.items() for part in shards.parts()}
+        # users and optimizers refer to these: a restored collection has them again
         self.parameters = {name: list(shards.parameters()) for name, shards in before.items()}
         self.frozen = [name for name, shards in before.items() if shards.is_frozen]
         #: restores the collection while its old kernels exist; None once they are freed
@@ -477,11 +491,14 @@ class _Migration:
                 f"free disk space, or pass another park_dir"
             ) from error
         for key, tiles in self.before.items():
+            # the moves then read from the file
             self.before[key] = replace(tiles, tensors={n: copies[key, n] for n in tiles.tensors})
 
     def release(self) -> None:
         """Frees the old kernels, whose contents are in the file."""
+        # releasing a shard drops them
         self.grads = {name: [p.grad for p in parameters] for name, parameters in self.parameters.items()}
+        # it refers to the kernels that are freed here
         self.snapshot = None
         self.collection.executor.retire()
         for shards in self.collection.table_shards().values():
@@ -496,6 +513,7 @@ class _Migration:
             self.collection.env = self.regrouping.after.sharding
         self.collection.place(self.shardings)
         for name in self.frozen:
+            # new parameters require gradients at first
             self.collection.table_shards()[name].requires_grad_(False)
 
     def moves(self) -> list[Move]:
@@ -567,6 +585,7 @@ class _Snapshot:
         ]
 
     def restore(self, collection: ShardedCollection) -> None:
+        # the collection stays the same object: the model refers to it
         vars(collection).update(self.attributes)
         collection._modules.clear()
         collection._modules.update(self.modules)

@@ -1,6 +1,6 @@
-"""Sorts the ids of a batch by row shard; features and bags keep their order inside each row shard.
+"""Finds the ids of each shard feature in a local batch, after a check that all ids are rows.
 
-::
+Ids are sorted by row shard. Features and bags keep their order inside each row shard::
 
     bags      [3 9] [] [1]   of a table split at row 5        row shard 0   [3]   [] [1]
                                                               row shard 1   [4]   [] []       9 - 5 = 4

@@ -1,6 +1,13 @@
 """Optimizers by parameter name: combined, warmed up, clipped, saved; and those that can run inside backward.
 
-Read first: `keyed`, then `combined`.
+In walking order::
+
+    keyed.py      optimizers whose state is named after the parameters
+    combined.py   several keyed optimizers as one, and one inside another
+    warmup.py     learning rates in stages
+    clipping.py   gradients clipped before a step
+
+The rules that run inside backward are in `recshard_lab.embedding.optimizers`.
 """
 
 from torch.optim import SGD as SGD

@@ -4,8 +4,11 @@
 
     base.py           the interface, what a kernel knows of a shard, the known kernels and the choice among them
     native.py         torch operators: every device, number format and optimizer
+    transposed.py     its lookup transposed: from rows to bags, for backward
     fbgemm.py         fbgemm's table-batched embeddings: CUDA, and CPU
+    fbgemm_cached.py  fbgemm's cache on a GPU, of rows in unified memory
     numba/            compiled loops: CPU
+    mapped.py         the base of kernels with a map in front: ids of any value, caches
 
 A new backend is one file in this folder: a subclass of `LookupKernel`, decorated with `register_kernel`.
 """

@@ -154,6 +154,7 @@ class PendingSizes:
         """The state of each rank, and for each collection what `SizesFormat.read` takes."""
         received = self.payload.wait().view(self.world_size, -1).numpy()
         ends = list(accumulate(self.widths, initial=0))
+        # the first number of each rank: all collections of a rank have one state
         return received[:, 0].tolist(), [received[:, start:end] for start, end in pairwise(ends)]
 
 

@@ -66,7 +66,7 @@ class Block:
 
     table: int  # its number
     feature: str
-    key: str
+    key: str  # the feature; `feature@table` if several tables read it
     dim: int
     start: int
     mean: bool  # divided by the length of the bag, on the source rank

@@ -231,6 +231,7 @@ class DynamicTable:
         if not bool(known.any()):
             return rows, None
         rows = self.weight.new_zeros(len(ids), self.weight.shape[1]) if rows is None else rows
+        # another call may have given them a slot since the lookup
         rows[slots >= 0] = self.weight[slots[slots >= 0]]
         return rows, known
 
@@ -509,6 +510,7 @@ class DynamicTable:
         if self.tiers is None or not len(ids):
             none = torch.zeros(len(ids), dtype=torch.bool, device=self.device)
             return self.initial(ids) if is_initial else None, none
+        # tiers are slow: each id is read once
         distinct, inverse = ids.to(self.device, torch.int64).unique(return_inverse=True)
         rows, found = self._from_tiers(distinct)
         if not is_initial:

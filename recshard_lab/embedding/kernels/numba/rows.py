@@ -81,6 +81,7 @@ def _call(builder: Any, name: str, result: ir.Type, *arguments: Any) -> Any:
 
 def _fused(builder: Any, a: Any, b: Any, c: Any, width: int) -> Any:
     """``a * b + c``."""
+    # `fmuladd` is one instruction where the processor has it, else two; `fma` would be a call of a function
     suffix = "f32" if width == 1 else f"v{width}f32"
     return _call(builder, f"llvm.fmuladd.{suffix}", c.type, a, b, c)
 

@@ -101,7 +101,7 @@ class TableCollection(nn.Module):
         if self.pooled:
             check_pooling(tables)
         self._tables: list[Any] = list(tables)
-        self._is_weighted, self._need_indices = is_weighted, need_indices
+        self._is_weighted, self._need_indices = bool(is_weighted), bool(need_indices)
         self._names = embedding_names_by_table(tables)
         self._keys = [name for names in self._names for name in names]
         self._feature_names = [feature for table in tables for feature in table.feature_names]

@@ -269,5 +269,5 @@ class Flight:
             at = f"it is at {self.printer.place(Line(*line))}" if line else "it is in code that is not the notebook's"
             self.printer.notice(
                 f"rank {rank} does not answer; {at}\n"
-                "It may still answer. Stop once more: ranks that do not end the cell then are killed, and all start again."
+                "It may still answer. Stop once more: ranks that do not end the cell are killed, and all start again."
             )

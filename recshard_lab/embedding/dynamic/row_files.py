@@ -229,8 +229,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 # Writes tables.
 #
 # A delta has the rows that were touched since a step, and the ids and slots of all others. What is neither was erased
-# or
-# evicted.
+# or evicted.
 #
 # Shape letters: M rows, C slots, d columns.
 

@@ -289,8 +289,12 @@ def raise_after_backward(error: Exception, callbacks: int = 3) -> None:
     """
 
     def called() -> None:
-        if not callbacks:
-            raise error
-        raise_after_backward(error, callbacks - 1)
+        nonlocal error
+        try:
+            if not callbacks:
+                raise error
+            raise_after_backward(error, callbacks - 1)
+        finally:
+            del error  # its traceback has this frame
 
     torch.autograd.Variable._execution_engine.queue_callback(called)

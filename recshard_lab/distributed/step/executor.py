@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from recshard_lab.comm import (
     num_issued,
     raise_after_backward,
 )
+from recshard_lab.comm.errors import described, rebuilt
 from recshard_lab.distributed.awaitable import NoWait
 from recshard_lab.distributed.step.batch import LookupInput
 from recshard_lab.distributed.step.input_dist import InputDist, PendingInput
@@ -176,7 +177,10 @@ class Executor:
         if calls:
             failed = step.failed = complete(self.env, error, issued, partial(_drain, step, calls))
             own = failing_rank(failed.error) == self.env.world.rank
-            self.input_dist.error = failed.error if own and not failed.known else None
+            # without the traceback, whose frames have this executor
+            self.input_dist.error = rebuilt(described(failed.error)) if own and not failed.known else None
+            del failed
+        del error  # its traceback has this frame: a cycle, in which the model would outlive its last reference
 
     def program(self, lookup_input: LookupInput, paths: OutputPaths | None = None) -> Program:
         """The calls for such a batch, over these connections or the collection's. Compiles them at its first batch."""
@@ -285,7 +289,7 @@ class Executor:
         self.run(step, "join")
         if isinstance(step.failed, Failed):
             if step.failed.known or not step.trains:
-                raise step.failed.error
+                _raise(step)
             step.output = self._nothing(step.lookup_input)  # other ranks wait for this one in backward
         out, lookup_input = step.output.to(self.output_dtype), step.lookup_input
         del step.output
@@ -336,7 +340,7 @@ class Executor:
         """
         self.run(step, "update")
         if isinstance(step.failed, Failed):
-            raise step.failed.error
+            _raise(step)
         held = step.grad.nbytes + step.message_bytes
         self.buffer_bytes["output_buffers"] = max(self.buffer_bytes["output_buffers"], held)
         step.kept, step.weights, step.program = [], {}, {}
@@ -355,7 +359,7 @@ class Executor:
             return
         self.run(step, "update")
         if isinstance(step.failed, Failed):
-            raise step.failed.error
+            _raise(step)
 
     # ---- slow tiers
 
@@ -379,6 +383,18 @@ class Executor:
             ]
         except Exception as error:
             lookup_input.error = error
+
+
+def _raise(step: Step) -> NoReturn:
+    """Raises the error of a step, of which nothing has a reference then: its traceback has the step."""
+    assert isinstance(step.failed, Failed)
+    error, step.failed = step.failed.error, None
+    if step.lookup_input is not None:
+        step.lookup_input.error = None
+    try:
+        raise error
+    finally:
+        del error
 
 
 def _drain(step: Step, calls: Sequence[Call]) -> None:

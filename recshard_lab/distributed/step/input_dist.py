@@ -223,15 +223,18 @@ class PendingIds:
     def wait(self) -> list[LookupInput]:
         """Blocks until the ids of every rank have arrived. Feature-major."""
         found: dict[int, LookupInput] = {}
-        for numbers, pending, error, starts in self.messages:
+        while self.messages:
+            numbers, pending, error, starts = self.messages.pop(0)
             received = pending.wait()
             for place, n in enumerate(numbers):
                 own, local_batch = self.dists[n], self.packed[n].local_batch
                 unpack = partial(own.unpack, received, self.sizes[n], local_batch, starts[:, place])
                 found[n], also = _shared(unpack)
                 found[n].error = error or also  # the lookup raises it on all ranks
+                del also
                 if own.recorder is not None:
                     own.recorder("send", "unpack", found[n])
+            del error  # its traceback has this frame, by those that it called
         # collections that share a message need not be adjacent
         return list(map(found.__getitem__, range(len(self.dists))))
 
@@ -348,9 +351,13 @@ class InputDist:
         device = features.device()
 
         def send() -> PendingInput:
+            nonlocal error
             states, (received,) = pending.wait()
             if FAILED in states:
-                raise_first_error(error, self.host_env)
+                try:
+                    raise_first_error(error, self.host_env)
+                finally:
+                    del error  # its traceback has the frame of `announce`, and that this function
             assert packed is not None
             sizes = self.format.read(received)
             return PendingInput(issue_ids([self], [packed], [sizes], device, self.env))
@@ -729,6 +736,7 @@ def issue_ids(
         pending, error = _shared(issue)
         starts = (np.cumsum(receives.T) - receives.T.reshape(-1)).reshape(receives.T.shape)  # by rank, then collection
         messages.append((numbers, pending, error, starts))
+        del error
     return PendingIds(dists, packed, sizes, messages)
 
 

@@ -122,7 +122,7 @@ def _dump_twice(rank: int, folder: Path, victims: tuple[int, ...], moment: str) 
     base.compared(reference, dmp, 2, 1)
     if rank in victims:
         home, name, last = MOMENTS[moment]
-        setattr(home, name, deadly(getattr(home, name), last))
+        setattr(home, name, deadly(last)(getattr(home, name)))
     dmp.dump(folder / "dump")
 
 

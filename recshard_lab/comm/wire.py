@@ -113,13 +113,13 @@ class ProcessGroupWire:
         # Gloo's MAX keeps a NaN of rank 0 and drops one of any other rank (torch 2.13), so each number has a flag
         message = torch.stack([tensor, tensor.isnan().to(tensor.dtype)])
         work = dist.all_reduce(message, dist.ReduceOp.MAX, group=self.pg, async_op=True)
-        return _Then(work, lambda: tensor.copy_(message[0]).masked_fill_(message[1] > 0, torch.nan))
+        return Then(work, lambda: tensor.copy_(message[0]).masked_fill_(message[1] > 0, torch.nan))
 
     def broadcast(self, tensor: Tensor, source: int) -> Any:
         return dist.broadcast(tensor, group=self.pg, group_src=source, async_op=True)
 
 
-class _Then(NamedTuple):
+class Then(NamedTuple):
     """Work, and what a wait does when it is complete."""
 
     work: Any
@@ -183,4 +183,4 @@ class LinkedWire(ProcessGroupWire):
         crossing = max(self.across_nodes(sends), self.across_nodes(receives)) * message.element_size()
         not_before = perf_counter() + self.link.min_ms(crossing) / 1e3
         output, work = super().exchange(op, message, sends, receives, output)
-        return output, _Then(work, lambda: sleep(max(0.0, not_before - perf_counter()))) if crossing else work
+        return output, Then(work, lambda: sleep(max(0.0, not_before - perf_counter()))) if crossing else work

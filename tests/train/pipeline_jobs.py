@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import recshard_lab as rl
+from recshard_lab.comm.wire import Then
 from recshard_lab.data import Batch, RandomRecDataset
 from recshard_lab.distributed.step import input_dist, messages
 from recshard_lab.models import DLRM, DLRMTrain
@@ -476,10 +477,11 @@ def step_ms(kind: str, message_ms: float, compute_ms: float, label: str, **optio
     model, source, send = dlrm(), iter(batches(12)), input_dist.issue_all_to_all
     optimizer, taken = dense_optimizer(model), []
 
-    def slow(tensor: Tensor, sends: Any, receives: Any, env: Any, what: str, output: Any = None) -> Any:
-        pending = send(tensor, sends, receives, env, what, output)
-        if what.startswith(label):
-            pending.not_before = time.perf_counter() + message_ms / 1e3
+    def slow(*given: Any, **named: Any) -> Any:
+        pending = send(*given, **named)
+        if named.get("label", given[-1]).startswith(label):
+            arrives = time.perf_counter() + message_ms / 1e3
+            pending.work = Then(pending.work, lambda: time.sleep(max(0.0, arrives - time.perf_counter())))
         return pending
 
     def computed(batch: Batch) -> Any:
